@@ -75,8 +75,8 @@ def end(site: Site, run_id: int) -> dict[str, object]:
 
 
 def test_a_short_network_failure_costs_nothing(site: Site, three: list[Machine]) -> None:
-    """With a link and the database unreachable for an eighth of the lease each, attempt 1 completes
-    with all rows. (TCP retries after as long as it has waited.)
+    """With a link and the database unreachable for an eighth of the lease each, attempt 1
+    completes with all rows. (TCP retries after as long as it has waited.)
     """
     for machine in three[:2]:
         machine.start()

@@ -58,8 +58,9 @@ class Sleepers(Pilots):
 
 
 def test_actors_are_placed_once_seen_and_cancelled(engine: Ray) -> None:
-    """For any number of calls; a request that does not fit waits as a whole, with the reason; an
-    actor that cannot start its worker reports it; a node lists all missing packages.
+    """Any number of calls has the same effect. A request that does not fit waits as a whole
+    with the reason, an actor that cannot start its worker reports it, and a node lists all
+    missing packages.
     """
     first, second, large = Sleepers(1, 1, 2, 1), Sleepers(2, 1, 2, 1), Sleepers(3, 1, 3, 1)
     assert engine.poll(first).state == "gone"
@@ -89,8 +90,9 @@ def test_actors_are_placed_once_seen_and_cancelled(engine: Ray) -> None:
 
 
 def test_a_run_trains_where_ray_has_room_and_outlives_its_head(site: Site, tmp_path: Path) -> None:
-    """On two nodes; another waits with Ray's reason, and leaves Ray when it is cancelled. The head
-    is lost, and a minute later all of Ray: the run ends in its first attempt.
+    """The run has two nodes. Another one waits with Ray's reason, and leaves Ray when it is
+    cancelled. The head is lost, and a minute later all of Ray: the run ends in its first
+    attempt.
     """
     with placed_by_ray(site, tmp_path) as cluster:
         until(lambda: site.offers("gated"))
@@ -112,7 +114,7 @@ def test_a_run_trains_where_ray_has_room_and_outlives_its_head(site: Site, tmp_p
 
 
 def test_a_lost_node_costs_an_attempt_and_the_record_is_whole(site: Site, tmp_path: Path) -> None:
-    """Only the lease queues the run again, and Ray has room for it on the other node."""
+    """The expired lease queues the run again, and Ray has room for it on the other node."""
     with placed_by_ray(site, tmp_path) as cluster:
         until(lambda: site.offers("gated"))
         run_id = site.submit(STEPS, recipe="gated")

@@ -51,7 +51,9 @@ class Sleepers(Pilots):
 
 
 def test_a_job_is_placed_once_seen_and_cancelled(engine: placement.Placement) -> None:
-    """However often it is asked; one that wants more nodes than are free waits, with the reason."""
+    """Any number of calls has the same effect; a job that needs more nodes than are free waits
+    with the reason.
+    """
     first, second = Sleepers(1, 1, 2, 1), Sleepers(2, 1, 2, 1)
     assert engine.poll(first).state == "gone"
     engine.place(first)
@@ -85,7 +87,7 @@ def test_a_rejection_of_slurm_has_its_message(
 def test_an_unreachable_slurm_rejects_no_run(
     engine: placement.Placement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As with a configuration that cannot be read: the placer waits for it, whatever it asks."""
+    """A configuration that cannot be read is an outage: every call of the placer waits for it."""
     broken = tmp_path / "slurm.conf"
     broken.write_text("nonsense\n")
     monkeypatch.setenv("SLURM_CONF", str(broken))

@@ -42,7 +42,7 @@ UNEXAMINED = ("one_batch_with_a_nan",)
     ]
 )
 def test_a_loop_on_a_gpu_is_diagnosed_alike(loop: Loop) -> None:
-    """Where the host learns of values only later, the cause is named too, and no other."""
+    """The cause is named, and no other, although the host learns of values later."""
     ended = trial.attempt(loop, is_unreadable=True)
     titles = [each.title for each in ended.findings]
     assert ended.is_same

@@ -50,7 +50,7 @@ def test_no_constant_vanishes_in_fp16(name: str) -> None:
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("name", ["norm", "unit", "log", "root"])
 def test_singular_points_are_finite_in_half_precision(name: str, dtype: torch.dtype) -> None:
-    """Root, logarithm and normalization, with their gradients, also of all zeros."""
+    """Root, logarithm and normalization are finite with their gradients, also for zeros only."""
     points = torch.tensor([[0.0] * len(POINTS), POINTS], dtype=dtype, requires_grad=True)
     with torch.autocast("cpu", dtype):
         result: Tensor = run(fixes.SINGULAR, x=points)[name]
@@ -73,7 +73,7 @@ def test_inputs_of_a_constant_column_are_finite() -> None:
 def test_eps_of_the_fix_keeps_half_precision_weights_finite(
     gradient: float, optimizer: type[torch.optim.Adam]
 ) -> None:
-    """Where the square of a gradient is 0 in fp16, the update is divided by eps."""
+    """The update is divided by eps where the square of a gradient is 0 in fp16."""
     [eps] = constants(fixes.ADAM_EPS.partition("# or: ")[2])
     model = nn.Linear(2, 1).half()
     steps = optimizer(model.parameters(), eps=eps)
@@ -85,7 +85,7 @@ def test_eps_of_the_fix_keeps_half_precision_weights_finite(
 
 
 def test_fp32_regions_of_fixes_take_half_precision() -> None:
-    """Under autocast a module and a loss are called with numbers beyond fp16."""
+    """Under autocast a module and a loss accept numbers beyond fp16."""
     out = torch.full((4, 2), 6e4, dtype=torch.float16)
     module, y = nn.Linear(2, 2), torch.zeros(4, 2)
     with torch.autocast("cpu", torch.float16):

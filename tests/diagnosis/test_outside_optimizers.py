@@ -24,9 +24,8 @@ from tests.diagnosis.registry import HEALTHY, Loop, WatchCall
     ],
 )
 def test_parameters_without_an_optimizer_are_listed(change: str, count: int, steps: int) -> None:
-    """Those of a module that came after the optimizer, and none that another optimizer has.
-
-    An optimizer of copies in fp32 trains the parameters that they are copied to.
+    """A module that was made after the optimizer is listed. An optimizer of fp32 copies trains
+    the parameters to which they are copied.
     """
 
     def train(watch: WatchCall) -> None:

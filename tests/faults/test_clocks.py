@@ -13,8 +13,7 @@ from tests.site import Site
 
 
 def test_a_clock_that_jumps_an_hour_either_way_changes_nothing(site: Site, tmp_path: Path) -> None:
-    """Worker, supervisor and training live through both jumps in one attempt, never unreachable.
-
+    """Worker, supervisor and training survive both jumps in one attempt, never unreachable.
     SQLite takes its time from the machine, so there the database's own clock jumps with them.
     """
     offset = tmp_path / "offset"

@@ -81,7 +81,7 @@ def test_a_worker_whose_disk_is_nearly_full_starts_no_run(
 
 @pytest.mark.only_on("sqlite")
 def test_a_run_is_warned_once_before_the_disk_is_full(site: Site) -> None:
-    """In its history and its log."""
+    """The warning is in its history and its log."""
     run_id = site.submit(steps=10)
     attempt = site.lost_attempt(site.idle_worker(), run_id)
     settings = Settings(data=site.data, database_url=site.url, reserve_disk_gb=1e9)
@@ -98,7 +98,7 @@ def test_a_run_is_warned_once_before_the_disk_is_full(site: Site) -> None:
 def test_a_disk_full_of_spool_and_database_pauses_the_run_once_there_is_room(
     site: Site, small_disk: Path
 ) -> None:
-    """Nothing can be written down while both are full; then the run pauses for that reason."""
+    """Nothing can be written while both are full; then the run pauses for that reason."""
     site.database.dispose()  # which leaves one file, with no journal beside it
     path = shutil.copy(make_url(site.url).database, small_disk)
     site.data, site.url = small_disk, f"sqlite:///{path}"

@@ -26,7 +26,7 @@ def run(example: str, *words: str, folder: Path, **environment: str) -> None:
 
 
 def test_the_lightning_example(tmp_path: Path) -> None:
-    """In fp16 on whatever there is: it skips, and its losses are numbers."""
+    """In fp16 on any device the example skips steps, and its losses are numbers."""
     pytest.importorskip("lightning.pytorch")
     pytest.importorskip("sklearn")
     run("lightning_digits.py", "--epochs", "1", "--scale", str(2.0**30), folder=tmp_path)

@@ -68,7 +68,7 @@ def fit(optimizer: Any, *callbacks: Any) -> Any:
 
 @pytest.mark.parametrize("optimizer", [Adam, TORCHS])
 def test_all_fits_are_one_exact_run(tmp_path: Path, optimizer: Any) -> None:
-    """With an optimizer of fastai or of torch; the weights are those without us."""
+    """Weights are equal to those without a watch, with an optimizer of fastai or of torch."""
     rates = Rates()
     watched = fit(optimizer, rates, halfstep.fastai.Watch(folder=tmp_path))
     halfstep.watch().finish()
@@ -130,7 +130,7 @@ def test_the_search_for_a_rate_is_not_watched(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("optimizer", [Adam, TORCHS])
 def test_a_watched_learner_can_be_exported(tmp_path: Path, optimizer: Any) -> None:
-    """Without the run; a learner that was loaded predicts, and is watched again by a fit."""
+    """The export has no run; a loaded learner predicts, and its next fit is watched again."""
     learn = fit(optimizer, halfstep.fastai.Watch(folder=tmp_path / "runs"))
     halfstep.watch().finish()
     learn.export(tmp_path / "learner.pkl")

@@ -119,7 +119,7 @@ def test_whole_models_load_by_from_pretrained(
 
 
 def test_gradient_checkpoints_change_no_bit(run_loop: Any, model: Path, text: Path) -> None:  # noqa: F811
-    """With LoRA's dropout on."""
+    """No bit changes with LoRA's dropout on."""
     runs = [
         run_loop(Finetune, of(model, text, recipe={"lora_dropout": 0.3} | own))
         for own in ({}, {"gradient_checkpointing": True})
@@ -128,7 +128,7 @@ def test_gradient_checkpoints_change_no_bit(run_loop: Any, model: Path, text: Pa
 
 
 def test_it_resumes_exactly(run_loop: Any, model: Path, text: Path, tmp_path: Path) -> None:  # noqa: F811
-    """LoRA with dropout, from a checkpoint in the middle, with other workers."""
+    """LoRA with dropout resumes exactly from the middle, with another number of workers."""
     own = {"lora_dropout": 0.1}
     values = of(model, text, recipe=own, checkpoints={"every_steps": 2})
     whole = run_loop(Finetune, values, folder=tmp_path)
@@ -156,7 +156,7 @@ def test_documents_end_in_the_models_token(model: Path, tmp_path: Path) -> None:
 def test_another_tokenizer_or_text_has_other_tokens(
     model: Path, text: Path, tmp_path: Path
 ) -> None:
-    """And the same ones are made once, wherever they lie."""
+    """Equal text and tokenizer are tokenized once, wherever they are."""
     folder = token_file.folder()
     made(model, text)
     before = set(folder.glob("*.tokens"))

@@ -48,7 +48,7 @@ def of(folder: Path, steps: int, **changes: Values) -> Values:
 
 
 def test_it_learns_the_digits(run_loop: Any, folder: Path, tmp_path: Path) -> None:  # noqa: F811
-    """From PNG files, read by workers: top-1 far above chance, also of the averaged weights."""
+    """With PNG files read by workers, top-1 is far above chance, also for the averaged weights."""
     values = of(folder, 60, training={"batch_size": 32, "warmup_steps": 5, "ema_decay": 0.9})
     run = run_loop(Images, values, folder=tmp_path / "checkpoints")
     metrics = {event["name"]: event["value"] for event in run.of("metric")}
@@ -117,7 +117,7 @@ def test_the_deeper_network_trains(run_loop: Any, few: Path) -> None:  # noqa: F
 
 @pytest.mark.parametrize(("network", "millions"), [("resnet18", 11.7), ("resnet50", 25.6)])
 def test_the_networks_have_the_published_sizes(network: str, millions: float) -> None:
-    """With ImageNet's thousand classes."""
+    """The number of parameters is that for ImageNet's thousand classes."""
     with torch.device("meta"):
         made = NETWORKS[network](num_classes=1000)
     assert sum(each.numel() for each in made.parameters()) / 1e6 == pytest.approx(

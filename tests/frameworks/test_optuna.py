@@ -77,7 +77,7 @@ def test_values_of_several_objectives_have_names(tmp_path: Path) -> None:
 
 
 def test_a_second_thread_is_not_watched(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """With n_jobs=2 the trial that begins second runs unwatched, with a line."""
+    """With n_jobs=2 the trial that begins second runs unwatched, with a message."""
     both = threading.Barrier(2, timeout=60)
 
     def objective(trial: Any) -> float:

@@ -23,7 +23,7 @@ def test_workers_change_no_bit_on_a_gpu(run_loop, pin):
 
 
 def test_taking_a_batch_waits_for_nothing(run_loop):
-    """Neither for the copy nor for the step before."""
+    """Neither the copy nor the step before is waited for."""
 
     class Watched(Reading):
         def training_step(self, batch):

@@ -30,7 +30,7 @@ SMALL_GPT = {"recipe": {"layers": 2, "width": 64, "context": 64, "max_bytes": 2*
 
 
 def test_pytorch_itself_reports_no_wait():
-    """In its debug mode, with telemetry, histogram, stop rules, and replay watching."""
+    """torch's debug mode reports none with telemetry, histogram, stop rules and replay."""
     values = {
         "training": {"max_grad_norm": 1.0, "accumulation_steps": 2},
         "diagnosis": {
@@ -105,7 +105,7 @@ def test_the_loop_trains_to_the_bits_of_pytorchs_own(run_loop):
 
 
 def test_every_row_arrives_whole_over_many_rounds_of_the_ring(run_loop):
-    """Pinned drains: each step once, in order, with the loss that its device computed."""
+    """Each step arrives once in order, with the loss that its device computed."""
     losses = []
 
     class Kept(Regression):

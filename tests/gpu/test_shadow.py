@@ -25,7 +25,7 @@ def _train(factor: float) -> list[Tensor]:
 
 
 def test_a_checked_loop_is_equal_to_the_bit() -> None:
-    """Of a healthy loop, there is no fault."""
+    """A healthy loop has no finding."""
     bare = _train(1.0)
     with CheckedLoop(CheckedSteps(steps=0)) as check:
         checked = _train(1.0)

@@ -74,7 +74,7 @@ def test_submit_look_and_steer(client: Client) -> None:
 
 
 def test_words_of_a_filter_may_begin_with_a_dash(client: Client, address: str, token: str) -> None:
-    """After "--", as everywhere."""
+    """A filter term with a dash follows "--"."""
     client.submit("digits", {"training": {"steps": 7}}, name="mine")
     environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
     for word, count in (("-status:failed", 1), ("-status:queued", 0)):
@@ -83,7 +83,7 @@ def test_words_of_a_filter_may_begin_with_a_dash(client: Client, address: str, t
 
 
 def test_a_list_says_why_it_is_empty(client: Client, address: str, token: str) -> None:
-    """On stderr: the name that nothing has, and that no run matches."""
+    """stderr has the name that no run has, and that no run matches."""
     environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
     [note] = client.run_page("nosuch>3")["notes"]
     typed = halfstep("run", "list", "nosuch>3", **environment)
@@ -120,7 +120,9 @@ def test_a_list_has_the_requested_length(
 
 
 def test_a_run_is_paused_and_resumed_by_hand(client: Client, address: str, token: str) -> None:
-    """As by the client; what cannot be is refused in a sentence."""
+    """The command and the client pause and resume it; what is impossible is rejected with
+    the reason.
+    """
     environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
     client.submit("digits", {})
     paused = json.loads(halfstep("run", "pause", "1", "--json", **environment).stdout)
@@ -132,7 +134,7 @@ def test_a_run_is_paused_and_resumed_by_hand(client: Client, address: str, token
 
 
 def test_numbers_that_json_lacks_are_named(client: Client, address: str, token: str) -> None:
-    """Before anything is sent: wherever they stand."""
+    """NaN and infinities are rejected before anything is sent, at any depth."""
     with pytest.raises(ApiError, match=r"^value: nan is not valid; allowed: a finite number$"):
         client.alert("loss_above", value=math.nan)
     with pytest.raises(ApiError, match=r"^config\.training\.sizes\.1: inf is not valid"):
@@ -180,7 +182,7 @@ def test_a_rejected_token_is_named_with_its_source(address: str) -> None:
 def test_runs_are_laid_side_by_side(
     client: Client, database: Database, ada: User, address: str, token: str
 ) -> None:
-    """Figures and differences by one call, series of both by another."""
+    """One call returns figures and differences, another one the series."""
     run = start_run(database, ada)
     record(database, run, make_steps([3.0, 2.0]), events=[make_metric(2, 0.5)])
     client.submit("digits", {"training": {"steps": 7}})
@@ -260,7 +262,7 @@ def test_a_command_is_submitted_by_client_and_by_hand(
 
 
 def test_a_command_is_swept_by_client_and_command(client: Client, address: str, token: str) -> None:
-    """A search space for some placeholders, and a value for each of the others."""
+    """Some placeholders have a search space, and each of the others a value."""
     rules = {"lr": {"type": "number", "maximum": 1}}
     begun = client.sweep_command(
         *("python train.py {lr} {name}", {"lr": [0.1, 0.2]}, {"name": "x"}),
@@ -284,7 +286,7 @@ def test_a_command_is_swept_by_client_and_command(client: Client, address: str, 
 
 
 def test_a_wrong_field_is_named(client: Client) -> None:
-    """Field, value and allowed values, in the message and separately."""
+    """The error has the field, the value and the allowed values, in its message and separately."""
     with pytest.raises(ApiError, match=r"training\.batch_size: .*1,437") as refused:
         client.submit("digits", {"training": {"batch_size": 5000}})
     assert refused.value.status == 422
@@ -295,7 +297,7 @@ def test_a_wrong_field_is_named(client: Client) -> None:
 
 
 def test_a_download_is_the_file(client: Client, saved: Path, tmp_path: Path) -> None:
-    """Under the server's name, compared with its SHA-256."""
+    """The file has the server's name, and its SHA-256 is checked."""
     path = client.download(1, tmp_path / "new")
     assert path == tmp_path / "new" / "digits-fp16-run1-step400.pt"
     assert path.read_bytes() == BODY
@@ -333,7 +335,9 @@ def test_a_download_that_broke_off_continues(
 def test_of_the_files_of_a_run_the_only_one_is_downloaded(
     client: Client, database: Database, saved: Path, tmp_path: Path
 ) -> None:
-    """Of any kind; with several the message lists the options for each."""
+    """The only file of any kind is downloaded; with several the message lists the options
+    for each.
+    """
     with database.writing() as session:
         session.scalars(select(CheckpointFile)).one().kind = "weights.wb-pt"
     assert client.download(1, tmp_path).read_bytes() == BODY
@@ -375,7 +379,7 @@ def test_without_a_token_the_error_says_where_to_create_one(
     address: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without one nothing is asked; a wrong one is refused by the server."""
+    """Without a token nothing is requested; a wrong one is rejected by the server."""
     monkeypatch.delenv("HALFSTEP_TOKEN", raising=False)
     with pytest.raises(ApiError, match="create one on the account page"):
         Client(address)
@@ -385,7 +389,7 @@ def test_without_a_token_the_error_says_where_to_create_one(
 
 
 def test_a_server_that_is_away_is_a_sentence() -> None:
-    """No traceback of an HTTP library."""
+    """The error is one sentence without a traceback of the HTTP library or the password."""
     address = f"127.0.0.1:{free_port()}"
     client = Client(f"http://ada:secret@{address}", "token")
     result = rf"the server does not answer at http://{address}: .*refused"
@@ -424,7 +428,7 @@ def test_waiting_clients_continue_after_a_restart_of_the_server(
 def test_a_run_that_diverged_is_called_so(
     address: str, token: str, database: Database, running: Run
 ) -> None:
-    """On its line, in JSON and by the exit code: it finished, and its weights are of no use."""
+    """Line, JSON and exit code say that it diverged, although it has finished."""
     with database.writing() as session:
         run = session.get_one(Run, running.id)
         run.step, run.loss, run.last_flags = 9, None, NONFINITE_LOSS
@@ -528,7 +532,7 @@ def test_the_commands_of_runs_stand_together_too(
 def test_a_folder_that_cannot_be_written_is_named(
     typed: str, address: str, token: str, saved: Path, tmp_path: Path
 ) -> None:
-    """With the reason, in a line; a file in its place is typed wrongly."""
+    """The error is one line with the reason; a file in its place is a usage error."""
     environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
     ended = halfstep(*typed.split(), "/proc/nope", **environment)
     assert ended.stderr == "halfstep: /proc/nope: No such file or directory\n"
@@ -551,7 +555,7 @@ def test_bytes_that_are_no_text_are_rejected(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """By the option's name; a path may have them."""
+    """The error names the option; a path may have such bytes."""
     monkeypatch.setenv("HALFSTEP_URL", address)
     monkeypatch.setenv("HALFSTEP_TOKEN", token)
     client.submit("digits", {})
@@ -617,7 +621,7 @@ def test_a_full_disk_below_stdout_is_named(
 
 
 def test_runs_are_deleted_and_restored(client: Client, address: str, token: str) -> None:
-    """By client and command; an active one is named and rejected."""
+    """Client and command delete and restore; an active run is named and rejected."""
     first, second = (client.submit("digits", {})["id"] for _ in range(2))
     client.cancel(first)
     answer = client.delete(first, second)
@@ -652,7 +656,9 @@ def test_runs_are_deleted_and_restored(client: Client, address: str, token: str)
 def test_sweeps_by_the_client_and_the_command(
     client: Client, address: str, token: str, database: Database
 ) -> None:
-    """Begun, listed, shown with each trial's values, extended, paused, resumed and cancelled."""
+    """Client and command begin, list, extend, pause, resume and cancel sweeps, and show each
+    trial's values.
+    """
     space = {"training.batch_size": [16, 32]}
     begun = client.begin_sweep("digits", space, {"training": {"steps": 5}}, goal="minimise")
     assert (begun["status"], begun["runs_total"], begun["open"]) == ("running", 2, 1)
@@ -758,7 +764,7 @@ def test_views_are_saved_from_a_script(client: Client) -> None:
 def test_presets_are_saved_and_submitted_from_a_script(
     client: Client, address: str, token: str, database: Database
 ) -> None:
-    """By client and command; the project distinguishes two of the same name."""
+    """Client and command use presets; the project distinguishes two of the same name."""
     settings = {"training": {"steps": 7}}
     kept = client.save_preset("quick", "digits", settings, tags=["a", "b"], priority=3)
     assert (kept["config"], kept["tags"], kept["priority"]) == (settings, ["a", "b"], 3)
@@ -795,7 +801,9 @@ def test_presets_are_saved_and_submitted_from_a_script(
 
 
 def test_notes_are_written_from_a_script(client: Client, address: str, token: str) -> None:
-    """On runs in any order, and on a project; another user's concurrent text stays."""
+    """Notes belong to runs in any order or to a project, and a concurrent change by
+    another user is kept.
+    """
     runs = [client.submit("digits")["id"] for _ in range(2)]
     assert client.note(*runs) == ""
     assert client.write_note("# Why", *runs) == "# Why"
@@ -914,7 +922,7 @@ def test_a_log_of_100_mb_is_printed_whole_from_its_files(
 def test_precision_diff_is_read_and_requested(
     client: Client, address: str, token: str, database: Database, running: Run
 ) -> None:
-    """As a table with what needs fp32, as JSON, or requested of a running run."""
+    """A diff is a table with what needs fp32, or JSON, and can be requested of a running run."""
     known = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
     command = ("run", "precision-diff", str(running.id))
     assert client.precision_diff(running.id) is None

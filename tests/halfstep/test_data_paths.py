@@ -11,7 +11,9 @@ from halfstep.recipe import ConfigError, data_path
 def test_a_path_is_resolved_and_rejected_outside_allowed_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the system and the service always; with roots named, of all else too."""
+    """Paths of the system and the service are always rejected, and with named roots all
+    others too.
+    """
     for name in ("service", "texts", "other", "tmp"):
         (tmp_path / name).mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))

@@ -55,7 +55,7 @@ class Form(BaseModel, extra="forbid"):
     ],
 )
 def test_an_error_says_what_is_allowed(field: str, value: Any, allowed: str) -> None:
-    """In no words of the library that found it."""
+    """The error has the allowed values, without the words of the library."""
     with pytest.raises(ValidationError) as raised:
         Form.model_validate({field: value})
     [error] = raised.value.errors()
@@ -63,7 +63,9 @@ def test_an_error_says_what_is_allowed(field: str, value: Any, allowed: str) -> 
 
 
 def test_an_unknown_field_is_named_so() -> None:
-    """And an error of another kind keeps the library's words."""
+    """An unknown field is reported as such, and other kinds of errors keep the library's
+    message.
+    """
     with pytest.raises(ValidationError) as raised:
         Form.model_validate({"nme": "ab"})
     assert [reason(error) for error in raised.value.errors()] == ["unknown field"]

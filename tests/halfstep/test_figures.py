@@ -61,7 +61,7 @@ def test_a_long_chart_is_thinned() -> None:
 
 
 def test_a_missing_column_is_named() -> None:
-    """Not with a KeyError."""
+    """The error has the column's name, and is no KeyError."""
     with pytest.raises(ValueError, match="no column 'z'"):
         plot.bar(ROWS, "name", "z")
 

@@ -163,7 +163,7 @@ def test_a_signal_is_its_exit_code(server: Server, number: signal.Signals) -> No
 
 
 def test_a_process_ends_with_its_client(server: Server) -> None:
-    """Also if the server is stopped: the kernel kills it."""
+    """The kernel kills the process if its client ends, also if the server is stopped."""
     forked = server.waiting()
     since = started(forked.pid)
     server.process.send_signal(signal.SIGSTOP)
@@ -185,7 +185,7 @@ def test_a_process_ends_with_its_server(server: Server) -> None:
 
 
 def test_a_process_that_its_client_gave_up_never_begins(server: Server) -> None:
-    """Whoever asked for it may have started another in its place."""
+    """Its client may have started another process in its place."""
     forked = server.fork()
     since = started(forked.pid)
     forked.release()
@@ -205,7 +205,9 @@ def test_a_server_ends_with_its_starter_but_after_its_processes(server: Server) 
 
 
 def test_a_server_holds_nothing_of_a_request(server: Server) -> None:
-    """Neither its memory nor the next process's open files are those of an earlier one."""
+    """Neither the server's memory nor the next process's open files have anything of an
+    earlier request.
+    """
     secret = "sesame-of-the-first-run"
     forked = server.waiting(SECRET=secret)
     assert secret.encode() in memory(forked.pid)

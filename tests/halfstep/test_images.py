@@ -64,7 +64,7 @@ def test_pictures_of_any_mode_are_converted(tmp_path: Path, mode: str) -> None:
 
 
 def test_transparency_is_kept(tmp_path: Path) -> None:
-    """Of pictures and arrays with an alpha channel."""
+    """Pictures and arrays keep their alpha channel."""
     grey = Image.new("LA", (4, 3), (10, 77))
     assert np.asarray(shown(tmp_path / "a", grey))[..., -1].tolist() == [[77] * 4] * 3
     array = np.dstack([COLOUR, np.full((5, 6), 77, np.uint8)])
@@ -76,7 +76,7 @@ def test_transparency_is_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC", "grey"])
 def test_a_batch_is_a_grid(tmp_path: Path, layout: str) -> None:
-    """In rows from the left; one range counts for all of them."""
+    """The images are in rows from the left, with one range for all of them."""
     batch = np.stack([np.full((5, 6, 3), number * 60, np.uint8) for number in range(5)])
     value: Any = np.moveaxis(batch, 3, 1) if layout == "NCHW" else batch
     value = batch[:, None, :, :, 0] if layout == "grey" else value
@@ -107,7 +107,7 @@ def test_a_batch_is_a_grid(tmp_path: Path, layout: str) -> None:
 def test_numbers_out_of_range_are_rejected_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], value: Any, words: str
 ) -> None:
-    """Nothing is clipped without a line."""
+    """The values are rejected, and nothing is clipped silently."""
     with halfstep.watch(folder=tmp_path, name="it", mode="offline") as watch:
         watch.log({"image": value})
     assert Written(tmp_path / "it").of("artifact") == []

@@ -75,6 +75,6 @@ def test_an_offer_that_cannot_be_read_is_an_error(text: str) -> None:
 
 
 def test_an_empty_offer_has_neither_devices_nor_recipes() -> None:
-    """A worker's state before its first probe."""
+    """A worker has no offer before its first probe."""
     assert rows(MachineOffer().recipes) == []
     assert not RecipeOffer(name="x", reference="x").is_offered

@@ -25,7 +25,7 @@ def scored() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
 
 
 def test_confusion_matrix_counts_true_by_predicted(scored: Any) -> None:
-    """From scores or predicted classes, of arrays, lists or tensors."""
+    """Scores and predicted classes may be arrays, lists or tensors."""
     true, scores = scored
     expected = sklearn_metrics.confusion_matrix(true, scores.argmax(1)).tolist()
     names = ["a", "b", "c", "d"]
@@ -38,7 +38,9 @@ def test_confusion_matrix_counts_true_by_predicted(scored: Any) -> None:
 
 
 def test_curves_have_the_areas_of_scikit_learn(scored: Any) -> None:
-    """Average precision and area under the ROC, for each class and for scores of one class."""
+    """Average precision and area under the ROC are equal for each class and for scores of
+    one class.
+    """
     true, scores = scored
     pr, roc = plot.pr_curve(true, scores).content, plot.roc_curve(true, scores).content
     for each in range(4):
@@ -71,7 +73,7 @@ def test_curves_have_the_areas_of_scikit_learn(scored: Any) -> None:
     ],
 )
 def test_wrong_arguments_are_named(function: str, arguments: dict[str, Any], words: str) -> None:
-    """With the argument, its value and the allowed values."""
+    """The error has the argument, its value and the allowed values."""
     with pytest.raises(ValueError, match=r"allowed|missing") as error:
         getattr(plot, function)(**arguments)
     assert words in str(error.value)

@@ -12,7 +12,9 @@ from tests.site import until
 
 
 def test_a_process_lives_until_it_has_died() -> None:
-    """Also before its exit code is read; another process with the same number does not count."""
+    """A process is alive until it has died, also before its exit code is read; another process
+    with its number does not count.
+    """
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     since = process.started(child.pid)
     assert process.lives(child.pid, since)

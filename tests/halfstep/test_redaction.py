@@ -21,12 +21,14 @@ SECRET = "hs_0123456789"
     ],
 )
 def test_secrets_are_hidden(words: list[str], shown: list[str]) -> None:
-    """By their option's name, by their place in a URL, or because they are known."""
+    """Secrets are detected by the name of their option, by their position in a URL, or because
+    they are known.
+    """
     assert redaction.command(words, SECRET, None) == shown
 
 
 def test_what_only_sounds_like_a_secret_is_kept() -> None:
-    """Tokenizers, numbers of tokens, and keys of a table."""
+    """Tokenizers, numbers of tokens and keys of a table are not hidden."""
     words = ["--tokenizer", "gpt2", "--max-tokens=100", "--key", "image", "--monkey", "1", "a@b"]
     assert redaction.command(words) == words
 

@@ -48,7 +48,7 @@ def test_the_schema_says_defaults_bounds_and_help_for_every_field():
 
 
 def test_every_number_of_the_schema_has_bounds():
-    """By default the range that browsers and devices can represent."""
+    """Numbers without bounds get the range that browsers and devices can represent."""
 
     class Loose(OwnConfig):
         count: int = Field(1, title="Count", description="Any.")

@@ -145,7 +145,7 @@ def swapping(path: Path, target: Path) -> Iterator[None]:
 
 
 def test_a_swapped_folder_is_never_followed(root: Path, kernel: str) -> None:
-    """Of 3,000 reads and deletions during swaps, none reaches the other folder."""
+    """None of 3,000 reads and deletions during swaps reaches the other folder."""
     (root / "sub" / "key").write_bytes(b"own")
     with swapping(root / "sub", root.parent / "service"):
         for _ in range(3000):

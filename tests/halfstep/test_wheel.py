@@ -80,7 +80,7 @@ def run(*command: str | Path, folder: Path | None = None) -> str:
 
 
 def test_wheel_holds_one_import_name(wheel: Path) -> None:
-    """Installed next to a user's own `trainer`, `app` or `db`, it shadows none of them."""
+    """Next to a user's own `trainer`, `app` or `db` it hides none of them."""
     with zipfile.ZipFile(wheel) as files:
         tops = {name.partition("/")[0] for name in files.namelist()}
         modules = {name for name in files.namelist() if name.startswith("halfstep/")}

@@ -205,7 +205,9 @@ def services(folder: Path) -> Iterator[dict[str, Service]]:
 
 
 def test_server_has_no_torch(services: dict[str, Service]) -> None:
-    """Neither torch nor what comes with it; the worker has both, and the server's commands."""
+    """The server lacks torch and what comes with it; the worker has both, and the
+    server's commands.
+    """
     look = "import importlib.util as u; print(*(u.find_spec(n) is not None for n in '{}'.split()))"
     for name, has in (("server", "False"), ("worker", "True")):
         result = services[name].execute("python", "-c", look.format("torch sklearn psutil app"))
@@ -213,7 +215,7 @@ def test_server_has_no_torch(services: dict[str, Service]) -> None:
 
 
 def test_services_are_unprivileged(services: dict[str, Service]) -> None:
-    """Neither runs as root, nor can change its own code."""
+    """No service runs as root or can change its own code."""
     for service in services.values():
         result = service.execute("sh", "-c", "id -u; touch /opt/halfstep/x 2>/dev/null || echo no")
         assert result.stdout.split() == ["1000", "no"]
@@ -227,7 +229,7 @@ def test_nothing_of_this_machine_is_in_the_images(services: dict[str, Service]) 
 
 
 def test_health_checks_fail_when_unhealthy(services: dict[str, Service]) -> None:
-    """With a wrong port, and with another worker's name."""
+    """The checks fail with a wrong port and with another worker's name."""
     elsewhere = {"server": "HALFSTEP_PORT=8001", "worker": "HALFSTEP_WORKER_NAME=other"}
     for name, change in elsewhere.items():
         service = services[name]

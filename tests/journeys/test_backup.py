@@ -90,10 +90,9 @@ def stored_files(database: Database, data: Path) -> dict[str, str]:
 def test_a_backup_replaces_a_lost_installation(
     installation: Installation, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Back up during training and again when stopped.
-
-    Each row and file is restored into either database; tokens work, cookies do not, the run
-    continues from its checkpoint, and pending deliveries are not sent.
+    """A backup is made during training and when stopped, and each row and file is restored into
+    either database. Tokens work, cookies do not, the run continues from its checkpoint, and
+    pending deliveries are not sent.
     """
     with installation.running() as admin:
         training = use_everything(admin, tmp_path)

@@ -28,7 +28,9 @@ def lines_of(command: Any) -> list[dict[str, Any]]:
 
 
 def test_storage_prune_and_rebuild(installation: Installation, database: Database) -> None:
-    """While the server runs: list what takes space, find and delete damage, prune, rebuild."""
+    """The server runs while storage is listed, damage found and deleted, files pruned and
+    a run rebuilt.
+    """
     with installation.running() as admin:
         until_some(admin.client.recipes)
         config = {"training": {"steps": 80}, "checkpoints": {"every_steps": 20}}

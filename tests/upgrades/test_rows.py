@@ -122,7 +122,7 @@ def test_a_conversion_keeps_each_point_to_the_bit(old: Old) -> None:
 
 @pytest.mark.parametrize("old", [f"{FIRST}-sqlite"], indirect=True)
 def test_names_of_users_that_an_earlier_upgrade_replaced_are_restored(old: Old) -> None:
-    """58406ad5 replaced texts of configurations and views wherever they stood."""
+    """Names that 58406ad5 replaced anywhere in configurations and views are restored."""
     before = old.rows()
     old.replace_database(f"{FIRST}-upgraded-by-58406ad5.db.xz")
     damaged = old.rows()

@@ -79,7 +79,7 @@ def test_a_file_left_by_a_killed_process_of_this_number_is_replaced(tmp_path: Pa
 
 
 def test_a_place_that_cannot_be_written_or_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a line, with the reason; where no file can be, none was stored."""
+    """The error is one line with the reason; a path that cannot exist has no stored login."""
     for base, named in (("/proc/zz", "/proc/zz"), ("/dev/null", "/dev/null/halfstep")):
         monkeypatch.setenv("XDG_CONFIG_HOME", base)
         done = login("token", "http://127.0.0.1:9")
@@ -90,14 +90,14 @@ def test_a_place_that_cannot_be_written_or_read_is_named(monkeypatch: pytest.Mon
 
 
 def test_a_login_that_is_a_folder_is_named(stranger: Path) -> None:
-    """As whatever else cannot be read."""
+    """A login file that is a folder is reported like any unreadable one."""
     (stranger / "halfstep" / "login.json").mkdir(parents=True)
     with pytest.raises(Unreadable, match=r"login\.json cannot be read: Is a directory"):
         credentials.known()
 
 
 def test_login_names_the_allowed_values() -> None:
-    """An address without a scheme, and no token."""
+    """An address without a scheme and a missing token are rejected with the allowed values."""
     assert "url is 'there'; allowed: http://" in login("token", "there").stderr
     assert "no token given: type it" in login("", "http://there").stderr
 
@@ -125,7 +125,7 @@ def test_invalid_credentials_are_named_with_their_source(
 
 
 def test_a_damaged_file_is_named(stranger: Path) -> None:
-    """With the command that replaces it."""
+    """The error names the command that replaces the file."""
     path = credentials.store(STORED)
     for text in ("{", "[]", '{"url": 5, "token": 6}', '{"url": "http://there", "token": null}'):
         path.write_text(text)

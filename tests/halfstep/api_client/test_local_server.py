@@ -80,7 +80,7 @@ def test_a_script_that_looks_delays_a_server_only(
     ],
 )
 def test_what_cannot_be_read_is_no_server(tmp_path: Path, state: Path, content: bytes) -> None:
-    """A damaged file, or one of another machine that shares the home folder."""
+    """A damaged file, or one of another machine with the same home folder, is ignored."""
     with local_server.announced(tmp_path, "http://127.0.0.1:8000", "hs_a"):
         [path] = state.glob("*.json")
         path.write_bytes(content)
@@ -110,7 +110,7 @@ def test_a_script_needs_no_token_for_halfstep_up(tmp_path: Path, database_url: s
 
 @pytest.mark.slow
 def test_scripts_do_not_find_a_server_that_forbids_it(tmp_path: Path, database_url: str) -> None:
-    """HALFSTEP_LOCAL_SCRIPTS=no."""
+    """With HALFSTEP_LOCAL_SCRIPTS=no scripts do not find the server."""
     environment = Installation(tmp_path / "data", database_url).environment
     with up(**environment, HALFSTEP_LOCAL_SCRIPTS="no"):
         assert local_server.running() is None

@@ -21,7 +21,7 @@ from tests.spool_made import checkpoint_of
 
 
 def test_every_step_is_an_element(client: Client) -> None:
-    """Exactly as recorded, including infinities; all steps or a range."""
+    """Steps are exactly as recorded, including infinities; all of them or a range."""
     series = client.series(1)
     assert series["loss"].step.tolist() == list(range(1, STEPS + 1))
     expected = 1 / np.arange(1, STEPS + 1, dtype=np.float64)
@@ -33,7 +33,7 @@ def test_every_step_is_an_element(client: Client) -> None:
 
 
 def test_points_are_a_charts(client: Client) -> None:
-    """With fewer points than steps, extremes are included."""
+    """A series with fewer points than steps includes the extremes."""
     loss = client.series(1, points=32)["loss"]
     assert 2 < len(loss.step) < STEPS
     assert loss.value[0] == 1
@@ -41,7 +41,7 @@ def test_points_are_a_charts(client: Client) -> None:
 
 
 def test_metrics_come_by_name(client: Client) -> None:
-    """Whatever the name is; NaN stays NaN."""
+    """A metric of any name can be read, and NaN stays NaN."""
     [(name, line)] = client.metrics(1).items()
     assert name == 'a "b",\u2028c'
     assert line.step.tolist() == [0, 40]
@@ -75,7 +75,7 @@ def test_pieces_may_end_anywhere() -> None:
 
 
 def test_the_commands_print_them(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
-    """As CSV, or a JSON object a line."""
+    """The output is CSV, or a JSON object per line."""
     type_command("run", "series", "1", "--last", "2")
     heads, first, *more = capsys.readouterr().out.splitlines()
     assert dict(zip(heads.split(","), first.split(","), strict=True))["loss"] == "1.0"
@@ -114,7 +114,7 @@ def test_the_command_prints_nan_and_leaves_unknown_numbers_empty(
 
 
 def test_a_scale_is_requested(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a running run, once."""
+    """The request is made once for a running run."""
     type_command("run", "scale", "1", "4096")
     assert "2^12" in capsys.readouterr().out
     statuses: list[dict[str, Any]] = client.run(1)["statuses"]

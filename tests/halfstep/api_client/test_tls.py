@@ -70,7 +70,7 @@ def https(certificate: Path) -> Iterator[str]:
 
 
 def test_a_certificate_that_nobody_signed_is_rejected(https: str) -> None:
-    """As by the HTTP client without our context."""
+    """The certificate is rejected as by an HTTP client without our context."""
     with Client(https, "token") as client, pytest.raises(ApiError, match="certificate verify"):
         client.projects()
 

@@ -77,7 +77,7 @@ def contents(folder: Path) -> dict[str, str]:
     ],
 )
 def test_a_reference_names_project_artifact_and_version(text: str, reference: Reference) -> None:
-    """By number, alias or digest; without any it is the latest."""
+    """A reference has a number, an alias or a digest; without any it is the latest version."""
     assert parse_reference(text) == reference
 
 
@@ -86,7 +86,7 @@ WRONG = ["", "../", "data:", "data@xyz", "da ta", "data:a b", "data:v3:v4", "dat
 
 @pytest.mark.parametrize("text", WRONG)
 def test_a_bad_reference_is_an_error_that_says_what_is_allowed(text: str) -> None:
-    """Nothing is guessed."""
+    """A bad reference is rejected with the allowed forms."""
     with pytest.raises(ArtifactError, match="allowed"):
         parse_reference(text)
 
@@ -123,7 +123,7 @@ def test_links_within_a_folder_are_followed_and_all_else_is_refused(
 
 @pytest.mark.parametrize("name", ["pipe", "nothing", "folder"])
 def test_a_path_that_is_no_file_is_refused_at_once(tmp_path: Path, name: str) -> None:
-    """In a mapping, too; reading a FIFO would wait forever."""
+    """The path is also refused within a mapping; reading a FIFO would wait forever."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     for path in (tmp_path / name, {"within": tmp_path / name}):
@@ -149,7 +149,7 @@ def test_the_drop_in_logs_no_incomplete_artifact(
 
 
 def test_without_a_server_a_version_is_used_from_disk(data: Path) -> None:
-    """By name, alias and digest; a changed file of the cache is replaced."""
+    """A version is found by name, alias and digest, and a changed file of the cache is replaced."""
     watch = halfstep.watch(name="maker", mode="offline")
     saved = watch.save_artifact(data, name="digits", type="dataset", aliases=["good"])
     assert saved is not None
@@ -241,7 +241,9 @@ def complete(database: Database) -> list[int]:
 def test_a_run_makes_a_version_that_another_uses(
     data: Path, database: Database, server: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a token that only uploads; the lineage has both runs, each content is stored once."""
+    """A token that only uploads suffices; the lineage has both runs, and each content is
+    stored once.
+    """
     for name, value in server.items():
         monkeypatch.setenv(name, value)
     with halfstep.watch(name="maker") as watch:
@@ -301,7 +303,7 @@ def test_an_unwatched_script_has_the_project_and_server_that_it_names(
     server: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A disabled watch, a further rank, and one with an invalid argument."""
+    """This holds for a disabled watch, a further rank and a watch with an invalid argument."""
     with database.writing() as session:
         projects.make(session, "vision")
     client.save_artifact(data, name="digits", project="vision")
@@ -319,7 +321,7 @@ def test_an_unwatched_script_has_the_project_and_server_that_it_names(
 def test_a_further_rank_of_a_sweeps_point_has_its_project(
     is_taken: bool, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before and after the first rank has taken the point."""
+    """The rank has the project before and after the first rank has taken the point."""
     options: dict[str, Any] = {"console": False, "system": False, "mode": "offline"}
     with halfstep.watch(project="vision", **options) as watch:
         watch.save_artifact(data, name="digits")
@@ -451,7 +453,7 @@ def test_the_client_puts_gets_and_deletes(client: Client, data: Path, tmp_path: 
 def test_a_version_that_is_not_uploaded_completely_is_refused(
     client: Client, monkeypatch: pytest.MonkeyPatch, server: dict[str, str]
 ) -> None:
-    """By the client and by a script that uses it."""
+    """Client and script refuse the version."""
     files = [{"path": "a.csv", "size_bytes": 3, "sha256": "a" * 64}]
     client._post("/api/v1/artifacts", {"name": "digits", "files": files})
     text = "digits:v0 is not uploaded completely yet"
@@ -470,7 +472,7 @@ def test_a_version_that_is_still_uploaded_is_used_where_it_was_saved(
     server: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By the beginning of its digest, as the text of what `save_artifact` returns."""
+    """A digest's beginning, as in the text of what `save_artifact` returns, finds it."""
     event = artifacts.saved_event(tmp_path / "run", data, "digits", "dataset", [])
     credentials = Credentials(server["HALFSTEP_URL"], server["HALFSTEP_TOKEN"])
     artifacts.remember_saved(tmp_path / "run", event, "", credentials)

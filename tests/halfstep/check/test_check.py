@@ -124,7 +124,7 @@ def test_github_has_an_annotation_per_finding(folder: Path) -> None:
 
 
 def test_a_baseline_leaves_out_what_is_known(folder: Path) -> None:
-    """Also if its line has moved."""
+    """A known finding is left out even if its line has moved."""
     before = check(folder, "--json", "train.py")
     (folder / "known.json").write_text(before.stdout)
     (folder / "train.py").write_text("# moved\n" + SMALL_EPS)

@@ -124,7 +124,7 @@ def test_a_report_that_the_server_does_not_take_is_in_a_file(
 def test_files_beyond_the_limits_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that fit are sent, whatever comes before them; generated and installed ones are not."""
+    """Files that fit are sent in any order; generated and installed ones are left out."""
     monkeypatch.chdir(tmp_path)
     texts = {"wide.py": "x" * MOST_BYTES, "small.py": "a\0\n", "long.py": "\n" * MOST_LINES}
     texts |= {"last.py": "b"}

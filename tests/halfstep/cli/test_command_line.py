@@ -18,7 +18,7 @@ def test_placeholders_are_named_once_in_order() -> None:
 
 @given(st.text(), st.text())
 def test_a_value_stays_within_its_argument(first: str, second: str) -> None:
-    """Whatever it holds: spaces, quotes, braces, another placeholder."""
+    """A value with spaces, quotes, braces or a placeholder stays one argument."""
     values = {"a": first, "b": second}
     assert filled("p {a} 'x {b}' {a}{b}", values) == ["p", first, f"x {second}", first + second]
 
@@ -28,7 +28,7 @@ def test_a_value_stays_within_its_argument(first: str, second: str) -> None:
     [("", "empty"), ("''", "empty"), ("a 'b", "no closing quotation"), ("{a}", "placeholder")],
 )
 def test_an_invalid_command_line_is_reported(line: str, message: str) -> None:
-    """In words for people."""
+    """The error of an invalid command line is in plain words."""
     with pytest.raises(ValueError, match=message):
         words(line)
 
@@ -46,5 +46,5 @@ def test_an_invalid_command_line_is_reported(line: str, message: str) -> None:
     ],
 )
 def test_torchrun_starts_scripts_and_modules(line: str, is_fine: bool) -> None:
-    """By python, and nothing else."""
+    """torchrun starts scripts and modules that Python would run, and nothing else."""
     assert (ranks_fault(line) is None) == is_fine

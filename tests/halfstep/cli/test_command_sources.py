@@ -21,7 +21,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def test_script_and_code_of_the_folder_are_noted(project: Path) -> None:
-    """The script first; no data, no environment, no hidden files."""
+    """The script is first; data, environments and hidden files are left out."""
     found = sources_of(["python", "lib/model.py", "--lr", "{lr}"], str(project))
     assert list(found) == ["lib/model.py", "train.py", "conf/base.yaml"]
     assert next(iter(sources_of(["python", "-m", "lib.model"], str(project)))) == "lib/model.py"
@@ -41,6 +41,6 @@ def test_changed_and_deleted_files_are_named(project: Path) -> None:
 
 
 def test_a_large_folder_is_noted_in_part(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The script always, and the files nearest to the folder."""
+    """The script is always noted, then the files nearest to the folder."""
     monkeypatch.setattr(command_sources, "MOST_FILES", 2)
     assert list(sources_of(["sh", "lib/model.py"], str(project))) == ["lib/model.py", "train.py"]

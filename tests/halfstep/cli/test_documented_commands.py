@@ -70,7 +70,7 @@ def fault(words: list[str]) -> str | None:
 
 
 def test_every_documented_command_exists_with_its_options() -> None:
-    """Also those within sentences."""
+    """Commands within sentences of the documents exist too."""
     found = list(documented())
     assert len(found) > 120
     wrong = [
@@ -84,7 +84,7 @@ def test_every_documented_command_exists_with_its_options() -> None:
 
 @pytest.mark.slow
 def test_the_commands_for_accounts_run_as_written(tmp_path: Path) -> None:
-    """Those of docs/how-to/teams.md, with the project that they name."""
+    """The commands of docs/how-to/teams.md run with the project that they name."""
     [block] = [
         block
         for block in BLOCK.findall((ROOT / "docs/how-to/teams.md").read_text())

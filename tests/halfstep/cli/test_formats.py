@@ -36,7 +36,9 @@ def test_a_run_without_a_scaler_has_no_scale(is_scaled: bool, text: str) -> None
 
 
 def test_a_failed_run_has_the_reason_of_its_failure() -> None:
-    """Not that of a later action; in a list, which has no history, the last line of the error."""
+    """The reason is not that of a later action; a list, which has no history, has the last line
+    of the error.
+    """
     failed = RUN | {"status": "failed", "error": "Traceback:\n\nValueError: bye\n"}
     history = [
         {"status": "failed", "attempt": 1, "reason": "exit code 2"},
@@ -55,7 +57,7 @@ def test_text_cannot_control_the_terminal() -> None:
 
 
 def test_a_trial_has_the_label_of_its_state() -> None:
-    """As in lists of runs and on pages; a state of a newer server is shown as it is."""
+    """The label is that of lists and pages; a state of a newer server is shown as it is."""
     trial = {"run_id": 7, "status": "unreachable", "value": 0.5, "params": {}}
     assert sweep._trial_row(trial, [], None, is_loss=False)[:2] == ("7", "no contact")
     assert formats.label("resting") == "resting"

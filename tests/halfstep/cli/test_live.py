@@ -84,7 +84,7 @@ def test_a_run_is_followed_on_one_line_of_a_terminal(
 def test_ctrl_c_ends_the_following_and_not_the_run(
     known: dict[str, str], client: Client, running: Run
 ) -> None:
-    """With exit code 130."""
+    """The command ends with exit code 130."""
     terminal = Terminal("run", "follow", str(running.id))
     terminal.wait_for("running")
     terminal.interrupt()
@@ -114,7 +114,7 @@ def test_top_refreshes_a_table_of_running_runs(
 def test_top_prints_once_where_there_is_no_terminal(
     known: dict[str, str], running: Run, client: Client
 ) -> None:
-    """A table, or JSON."""
+    """The output is a table or JSON."""
     head, row = halfstep("top", **known).stdout.splitlines()
     assert set(head.split()) >= {"Run", "Loss", "Scale", "Skipped", "Health", "ETA"}
     assert row.split()[:3] == [str(running.id), running.name, "running"]

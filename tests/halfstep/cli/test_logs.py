@@ -97,7 +97,7 @@ def test_a_full_disk_ends_nothing() -> None:
 
 
 def test_a_reader_who_has_gone_ends_nothing() -> None:
-    """Nor is anything written to it again."""
+    """A closed reader ends nothing, and nothing is written to it again."""
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as stream:

@@ -63,7 +63,7 @@ def test_help_lists_every_command_with_its_first_line() -> None:
 
 
 def test_help_has_a_short_option(capsys: pytest.CaptureFixture[str]) -> None:
-    """On every level."""
+    """Commands at every level have -h."""
     for words in (["-h"], ["run", "-h"], ["run", "show", "-h"], ["storage", "prune", "-h"]):
         assert type_command(*words) == 0
         assert "Usage: halfstep" in capsys.readouterr().out
@@ -121,10 +121,9 @@ def test_a_broken_package_hides_no_command(tmp_path: Path) -> None:
     ],
 )
 def test_a_command_that_moved_is_installed_again(tmp_path: Path, point: str, missing: str) -> None:
-    """Without a traceback, if an older installation names a module or attribute that is gone.
-
-    Metadata that an earlier build left in the folder of the sources is named: pip renews only
-    that of the installation.
+    """An older installation that names a missing module or attribute is reported without a
+    traceback, and so is metadata that an earlier build left in the folder of the sources, which
+    pip does not renew.
     """
     code = "class Greeter:\n    pass\n"
     environment = joined(tmp_path, f"greet = {point}", code)
@@ -179,7 +178,7 @@ def test_everything_has_help_text(words: tuple[str, ...]) -> None:
     ids=" ".join,
 )
 def test_every_command_has_json(words: tuple[str, ...]) -> None:
-    """Except for those that serve for ever."""
+    """Every command has --json, except servers."""
     assert any("--json" in parameter.opts for parameter in found_command(words).params)
 
 
@@ -229,7 +228,7 @@ def test_unknown_command_is_named() -> None:
 def test_a_typing_error_is_one_sentence(
     typed: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On one line of stderr, with the command that has --help; the exit code is 2."""
+    """stderr has one line, with the command that has --help; the exit code is 2."""
     assert type_command(*typed.split()) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"halfstep: {message}")
@@ -237,7 +236,7 @@ def test_a_typing_error_is_one_sentence(
 
 
 def test_a_group_without_a_command_prints_its_help(capsys: pytest.CaptureFixture[str]) -> None:
-    """And ends with exit code 2."""
+    """The help of the group is printed, and the exit code is 2."""
     assert type_command("run") == 2
     assert "follow" in capsys.readouterr().out
 

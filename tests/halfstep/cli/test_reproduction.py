@@ -42,7 +42,7 @@ def test_the_commands_are_a_shell_script() -> None:
 
 
 def test_what_is_missing_is_said() -> None:
-    """In comments, of one line each."""
+    """Each missing part is a comment of one line."""
     git = {"remote": "", "untracked": ["a.bin", "b.py"], "is_cut": True, "is_redacted": True}
     git |= {"error": "git\nfailed"}
     notes = reproduction.missing(
@@ -64,7 +64,9 @@ def test_builds_of_torch_need_their_index() -> None:
 
 
 def test_a_pushed_commit_without_changes_can_be_queued() -> None:
-    """With its command, whose braces stay braces; anything else is refused, with the reasons."""
+    """It is queued with its command, whose braces stay braces; anything else is rejected
+    with the reasons.
+    """
     assert reproduction.obstacles(environment()) == []
     assert reproduction.command_of(environment()) == {
         "line": "python train.py --name 'it'\"'\"'s {{a}}'",

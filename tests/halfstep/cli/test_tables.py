@@ -29,7 +29,7 @@ def printed(capsys: pytest.CaptureFixture[str], *runs: dict[str, Any]) -> list[s
 def test_without_a_terminal_nothing_is_cut_or_coloured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the width and the colours that the environment asks for."""
+    """Neither the width nor the colours of the environment have an effect without a terminal."""
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     name = "x" * 300
@@ -65,7 +65,7 @@ def test_a_name_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_wide_comparisons_are_several_tables(terminal: pytest.MonkeyPatch) -> None:
-    """As many runs as fit next to the names of the fields, at least one."""
+    """Each table has as many runs as fit next to the names of the fields, at least one."""
     terminal.setenv("COLUMNS", "40")
     first, runs = ["Field", "x" * 20], [["1 a", "y" * 7], ["2 b", "y" * 7], ["3 c", "y" * 70]]
     assert [*tables.parts(first, runs)] == [slice(0, 2), slice(2, 3)]

@@ -56,7 +56,7 @@ def test_tensorboard_reads_it(
 def test_a_folder_whose_name_is_not_utf8_is_rejected(
     client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str
 ) -> None:
-    """In a sentence, and nothing is written."""
+    """The folder is rejected with the reason, and nothing is written."""
     assert type_command("export", target, "1", str(tmp_path / "caf\udce9")) == 2
     assert "is not valid; allowed: UTF-8" in capsys.readouterr().err
     assert not list(tmp_path.glob("caf*"))
@@ -76,7 +76,7 @@ def test_what_is_unknown_is_not_exported(
 def test_mlflows_folder_has_it(
     client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As our reader of MLflow's own folders finds it; names that MLflow refuses are written so."""
+    """Our reader of MLflow finds the run in it; names that MLflow rejects are changed."""
     place = export("mlflow", tmp_path / "mlruns", capsys)
     [found] = mlflow.runs(tmp_path)
     assert isinstance(found, SourceRun)

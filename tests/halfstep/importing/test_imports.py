@@ -129,7 +129,7 @@ def test_mlflows_runs(imported: Import, mlflow: Path) -> None:
 def test_damaged_stores_of_mlflow_are_named(
     imported: Import, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A file, or a line of one."""
+    """A damaged file and a damaged line are reported."""
     (tmp_path / "mlflow.db").write_text("no database")
     assert imported("mlflow", tmp_path, code=1) == []
     copy = tmp_path / "mlruns"
@@ -196,7 +196,7 @@ def files(entry: dict[str, Any]) -> dict[str, bytes]:
 
 
 def test_tensorboards_pictures_and_sounds(imported: Import, tmp_path: Path) -> None:
-    """As PyTorch writes them, and as TensorFlow 2 does; each stands at its step."""
+    """Images and audio of PyTorch and of TensorFlow 2 are imported at their steps."""
     from torch.utils.tensorboard import SummaryWriter
 
     pixels = np.zeros((3, 4, 5), np.uint8)
@@ -266,7 +266,7 @@ def test_wandbs_pictures(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_twice_as_many_of_wandbs_pictures_are_twice_the_work(tmp_path: Path) -> None:
-    """Of one row: a run may log a thousand names in a step."""
+    """The work grows linearly for one row, because a run may log a thousand names in a step."""
 
     def work(pictures: int) -> int:
         """Count what Python executes."""
@@ -293,9 +293,8 @@ def test_twice_as_many_of_wandbs_pictures_are_twice_the_work(tmp_path: Path) -> 
 
 
 def test_wandbs_histograms_and_tables(imported: Import) -> None:
-    """As wandb wrote them: counts like ours, tables as CSV; unsupported ones are counted.
-
-    A histogram with uneven bins is unsupported.
+    """Histograms with even bins are like ours, and tables become CSV; others are counted
+    as unsupported.
     """
     [result] = imported("wandb", RECORDED / "wandb-media")
     assert (result["media"], result["left_out"]) == (3, {"histogram": 1})
@@ -328,7 +327,9 @@ def test_wandbs_histograms_and_tables(imported: Import) -> None:
     ids=["a list", "cut short", "wide row", "no row", "deep", "of another kind"],
 )
 def test_a_table_that_is_none_is_counted(tmp_path: Path, content: bytes, kind: str) -> None:
-    """So is one outside, by path, by a link, or in a linked folder."""
+    """An invalid table is counted, and so is one outside of the folder, by path, by link or in
+    a linked folder.
+    """
     folder, left_out = tmp_path / "files", Counter[str]()
     (folder / "media").mkdir(parents=True)
     (folder / "media/a.table.json").write_bytes(content)
@@ -365,7 +366,7 @@ def test_a_table_that_is_none_is_counted(tmp_path: Path, content: bytes, kind: s
     ],
 )
 def test_a_histogram_that_is_none_becomes_none(edges: Any, counts: Any) -> None:
-    """Whatever the imported file claims."""
+    """An invalid histogram is ignored, whatever the imported file claims."""
     assert media.histogram_of(edges, counts) is None
     assert media.histogram_of([0, 1, 2], [1, 2.5]) is not None
 
@@ -384,7 +385,7 @@ def varint(number: int) -> bytes:
 
 @pytest.mark.parametrize("kind", ["folder", "database"])
 def test_mlflows_pictures(imported: Import, tmp_path: Path, kind: str) -> None:
-    """At the step of `log_image`, or at 0; models and thumbnails are none."""
+    """Images have the step of `log_image`, or 0; models and thumbnails are not imported."""
     store = tmp_path / "mlruns"
     shutil.copytree(RECORDED / "mlruns", store)
     [meta] = [path for path in store.rglob("meta.yaml") if "run_name: first" in path.read_text()]
@@ -601,7 +602,7 @@ def test_an_import_that_was_broken_off_is_done_over(imported: Import, tmp_path: 
 
 
 def test_names_that_are_evident() -> None:
-    """Case and separators aside; the training's own loss before another."""
+    """Case and separators are ignored, and the training's own loss has precedence."""
     assert columns_of(["Train/Loss", "loss", "val_loss", "lr", "GRAD NORM"]) == {
         "Train/Loss": "loss",
         "lr": "lr",
@@ -614,6 +615,6 @@ def test_names_that_are_evident() -> None:
 def test_a_path_without_runs_is_reported(
     imported: Import, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And one that is not there is typed wrongly."""
+    """A path without runs is reported, and a missing path is a usage error."""
     assert imported("wandb", tmp_path, code=1) == []
     assert imported("wandb", tmp_path / "away", code=2) == []

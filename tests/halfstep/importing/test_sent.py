@@ -28,7 +28,7 @@ def import_into(folder: Path, source: str, path: Path) -> None:
 
 
 def test_an_imported_run_exists_once(server: None, database: Database, tmp_path: Path) -> None:
-    """With its own time, from another folder too, and however often."""
+    """It keeps its own time, and a second import, also from another folder, adds nothing."""
     for folder in ("here", "here", "there"):
         import_into(tmp_path / folder, "wandb", RECORDED / "wandb")
     with database.reading() as session:
@@ -44,7 +44,7 @@ def test_an_imported_run_exists_once(server: None, database: Database, tmp_path:
 
 
 def test_logged_files_are_on_the_server(server: None, database: Database, tmp_path: Path) -> None:
-    """W&B's histograms and its table, at their steps."""
+    """W&B's histograms and table are artifacts at their steps."""
     import_into(tmp_path / "halfstep", "wandb", RECORDED / "wandb-media")
     with database.reading() as session:
         found = session.execute(select(Artifact.step, Artifact.name).order_by(Artifact.step)).all()

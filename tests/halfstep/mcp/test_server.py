@@ -77,7 +77,7 @@ def test_what_is_read(client: Client, database: Database, recorded: Run) -> None
 
 
 def test_the_first_nonfinite_loss_is_exact(client: Client, database: Database, ada: User) -> None:
-    """Also in a run of many steps, whose ticks are buckets."""
+    """The step is exact also in a run of many steps, whose ticks are buckets."""
     found = call(server_of(client), "explain_run", run_id=1)["nonfinite_losses"]
     assert found == {"count": 1, "first_step": 10}
     losses = [1.0] * 20_000
@@ -108,7 +108,7 @@ def test_a_replaced_loss_has_no_first_step(
 
 
 def test_runs_are_compared(client: Client) -> None:
-    """Only differing settings are returned."""
+    """The comparison has only the settings that differ."""
     client.submit("digits", {"training": {"steps": 9}}, name="other")
     laid_out = call(server_of(client), "compare", run_ids=[1, 2])
     assert [run["id"] for run in laid_out["runs"]] == [1, 2]
@@ -117,7 +117,7 @@ def test_runs_are_compared(client: Client) -> None:
 
 
 def test_writing_has_to_be_allowed(client: Client) -> None:
-    """Without the word there are no such tools."""
+    """Without --allow-writes there are no tools that queue."""
     with pytest.raises((LookupError, MCPError), match="submit"):
         call(server_of(client), "submit", recipe="digits")
     server = server_of(client, allow_writes=True)
@@ -139,7 +139,7 @@ def test_writing_has_to_be_allowed(client: Client) -> None:
 
 @pytest.mark.parametrize("answer", [False, "decline", "cancel"])
 def test_nothing_is_queued_without_the_person(client: Client, answer: bool | str) -> None:
-    """By any tool; the agent's own arguments confirm nothing."""
+    """No tool queues a run on the agent's own confirmation."""
     server = server_of(client, allow_writes=True)
     for tool, arguments in (("submit", {"recipe": "digits"}), ("fork", {"run_id": 1})):
         for further in ({}, {"confirm": True}, {"confirmation": {"action": "accept"}}):
@@ -149,7 +149,7 @@ def test_nothing_is_queued_without_the_person(client: Client, answer: bool | str
 
 
 def test_a_client_without_questions_gets_the_page(client: Client) -> None:
-    """On which the person can queue the same run; one too long to be read also is not asked."""
+    """The person can queue the same run there, and also one that is too long to be confirmed."""
     server = server_of(client, allow_writes=True)
     new = {"recipe": "digits", "config": {"training": {"steps": 3}}}
     with pytest.raises(LookupError, match=r"cannot ask the user .*: http") as raised:

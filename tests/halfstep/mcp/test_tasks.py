@@ -199,7 +199,9 @@ def test_tasks(client: Client) -> None:
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 def test_a_fix_is_queued_once_the_person_confirms(client: Client, mode: str) -> None:
-    """With the parent's other settings, from the checkpoint that the finding names."""
+    """The run has the parent's other settings, and starts from the checkpoint that the
+    finding names.
+    """
     server = server_of(client, allow_writes=True)
     questions = []
 

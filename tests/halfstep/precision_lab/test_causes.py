@@ -44,7 +44,7 @@ def test_planted_cause_is_the_first(dtype: torch.dtype) -> None:
 
 
 def test_causes_are_measured_on_request() -> None:
-    """By default none, which costs no pass; at most as many as asked for."""
+    """By default no cause is measured, which costs no pass; at most the requested number is."""
     model, batch = between(cancelled(300)), torch.randn(16, 32)
     assert precision_diff(model, batch, squared).causes == []
     assert len(precision_diff(model, batch, squared, causes=1).causes) == 1

@@ -322,7 +322,7 @@ def test_model_in_half_precision_is_compared_with_fp32_copies(dtype: torch.dtype
 
 
 def test_default_scale_is_one_that_does_not_overflow() -> None:
-    """Where 65,536 overflows, the scale is lowered as a scaler would."""
+    """Where 65,536 overflows, the scale is lowered as a scaler would do it."""
     model, batch = chain(2), vectors()
     report = precision_diff(model, batch, lambda m, b: 1e3 * squared(m, b).sum() * WIDTH)
     assert report.event.scale < 65536
@@ -358,7 +358,7 @@ class Gated(nn.Module):
 @pytest.mark.parametrize("is_warm", [False, True])
 @pytest.mark.parametrize("name", ["gate", "forward"])
 def test_compiled_code_of_a_model_stays_compiled(name: str, is_warm: bool) -> None:
-    """A diff compiles nothing, and the training compiles as much as without it."""
+    """A diff compiles nothing, and the training compiles as often as without it."""
     graphs: list[Any] = []
 
     def backend(graph: Any, _inputs: Any) -> Any:

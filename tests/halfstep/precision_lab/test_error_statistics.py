@@ -35,7 +35,9 @@ def by_definition(value: Tensor, reference: Tensor) -> Errors:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_errors_are_those_of_the_definition(dtype: torch.dtype, size: int) -> None:
-    """Of rounded numbers, some flushed to zero, over one chunk and over several."""
+    """Errors follow the definition for rounded numbers, some flushed to zero, in one or
+    several chunks.
+    """
     reference = torch.randn(size) * torch.logspace(-9, 3, size)
     value = reference.to(dtype)
     value[::3] = 0
@@ -85,7 +87,7 @@ def test_pairs_count_as_one_vector() -> None:
     [(65504.0, False), (65519.0, False), (1e5, True), (-1e5, True), (math.inf, False)],
 )
 def test_casts_that_overflow(value: float, expected: bool) -> None:
-    """Only a finite number that becomes infinite overflows, not one that is infinite before."""
+    """Only a finite number that becomes infinite has overflowed."""
     numbers = torch.tensor([1.0, value])
     assert bool(overflows(numbers, numbers.half())) is expected
 
@@ -117,7 +119,7 @@ def test_equal_infinities_are_no_error(size: int) -> None:
 
 @pytest.mark.parametrize("pair", [(1.0, math.inf), (math.inf, 1.0), (math.inf, -math.inf)])
 def test_infinity_on_one_side_is_an_infinite_error(pair: tuple[float, float]) -> None:
-    """An infinite number against a finite one, or against the opposite one."""
+    """Infinity against a finite number, or against the opposite infinity, is an infinite error."""
     own, right = (torch.tensor([each, 1.0]) for each in pair)
     result = errors(own.half(), right)
     assert (result.error, result.largest) == (math.inf, math.inf)
@@ -127,7 +129,9 @@ def test_infinity_on_one_side_is_an_infinite_error(pair: tuple[float, float]) ->
 @pytest.mark.parametrize("scale", [1.0, 1024.0, 1000.0])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_numbers_at_the_limit_are_saturated(dtype: torch.dtype, scale: float) -> None:
-    """The largest number in place of a smaller or a larger one, also in gradients of a loss."""
+    """The largest number in place of a smaller or larger one is saturated, also in
+    gradients of a loss.
+    """
     limit = torch.finfo(dtype).max
     value = torch.tensor([limit, -limit, limit, 1.0, 1.0], dtype=dtype)
     exact = torch.tensor([limit / 2, -2 * limit, limit, 1.0, 1.0], dtype=torch.float64) / scale
@@ -136,14 +140,14 @@ def test_numbers_at_the_limit_are_saturated(dtype: torch.dtype, scale: float) ->
 
 @pytest.mark.parametrize("factor", [1e-20, 1e-9, 1.0, 1e9, 1e20])
 def test_cosine_does_not_depend_on_the_norms(factor: float) -> None:
-    """Of vectors whose lengths differ by any factor."""
+    """The cosine is the same for vectors whose lengths differ by any factor."""
     own, right = torch.randn(2, 1000).double()
     assert errors(own * factor, right).cosine == pytest.approx(errors(own, right).cosine, rel=1e-9)
     assert errors(right * factor, right).cosine == pytest.approx(1)
 
 
 def test_equal_tensors_have_errors_of_zero() -> None:
-    """Zero without a sign."""
+    """All errors are zero without a sign."""
     result = errors(torch.ones(3).half(), torch.ones(3))
     assert [math.copysign(1, each) for each in result] == [1] * 5
     assert result == (0, 0, 1, 0, 0)

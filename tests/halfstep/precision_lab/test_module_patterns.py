@@ -43,5 +43,5 @@ def test_patterns_match_exactly(model: str, names: Collection[str], patterns: li
     [("0", "*"), ("a.0.b1", "a.*.b1"), ("a.10.2", "a.*.*"), ("layer1.0", "layer1.*"), ("a", "a")],
 )
 def test_numbers_between_dots_are_wildcards(name: str, expected: str) -> None:
-    """Only whole parts of a name that are numbers are replaced."""
+    """Only parts of a name that are whole numbers are replaced."""
     assert wildcard(name) == expected

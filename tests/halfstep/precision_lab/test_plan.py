@@ -87,7 +87,7 @@ def test_planted_need_is_named(name: str) -> None:
     [name if name in USUAL else pytest.param(name, marks=pytest.mark.extended) for name in MODELS],
 )
 def test_clean_model_is_in_fp16_everywhere(name: str) -> None:
-    """Where nothing needs more precision, the plan is fp16 without any module of its own."""
+    """A model that needs no more precision gets fp16 without exceptions."""
     make, make_batch, loss_fn = MODELS[name]
     plan = precision_plan(make(), [make_batch()], loss_fn)
     assert str(plan.best) == "fp16 everywhere"
@@ -99,7 +99,7 @@ def test_clean_model_is_in_fp16_everywhere(name: str) -> None:
 
 
 def test_short_mantissa_is_named() -> None:
-    """Where only bf16's mantissa is too short, the plan says so."""
+    """The plan says that only bf16's mantissa is too short."""
     plan = precision_plan(between(cancelled(12)), [vectors()], squared, **STRICT)
     assert str(plan.best) == "fp16 everywhere"
     assert plan.of_precision["bf16"].fp32 == ["1"]
@@ -107,7 +107,7 @@ def test_short_mantissa_is_named() -> None:
 
 
 def test_small_range_is_named() -> None:
-    """Where only fp16's range is too small, the plan says so, and bf16 is the simplest answer."""
+    """The plan says that only fp16's range is too small, and bf16 is the simplest answer."""
     case = PLANS["overflow of a layer"]
     plan = precision_plan(case.make(), [case.batch()], case.loss)
     assert str(plan.best) == "bf16 everywhere"
@@ -143,7 +143,7 @@ def test_mixes_without_a_pattern_are_left_out(count: int) -> None:
 
 @pytest.mark.parametrize("name", ["cancellation", "loss in fp16"])
 def test_own_cast_is_attributed(name: str) -> None:
-    """Where the code casts to half precision itself, no mix helps, and the diff's name is given."""
+    """A cast in the code itself is not helped by any mix, and the module of the diff is named."""
     case = PLANTED[name]
     plan = precision_plan(case.make(), [case.batch()], case.loss, **STRICT)
     [named] = case.named
@@ -273,7 +273,7 @@ def test_code_that_does_not_allow_a_precision_is_noted() -> None:
 
 
 def test_measured_error_is_that_of_a_diff() -> None:
-    """Without modules of their own precision, a plan's error is that of a precision diff."""
+    """A plan without modules of other precisions has the error of a precision diff."""
     make, make_batch, loss_fn = MODELS["transformer"]
     model, batch = make(), make_batch()
     for precision, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):

@@ -86,7 +86,7 @@ def test_training_is_bit_identical(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_nothing_is_kept(name: str) -> None:
-    """After a diff no tensor is left that was not there before, without garbage collection too."""
+    """After a diff no new tensor is left, without garbage collection too."""
     make, make_batch, loss_fn = MODELS[name]
     model, batch = make(), make_batch()
     counts = []
@@ -122,7 +122,9 @@ class Remembers(nn.Module):
 
 
 def test_containers_of_a_module_stay_as_they_are() -> None:
-    """Whatever a forward pass puts into lists, dictionaries, sets and deques, at any depth."""
+    """A forward pass may change lists, dictionaries, sets and deques at any depth; they
+    are restored.
+    """
     model, batch = Remembers(), torch.ones(2, 4)
     model(batch)
     state = deepcopy((list(model.recent), model.by_name))

@@ -25,10 +25,9 @@ DTYPES = [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.extended
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_loss_of_precision_is_named(name: str) -> None:
-    """Exactly the module that loses precision is suggested, with evidence.
-
-    With the module in fp32 a gradient may stay beyond the bounds: then others may be added. A loss
-    function that casts by itself is not repaired by fp32, and a note names it.
+    """Exactly the module that loses precision is suggested, with evidence. If the gradient
+    stays beyond the bounds, others may be added. A loss function that casts by itself is not
+    repaired by fp32, and a note names it.
     """
     case = PLANTED[name]
     report = precision_diff(case.make(), case.batch(), case.loss, case.dtype, scale=case.scale)
@@ -67,7 +66,9 @@ def mean_squares(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 def test_a_gradient_beyond_the_bounds_gets_the_modules_of_the_plan(
     dtype: torch.dtype, short: str
 ) -> None:
-    """Also if no local error is above the noise, because errors of several modules add up."""
+    """Errors of several modules add up, so the plan's modules are suggested although no local
+    error is above the noise.
+    """
     model, batch = fitted()
     report = precision_diff(model, batch, mean_squares, dtype)
     assert report.error > MAX_ERROR
@@ -82,7 +83,7 @@ def test_a_gradient_beyond_the_bounds_gets_the_modules_of_the_plan(
 
 
 def test_what_stays_wrong_is_stated() -> None:
-    """With suggestions that do not suffice, and without any."""
+    """The rest is stated for suggestions that do not suffice, and without any."""
     model, batch = fitted()
     event = precision_diff(model, batch, mean_squares, torch.bfloat16).event
     none = suggestions_of(replace(event, suggested=[], suggested_error=None))

@@ -35,7 +35,9 @@ os.write(2, "".join(f"{line.stream}: {line.text}\\n" for line in lines).encode()
 
 
 def test_descriptors_of_a_kernel_are_kept_and_shown() -> None:
-    """Also of child processes, of which one goes on; secrets are redacted in the log only."""
+    """Output of child processes is kept too, also of one that goes on; secrets are redacted in
+    the log only.
+    """
     done = subprocess.run(
         [sys.executable, "-c", KERNEL],
         cwd=Path(halfstep.__file__).parents[1],
@@ -54,7 +56,7 @@ def test_descriptors_of_a_kernel_are_kept_and_shown() -> None:
 
 
 def test_a_redirection_that_the_script_made_later_stays(tmp_path: Path) -> None:
-    """As of tools that capture a cell's output themselves."""
+    """A redirection by a tool that captures a cell's output itself stays."""
     begun, _, _ = KERNEL.partition('print("from Python")')
     redirected = """
 os.dup2(os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY), 1)

@@ -127,7 +127,7 @@ VALUES: list[tuple[Any, Any]] = [
 
 @pytest.mark.parametrize(("value", "expected"), VALUES, ids=lambda value: str(type(value)))
 def test_a_value_is_converted_without_a_loss(value: Any, expected: Any) -> None:
-    """At the top level and nested; numbers become Python's at full precision."""
+    """Values at any depth become Python's numbers at full precision."""
     losses: list[str] = []
     found = as_config({"a": value, "b": [value]}, losses.append)
     assert found == {"a": expected, "b": [expected]}
@@ -253,7 +253,7 @@ class Unreadable(torch.Tensor):
 
 @pytest.mark.parametrize("shape", [(), (1,), (3, 4), (1000, 1000)])
 def test_a_tensor_of_a_device_is_never_read(shape: tuple[int, ...]) -> None:
-    """That would wait for the device, however small it is."""
+    """Reading it would wait for the device, however small it is."""
     value = torch.Tensor._make_subclass(Unreadable, torch.zeros(shape))
     found = as_config({"lr": 0.1, "bad": value, "list": [value]})
     note = f"(a tensor of torch.float32, shape {shape}, on cuda)"

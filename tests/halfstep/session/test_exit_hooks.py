@@ -285,7 +285,7 @@ def test_a_handler_of_faulthandler_stays(script: Path, kind: str, end: str) -> N
 
 @pytest.mark.parametrize("end", UNHOOKED)
 def test_an_exit_without_a_hook_has_its_exit_code(script: Path, end: str) -> None:
-    """Once the process is gone; until then there is no outcome to send."""
+    """The exit code is known once the process has ended; until then there is no outcome."""
     assert run(script, "main", end).returncode == 3
     check(outcome(script), "failed", 3, None)
     files = AttemptFiles(script.parent / "runs" / "it", 1)
@@ -368,6 +368,6 @@ def test_a_thread_that_trains_and_raises_has_failed(script: Path) -> None:
 
 @pytest.mark.extended
 def test_a_rank_of_torch_that_raises_has_failed(script: Path) -> None:
-    """torch.multiprocessing catches the exception, and exits with 1."""
+    """torch.multiprocessing catches the exception and exits with 1, and the run has failed."""
     run(script, "torch.spawn", "raise")
     check(outcome(script), "failed", 1, "ValueError: boom")

@@ -135,7 +135,7 @@ def test_twenty_kills_lose_no_row_that_was_written_and_tear_none(
 def test_rows_that_are_written_early_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """Also the events, the evidence read from them later, and what the script logs."""
+    """The events, the evidence and the logged values are equal too."""
     contents = {}
     for name, seconds in (("late", 1e6), ("early", 0.0)):
         monkeypatch.setattr(idle_writer, "POLL_SECONDS", max(seconds, 0.0005))
@@ -184,7 +184,7 @@ def test_an_error_ends_the_thread_only() -> None:
 
 
 def test_rows_of_a_device_are_written_once_their_copy_is_complete() -> None:
-    """Those in flight wait, and so do those that the loop has not sent."""
+    """Rows whose copy is not complete, and rows that the loop has not sent, are written later."""
     rows = ring.Ring(1, torch.device("cpu"), 0.0, lambda *_: None)
     rows.readable = None
     for step in range(3):

@@ -44,7 +44,7 @@ ONES += [torch.ones(shape).to(kind) for kind in TORCH for shape in ((), (1, 1))]
 
 
 def test_numbers_of_every_type_are_logged() -> None:
-    """Of Python, numpy and torch, also in arrays of one element."""
+    """Numbers of Python, numpy and torch are logged, also arrays of one element."""
     run = watch()
     for step, value in enumerate(ONES):
         run.log({"one": value}, step=step)
@@ -68,7 +68,7 @@ def test_what_only_resembles_a_number_is_refused(capsys: pytest.CaptureFixture[s
 
 
 def test_nested_dictionaries_have_names_with_slashes() -> None:
-    """Of any depth; empty ones have none."""
+    """Dictionaries of any depth are logged, and empty ones add nothing."""
     run = watch()
     run.log({"val": {"top": {"1": 0.5}, "loss": 2}, "empty": {}, "lr": 0.1})
     run.finish()
@@ -80,13 +80,13 @@ WHOLE = [3, 3.0, np.int32(3), np.float16(3), np.array(3.0), torch.tensor(3), tor
 
 @pytest.mark.parametrize("value", [*WHOLE, Decimal(3), Fraction(3)])
 def test_a_whole_number_of_any_type_is_a_step(value: Any) -> None:
-    """Also a float, as of an epoch that is divided."""
+    """A whole number of any type is a step, also a float such as an epoch that was divided."""
     assert step_number(value) == 3
 
 
 @pytest.mark.parametrize("value", [3.5, True, np.bool_(True), "3", -1.0, np.nan, np.inf, 2.0**60])
 def test_other_values_are_no_steps(value: Any) -> None:
-    """Nothing is rounded."""
+    """Other values are rejected, and nothing is rounded."""
     with pytest.raises(arguments.BadArgument, match="allowed: a whole number from 0"):
         step_number(value)
 
@@ -104,7 +104,7 @@ def test_calls_without_a_step_are_not_all_at_step_0() -> None:
 
 
 def test_a_call_without_a_step_follows_one_with_a_step() -> None:
-    """At that step, unless it has the name."""
+    """The call is logged at the same step, unless that step has the name already."""
     run = watch()
     run.log({"loss": 1}, step=7)
     run.log({"acc": 2})
@@ -114,7 +114,7 @@ def test_a_call_without_a_step_follows_one_with_a_step() -> None:
 
 
 def test_a_decimal_loss_is_the_row_of_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a script without torch, at a step that is a float."""
+    """A Decimal is a loss in a script without torch, also at a step that is a float."""
     monkeypatch.setattr(watched_run, "find_spec", lambda name: None)
     wandb: Any = halfstep
     wandb.init(name="run", mode="offline")

@@ -102,7 +102,7 @@ def test_a_folder_that_is_removed_is_written_again(
 
 
 def test_without_a_server_a_removed_folder_is_written_again() -> None:
-    """With the description, so that it can be uploaded later and continued."""
+    """The folder gets its description too, so that the run can be uploaded and continued later."""
     folder = train(shutil.rmtree, mode="offline", config={"lr": 0.1})
     watch = halfstep.watch(run="run", mode="offline", console=False, system=False)
     assert watch.folder == folder
@@ -160,7 +160,9 @@ def test_a_folder_that_cannot_be_created_is_one_in_tmpdir(
 def test_a_refuge_of_another_user_is_not_used(
     tmp_path: Path, own_refuge: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor one that is a link; the next place is taken, and the link not followed."""
+    """Another user's folder and a link are not used: the next place is taken, and the
+    link is not followed.
+    """
     place = refuge.opened(tmp_path)
     place.rmdir()
     (tmp_path / "elsewhere").mkdir()
@@ -173,7 +175,7 @@ def test_a_refuge_of_another_user_is_not_used(
 def test_a_refuge_that_cannot_be_written_leaves_no_folder(
     tmp_path: Path, own_refuge: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither in TMPDIR nor in memory."""
+    """No folder is left in TMPDIR or in memory."""
 
     def failing(_path: Path, _data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -196,7 +198,7 @@ def _log_in_rank(number: int) -> None:
 def test_what_a_further_rank_logs_is_reported_once(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """By one rank of all, if they find the run."""
+    """One of all ranks reports it, if they find the run."""
     monkeypatch.setenv("WORLD_SIZE", "3")
     watch = halfstep.watch(mode="offline", console=False, system=False)
     monkeypatch.setattr("halfstep.session.ranks.meeting_file", lambda _: watch._run._meeting)  # type: ignore[union-attr]
@@ -237,7 +239,7 @@ def test_an_outcome_has_reserved_space(
 def test_a_killed_run_gets_its_outcome_once_there_is_space(
     own_refuge: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The uploader tries again."""
+    """The uploader tries to write the outcome again until there is space."""
     files = run_folder.open_run(own_refuge, name="run")
     tries: list[str] = []
     write = run_folder.write_outcome

@@ -36,7 +36,7 @@ def test_a_few_of_each_kind_are_printed_and_the_others_counted() -> None:
     ],
 )
 def test_messages_of_a_kind_differ_in_values(first: str, second: str, is_same: bool) -> None:
-    """And in the name of the logged value, not in the method or the reason."""
+    """Messages of a kind differ in values and in the logged name, not in method or reason."""
     assert (kind_of(first) == kind_of(second)) is is_same
 
 

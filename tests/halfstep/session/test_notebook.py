@@ -64,7 +64,9 @@ def outcomes(folder: Path) -> dict[str, tuple[str, int, str]]:
 
 
 def test_a_cell_that_is_run_again_begins_a_new_run(tmp_path: Path) -> None:
-    """With its own configuration and steps; those before end as interrupted by a new run."""
+    """Each run has its own configuration and steps; earlier ones end as interrupted by a
+    new run.
+    """
     said = run(tmp_path, *(TRAIN.format(lr=lr) for lr in (0.1, 0.2, 0.3)))
     assert outcomes(tmp_path) == {
         "try": ("interrupted", 3, ""),
@@ -79,7 +81,7 @@ def test_a_cell_that_is_run_again_begins_a_new_run(tmp_path: Path) -> None:
 
 
 def test_later_cells_continue_with_the_run(tmp_path: Path) -> None:
-    """Until `finish`, or a cell that watches again."""
+    """Later cells continue the run until `finish`, or a cell that watches again."""
     run(tmp_path, TRAIN.format(lr=1), "steps(2)", "watch.log({'accuracy': 0.5})", "watch.finish()")
     assert outcomes(tmp_path) == {"try": ("finished", 5, "")}
     assert [event["step"] for event in Written(tmp_path / "runs" / "try").of("metric")] == [5]
@@ -101,7 +103,7 @@ RAISE = "steps(1)\nraise ValueError('the loss is odd')"
 def test_the_exception_of_a_cell_is_recorded(
     tmp_path: Path, after: list[str], status: str, step: int, error: str
 ) -> None:
-    """As that which the run ended by, unless a later cell trains on."""
+    """The run ends with the exception, unless a later cell continues training."""
     run(tmp_path, TRAIN.format(lr=1), RAISE, *after)
     [(name, found)] = outcomes(tmp_path).items()
     assert (name, found[:2]) == ("try", (status, step))
@@ -120,13 +122,15 @@ def test_the_exception_of_a_cell_is_recorded(
 def test_finish_after_a_cell_that_raised_ends_a_failed_run(
     tmp_path: Path, cells: list[str], status: str
 ) -> None:
-    """Unless a later cell trains on, or the user has interrupted the cell."""
+    """The run has failed, unless a later cell continues training or the user has
+    interrupted the cell.
+    """
     run(tmp_path, TRAIN.format(lr=1), *cells)
     assert outcomes(tmp_path)["try"][0] == status
 
 
 def test_finish_of_the_drop_in_ends_a_failed_run_too(tmp_path: Path) -> None:
-    """With its summary, and what it has collected."""
+    """The failed run keeps its summary and its collected values."""
     begin = "import halfstep as wandb\nwandb.init(name='try', dir='.')\nwandb.log({'acc': 1})"
     failing = "wandb.log({'acc': 2}, commit=False)\nraise ValueError('the loss is odd')"
     run(tmp_path, begin, failing, "wandb.finish()")
@@ -138,7 +142,7 @@ def test_finish_of_the_drop_in_ends_a_failed_run_too(tmp_path: Path) -> None:
 
 
 def test_a_run_with_a_failed_cell_has_failed_when_another_begins(tmp_path: Path) -> None:
-    """Also if its first cell raised, or was interrupted by the user."""
+    """A run whose first cell raised or was interrupted ends as failed when another run begins."""
     first = TRAIN.format(lr=1) + "raise ValueError('first')"
     second = TRAIN.format(lr=2) + "raise KeyboardInterrupt"
     run(tmp_path, first, second, TRAIN.format(lr=3))
@@ -204,7 +208,7 @@ def test_a_watch_is_a_card_that_is_updated(tmp_path: Path) -> None:
 
 
 def test_what_cells_print_is_kept(tmp_path: Path) -> None:
-    """With stderr, without secrets; the notebook shows it as before."""
+    """Both streams are kept without secrets, and the notebook shows them as before."""
     print_more = "import sys\nprint('again', os.environ['MY_TOKEN'])\n"
     print_more += "print('odd', file=sys.stderr)"
     said = run(

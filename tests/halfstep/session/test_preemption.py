@@ -98,7 +98,9 @@ def test_without_a_batch_system_nothing_is_preempted(tmp_path: Path) -> None:
 
 
 def test_preemption_by_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also a script's own handler that exits with 128 plus the signal; not torchrun's SIGTERM."""
+    """A script's own handler that exits with 128 plus the signal counts as preempted;
+    torchrun's SIGTERM does not.
+    """
     for variable in (*BATCH, "KUBERNETES_SERVICE_HOST", "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(variable, raising=False)
     assert batch_system.preemption(-signal.SIGTERM) is None

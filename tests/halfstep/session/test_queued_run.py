@@ -76,7 +76,7 @@ def test_a_wandb_script_logs_to_the_queued_run(folder: Path) -> None:
 def test_the_configuration_of_a_script_is_recorded_without_secrets(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Those that the queue gave it by name; a text that is too long is cut, and ends nothing."""
+    """Secrets that the queue gave the script are hidden; a text that is too long is cut."""
     monkeypatch.setenv("HALFSTEP_SECRETS", "API_KEY,GONE")
     monkeypatch.setenv("API_KEY", "open-sesame")
     config = {"lr": 0.1, "key": "open-sesame", "data": {"path": Path("/data"), "sizes": (1, 2)}}
@@ -120,7 +120,9 @@ def test_a_killed_one_is_continued(folder: Path) -> None:
 def test_the_next_attempt_starts_over_unless_it_resumes(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the script knows the step that it resumes from."""
+    """The next attempt starts at 0, because only the script knows the step from which it
+    resumes.
+    """
     train()
     attempt(folder, 2, monkeypatch)
     train()

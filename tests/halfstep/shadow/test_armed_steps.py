@@ -81,7 +81,7 @@ def _armed(
 def test_early_steps_and_those_after_a_lost_loss_are_armed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After two of them have shown the cause, no more are."""
+    """After two armed steps have shown the cause, no more steps are armed."""
     written, steps = _armed(tmp_path, monkeypatch)
     early = list(range(2, 2 + EARLY_STEPS))
     assert steps == [*early, 9, 10]
@@ -103,7 +103,7 @@ def test_a_healthy_loop_has_only_the_early_armed_steps(
 def test_an_armed_step_has_to_be_affordable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without time nothing is armed but what interrupts nothing: steps that are all skipped."""
+    """Without time only steps are armed that interrupt nothing: those that are all skipped."""
     monkeypatch.setattr(armed_steps, "FREE_SECONDS", 0.0)
     _, steps = _armed(tmp_path, monkeypatch)
     assert not steps
@@ -167,7 +167,7 @@ def test_a_run_that_ends_in_an_armed_step_leaves_nothing_behind(tmp_path: Path) 
 
 
 def test_hooks_that_go_within_a_step_do_not_disturb_others(tmp_path: Path) -> None:
-    """As where a run ends in an optimizer's step: torch iterates over the hooks."""
+    """A run that ends in an optimizer's step removes its hooks while torch iterates over them."""
     net = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     watch = halfstep.watch(net, folder=tmp_path, name="it")
@@ -219,7 +219,9 @@ def test_a_watched_loop_of_armed_steps_is_equal_to_the_bit(
 def test_an_armed_step_that_takes_too_long_goes_on_without_shadows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one with an evaluation in it; nothing is stated about it."""
+    """An armed step that takes too long, as with an evaluation in it, continues without shadows
+    and states nothing.
+    """
     monkeypatch.setattr(mode, "PURGE_EVERY", 1)
     monkeypatch.setattr(ArmedSteps, "_allowed", lambda _: -1.0)
     monkeypatch.setattr(ArmedSteps, "_is_affordable", lambda *_: True)

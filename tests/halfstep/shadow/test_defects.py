@@ -107,7 +107,9 @@ def test_a_bound_that_becomes_1_is_named() -> None:
     ],
 )
 def test_what_is_undefined_in_fp32_gets_no_advice_of_precision(loss_of: Loss) -> None:
-    """Also where only the gradient is."""
+    """A value that is undefined in fp32 too, also one of the gradient only, gets no
+    advice about precision.
+    """
     row = first(check(loss_of))
     assert row.kind == "undefined"
     assert row.advice.startswith("Avoid the undefined case")
@@ -219,7 +221,7 @@ def test_a_scale_that_is_forced_up_again_is_a_mistake() -> None:
 
 
 def test_a_finite_loss_far_from_fp32_is_wrong() -> None:
-    """65,504 instead of 100,000."""
+    """A loss of 65,504 instead of 100,000 is reported as different from fp32."""
     row = first(check(lambda w: (w.half() * 1e5).nan_to_num().float().mean()))
     assert (row.kind, row.loss, row.loss_fp32) == ("loss_differs", 65504.0, 1e5)
     assert row.source == "w.half() * 1e5"
@@ -269,7 +271,9 @@ def test_a_scale_by_hand_that_overflows_once_is_no_mistake() -> None:
 
 
 def test_autocast_around_the_whole_loop_keeps_old_weights() -> None:
-    """Not so if each step enters it, even around the backward pass and the step."""
+    """The finding appears only if autocast surrounds the whole loop, not if each step enters
+    it, even around the backward pass and the step.
+    """
 
     def step(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         optimizer.zero_grad()
@@ -295,7 +299,7 @@ def test_autocast_around_the_whole_loop_keeps_old_weights() -> None:
 
 
 def test_gradients_that_are_cleared_before_the_step() -> None:
-    """With the line of the loop; none of the weights moves."""
+    """The finding has the line of the loop, and none of the weights moves."""
 
     def train() -> None:
         net = nn.Linear(4, 1)
@@ -383,7 +387,7 @@ def test_an_update_that_is_kept_for_the_next_is_not_lost() -> None:
     ],
 )
 def test_an_edit_of_scaled_gradients_is_seen(edit: Callable[[Tensor], Any]) -> None:
-    """However it is written; after unscale_ it is right."""
+    """Every form of the edit is found; after unscale_ it is correct."""
 
     def train(*, is_right: bool) -> None:
         net = nn.Linear(4, 1)
@@ -405,7 +409,9 @@ def test_an_edit_of_scaled_gradients_is_seen(edit: Callable[[Tensor], Any]) -> N
 
 
 def test_a_penalty_of_scaled_gradients_is_seen() -> None:
-    """The gradients of autograd.grad on a scaled loss, squared and added to the loss."""
+    """Gradients of autograd.grad on a scaled loss that are squared and added to the loss
+    are found.
+    """
 
     def train(*, divides: bool) -> None:
         net = nn.Linear(4, 1)
@@ -730,7 +736,7 @@ def test_a_sum_in_place_that_stops_growing_is_found() -> None:
 
 
 def test_the_source_of_an_iterators_item_is_its_statements_first_line() -> None:
-    """Not the body of the loop, too."""
+    """The source is the statement's first line, without the body of the loop."""
 
     data = [torch.ones(4), torch.ones(4), torch.full((4,), math.nan)]
 
@@ -748,7 +754,7 @@ def test_the_source_of_an_iterators_item_is_its_statements_first_line() -> None:
 
 
 def test_an_overflow_without_effect_is_no_mistake() -> None:
-    """As of a score that a mask takes out afterwards."""
+    """A score that overflows and is masked afterwards is no mistake."""
 
     def loss_of(w: Tensor) -> Tensor:
         scores = w.half() * torch.tensor([1.0, 1.0, 1.0, 1e6])

@@ -118,7 +118,7 @@ def test_one_destination_keeps_the_order_of_lines(tmp_path: Path) -> None:
     [("raise ValueError('wrong')", 1), ("os._exit(3)", 3), ("os.kill(os.getpid(), 9)", -9)],
 )
 def test_the_last_output_of_a_script_is_kept(tmp_path: Path, ending: str, code: int) -> None:
-    """Also the traceback of its exception, and the words before a SIGKILL."""
+    """The traceback of an exception and the last words before a SIGKILL are kept."""
     script = start(tmp_path, f"print('last words', flush=True)\n{ending}\n")
     _, errors = script.communicate(timeout=SECONDS)
     assert script.returncode == code
@@ -152,7 +152,7 @@ def test_the_script_survives_its_sidecar(tmp_path: Path) -> None:
 
 
 def test_a_script_whose_reader_ends_gets_its_error(tmp_path: Path) -> None:
-    """As with `| head`: the script ends as it does without the watch."""
+    """With `| head` the script ends as it does without the watch."""
     printing = "while True: print('line', flush=True)\n"
     codes = []
     for name, environment in (("bare", {}), ("watched", ON)):
@@ -229,7 +229,7 @@ def test_a_failed_runs_log_ends_when_the_next_begins(tmp_path: Path, console: bo
 
 
 def test_a_script_without_output_is_sampled(tmp_path: Path) -> None:
-    """As a service without stdout and stderr, or with console=False."""
+    """A service without stdout and stderr, or a script with console=False, is sampled too."""
     script = start(tmp_path, "print('unseen')", {**ON, "HALFSTEP_CONSOLE": "no"})
     out, _ = script.communicate(timeout=SECONDS)
     assert out == b"unseen\n"
@@ -240,7 +240,7 @@ def test_a_script_without_output_is_sampled(tmp_path: Path) -> None:
 
 
 def test_a_forked_child_prints_into_the_log(tmp_path: Path) -> None:
-    """And keeps neither the sidecar nor the script alive."""
+    """The child keeps neither the sidecar nor the script alive."""
     script = start(
         tmp_path,
         "if not os.fork():\n    print('of a fork', flush=True)\n    os._exit(0)\nos.wait()\n",

@@ -42,7 +42,7 @@ def committed(folder: Path) -> str:
 
 
 def test_commit_patch_packages_and_command_are_recorded(tmp_path: Path) -> None:
-    """Also with neither output nor samples; the text of the script is not."""
+    """They are recorded without output and samples too; the text of the script is not."""
     commit = committed(tmp_path)
     found = run(tmp_path, MY_TOKEN="abcdefgh-secret", HALFSTEP_CONSOLE="no")
     assert found is not None
@@ -66,7 +66,7 @@ def test_the_code_is_saved_on_request(tmp_path: Path) -> None:
 
 
 def test_nothing_is_recorded_if_it_is_turned_off_or_fails(tmp_path: Path) -> None:
-    """Without git on the machine the packages remain."""
+    """Without git on the machine the packages are still recorded."""
     committed(tmp_path)
     assert run(tmp_path, ", git=False") is None
     (tmp_path / "halfstep-runs").rename(tmp_path / "before")

@@ -130,7 +130,9 @@ def test_the_rank_that_raised_is_named(tmp_path: Path) -> None:
 
 
 def test_no_file_of_a_further_rank_contains_the_token(tmp_path: Path) -> None:
-    """Neither its output nor its exception, although no variable of the environment has it."""
+    """Neither the output nor the exception of the rank has the token, although no environment
+    variable has it.
+    """
     token = "hs_0123456789abcdef"
     done = launch(
         tmp_path,
@@ -147,7 +149,9 @@ def test_no_file_of_a_further_rank_contains_the_token(tmp_path: Path) -> None:
 
 
 def test_the_manual_lists_all_that_a_runs_folder_has(tmp_path: Path) -> None:
-    """Of a training on two ranks that has logged, saved and registered files."""
+    """The manual lists every file of a training on two ranks that has logged, saved and
+    registered files.
+    """
     script = """
 if rank == 0:
     watch.save_artifact("train.py", name="code")
@@ -186,7 +190,7 @@ def test_variables_that_are_no_numbers_are_ignored(
 
 
 def test_a_rank_without_a_first_one_trains_on(tmp_path: Path) -> None:
-    """Nothing is recorded, and nothing waits."""
+    """Nothing is recorded, and the rank does not wait."""
     (tmp_path / "train.py").write_text(
         "import halfstep\nwatch = halfstep.watch()\nprint('alone', watch.folder)"
     )

@@ -64,7 +64,7 @@ def test_a_figure_that_is_not_supported_hides_no_other(nvml: pytest.MonkeyPatch)
 def test_without_nvidias_library_the_host_is_sampled(
     nvml: pytest.MonkeyPatch, question: str
 ) -> None:
-    """Whatever the library lacks, the run is not hurt."""
+    """Whatever function the library lacks, the host is still sampled."""
     nvml.setattr(pynvml, question, fail(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND))
     assert len(SystemMonitor([0]).take(2000)) == 1
 

@@ -66,7 +66,9 @@ def test_the_quickstart() -> None:
 
 
 def test_names_groups_and_positions() -> None:
-    """As in Trackio's guide, also by position, where W&B's first argument is another."""
+    """The calls of Trackio's guide work, also by position, where W&B's first argument is
+    another one.
+    """
     trackio.init("my_project", "baseline_run_1", "baseline")
     trackio.log({"loss": 0.05})
     trackio.log(metrics={"loss": 0.04, "accuracy": 0.95})
@@ -116,7 +118,7 @@ def test_the_kitchen_sink(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_audio_of_floats_and_of_a_file(tmp_path: Path) -> None:
-    """As in Trackio's guide: peaks above 1 are normalized, and a WAV file is read."""
+    """Peaks above 1 are normalized, and a WAV file is read, as in Trackio's guide."""
     rate = 16000
     tone = 2 * np.sin(np.linspace(0, 100, rate, endpoint=False))
     shown = trackio.Audio(np.stack([tone, tone], axis=1), caption="A4", sample_rate=rate).shown()
@@ -152,7 +154,7 @@ def test_a_crash_and_a_restart(resume: str) -> None:
 
 
 def test_what_it_lacks_is_said_and_does_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    """Traces, spaces and servers of Trackio's own."""
+    """Traces, spaces and servers of Trackio are reported as unsupported."""
     trackio.init(project="it", name="run", space_id="me/space", embed=False)
     trackio.log({"trace": trackio.Trace([]), "a": 1})
     trackio.sync(project="it")
@@ -164,7 +166,7 @@ def test_what_it_lacks_is_said_and_does_nothing(capsys: pytest.CaptureFixture[st
 
 
 def test_only_the_name_decides() -> None:
-    """Under other names the calls are W&B's; a function's own import counts as well."""
+    """Under other names the calls are W&B's; an import within a function counts too."""
 
     def inner() -> Any:
         import halfstep as trackio

@@ -9,7 +9,7 @@ CPU = torch.device("cpu")
 
 
 def test_all_inputs_on_the_device_are_found() -> None:
-    """By the names that they have, with those in containers; results and numbers are no inputs."""
+    """Inputs have their names, also within containers; results and numbers are no inputs."""
     batch = {"x": torch.ones(2), "y": torch.ones(2, dtype=torch.int64)}
     result = torch.ones(2, requires_grad=True) * 2
     inputs, are_all = device_inputs(CPU)
@@ -22,7 +22,9 @@ def test_all_inputs_on_the_device_are_found() -> None:
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_inputs_that_are_not_counted_are_not_all() -> None:
-    """On another device, of a type that torch cannot search, nested, or too many."""
+    """Tensors on another device, of an unsupported type, nested, or too many are left out
+    and reported so.
+    """
     for other in (
         torch.ones(2, device="meta"),
         torch.ones(2).to(torch.float8_e4m3fn),

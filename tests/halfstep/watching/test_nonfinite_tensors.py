@@ -23,7 +23,7 @@ def found(*tensors: tuple[str, Tensor]) -> list[list[str]]:
 
 
 def test_each_type_of_floating_point_is_searched() -> None:
-    """In one search; a tensor with a graph too, and the two of one name."""
+    """One search covers all types, tensors with a graph, and two tensors of one name."""
     bad = torch.tensor([1.0, math.nan])
     tensors = [
         ("finite", torch.ones(2)),

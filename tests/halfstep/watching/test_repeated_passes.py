@@ -407,7 +407,7 @@ class Watched:
 def test_rows_and_events_are_those_of_examined_passes(
     tmp_path_factory: pytest.TempPathFactory, kinds: list[Callable[[Loop], None]]
 ) -> None:
-    """After each kind of iteration that is not the usual one."""
+    """Rows and events are equal after each kind of unusual iteration."""
     folder = tmp_path_factory.mktemp("runs")
     examined = Watched(folder, kinds, plain_after=NEVER)
     usual = Watched(folder, kinds, plain_after=2)
@@ -432,7 +432,7 @@ def test_a_pass_before_the_update_is_no_later_steps_loss(
 @pytest.mark.parametrize("is_fused", [True, *extended([False])])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: str(kind.__name__))
 def test_each_kind_by_itself(tmp_path: Path, kind: Callable[[Loop], None], is_fused: bool) -> None:
-    """As above, each kind twice."""
+    """Rows and events are equal for two iterations of each kind."""
     examined = Watched(tmp_path, [kind, kind], plain_after=NEVER, is_fused=is_fused)
     usual = Watched(tmp_path, [kind, kind], plain_after=2, is_fused=is_fused)
     assert str(usual.rows) == str(examined.rows)

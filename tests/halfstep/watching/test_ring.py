@@ -26,7 +26,7 @@ def drain(ring: Ring) -> bool:
 
 
 def test_rows_arrive_once_and_in_order_round_after_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each with its own step and numbers."""
+    """Each row arrives once with its own step and numbers."""
     monkeypatch.setattr("halfstep.recording.ring.DRAIN_SECONDS", math.inf)
     found: list[tuple[int, int, list[float]]] = []
 
@@ -46,7 +46,7 @@ def test_rows_arrive_once_and_in_order_round_after_round(monkeypatch: pytest.Mon
 def test_a_devices_first_rows_and_those_after_a_skip_arrive_soon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whatever is to be examined in the next steps is known in time; later rows wait."""
+    """They are known in time for the next steps; later rows wait."""
     monkeypatch.setattr("halfstep.recording.ring.DRAIN_SECONDS", math.inf)
     monkeypatch.setattr("halfstep.recording.ring.EAGER_SHARE", math.inf)
     handed: list[int] = []
@@ -95,7 +95,7 @@ def test_handing_over_soon_takes_a_bounded_share_of_the_time(
 def test_rows_interrupted_by_ctrl_c_are_flushed_later(
     monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    """Each once, with its own step."""
+    """Each row is flushed once, with its own step."""
     found: list[tuple[float, int]] = []
 
     def take(_first: int, rows: Any, records: Any) -> None:

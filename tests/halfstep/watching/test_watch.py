@@ -96,7 +96,9 @@ def test_another_default_device_changes_nothing(tmp_path: Path, name: str) -> No
 
 
 def test_a_captured_step_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a CUDA graph is captured, nothing of ours runs; the steps around it are recorded."""
+    """While a CUDA graph is captured, no code of the watch runs; the steps around it are
+    recorded.
+    """
     is_capturing = False
     for module in (hooks, shadow_mode):
         monkeypatch.setattr(module, "cuda", SimpleNamespace(_initialized=True))
@@ -218,7 +220,9 @@ def test_a_wrapped_optimizer_is_recorded(tmp_path: Path, wrap: Callable[..., Any
 
 
 def test_gradients_that_are_sparse_or_missing_are_measured(tmp_path: Path) -> None:
-    """In host memory each is read unchanged: rows of an embedding, a half, and none."""
+    """In host memory rows of an embedding, half precision and missing gradients are read
+    unchanged.
+    """
     table, half = nn.Embedding(4, 2, sparse=True), nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
     unused, alone = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
     watched = torch.optim.SGD([*table.parameters(), half, unused], lr=0.1)
@@ -273,7 +277,7 @@ def test_parameters_that_are_added_within_a_step_end_no_watching(tmp_path: Path)
 
 
 def test_a_step_without_a_scaler_is_one_of_each_optimizer(tmp_path: Path) -> None:
-    """Of two that are named, both have stepped before a row closes."""
+    """A row closes when both named optimizers have stepped."""
     net = Net()
     pair = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (net.body, net.head)]
     with halfstep.watch(net, optimizers=pair, folder=tmp_path, name="it"):
@@ -299,7 +303,7 @@ def test_a_disabled_scaler_is_none(tmp_path: Path) -> None:
 
 
 def test_a_scale_set_by_hand_is_reported_as_set(tmp_path: Path) -> None:
-    """Instead of an update, or after one, it is no growth and no backoff."""
+    """Instead of an update, or after one, it is neither a growth nor a backoff."""
     net, scaler = Net(), GradScaler("cpu", init_scale=8.0)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
     with halfstep.watch(net, folder=tmp_path, name="it"):
@@ -347,7 +351,7 @@ def test_a_schedule_that_advances_in_skipped_steps_is_reported(tmp_path: Path) -
 
 
 def test_a_later_optimizer_changes_the_layout_of_rows(tmp_path: Path) -> None:
-    """So does a group that is added; no step before is lost."""
+    """An added parameter group changes the layout too, and no earlier step is lost."""
     net, scaler = Net(), GradScaler("cpu", init_scale=8.0)
     first = torch.optim.SGD(net.head.parameters(), lr=1e-3)
     second = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))], lr=1e-3)
@@ -446,7 +450,7 @@ def test_a_tensor_or_an_array_of_one_number_is_that(
 
 
 def test_the_last_file_of_a_name_in_a_step_counts(tmp_path: Path) -> None:
-    """As for numbers."""
+    """The last file of a name is kept, as with numbers."""
     with halfstep.watch(folder=tmp_path, name="it") as watch:
         for text in ("first", "last"):
             watch.log({"text": text}, step=0)
@@ -528,7 +532,7 @@ def test_values_that_cannot_be_shown_are_reported_and_not_logged(
 def test_an_invalid_number_is_reported_and_others_are_recorded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Too large for a float, complex, without a value, or in no dictionary."""
+    """Numbers that are too large, complex, without a value or in no dictionary are reported."""
     with halfstep.watch(folder=tmp_path, name="it") as watch:
         watch.log({"big": 10**400, "complex": torch.tensor(1 + 1j)})
         watch.log({"meta": torch.ones((), device="meta")})
@@ -570,7 +574,7 @@ UNLOGGED: list[tuple[dict[Any, Any], str]] = [
 def test_rejected_values_are_named_with_the_allowed_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], values: dict[str, Any], said: str
 ) -> None:
-    """In one line, and the other logged values are recorded."""
+    """The message is one line, and the other values are recorded."""
     with halfstep.watch(folder=tmp_path, name="it") as watch:
         watch.log(values | {"good": 1.0})
     written = Written(tmp_path / "it")
@@ -596,7 +600,7 @@ def test_a_checkpoint_is_registered_with_size_and_digest(tmp_path: Path) -> None
 
 
 def test_the_folder_says_all_of_the_run(tmp_path: Path) -> None:
-    """Name, configuration, project, tags, versions and host; and how it ended."""
+    """The folder has name, configuration, project, tags, versions, host and outcome."""
     from argparse import Namespace
 
     config = Namespace(lr=1e-3, path=Path("data"), deep={"a": float("nan")})
@@ -631,7 +635,9 @@ def test_whole_numbers_that_no_browser_holds_are_texts_of_the_configuration(
 
 @pytest.mark.parametrize("how", ["run", "file"])
 def test_a_resumed_run_is_the_next_attempt(tmp_path: Path, how: str) -> None:
-    """By run=, or a file in the folder; its steps continue, or begin where the script sets them."""
+    """It is named by run= or by a file in the folder. Its steps continue, or begin where the
+    script sets them.
+    """
     with halfstep.watch(folder=tmp_path, name="it") as watch:
         bf16(watch, epochs=5)
     if how == "file":
@@ -651,7 +657,9 @@ def test_a_resumed_run_is_the_next_attempt(tmp_path: Path, how: str) -> None:
 
 @pytest.mark.parametrize("clock_set", [timedelta(), timedelta(days=-1)])
 def test_the_time_of_a_resumed_run_continues(tmp_path: Path, clock_set: timedelta) -> None:
-    """From its first start, an hour ago; never back, though the machine's clock was set back."""
+    """The time counts from the first start an hour ago, and never goes back with the
+    machine's clock.
+    """
     with halfstep.watch(folder=tmp_path, name="it") as watch:
         bf16(watch, epochs=2)
     described = tmp_path / "it" / "run.json"
@@ -707,7 +715,7 @@ def test_only_the_named_run_is_continued(
 def test_a_run_is_continued_by_its_name_or_its_folders(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a name that no folder can have, too."""
+    """A name that no folder can have works too."""
     halfstep.watch(folder=tmp_path, name="my run/1").finish()
     for run in ("my run/1", "my-run-1"):
         halfstep.watch(folder=tmp_path, run=run).finish()
@@ -730,7 +738,9 @@ def test_a_resumed_run_is_configured_again(tmp_path: Path) -> None:
 def test_an_invalid_configuration_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """At the start or later, and the run continues with its configuration."""
+    """An invalid configuration is reported at the start or later, and the run keeps the
+    valid one.
+    """
     with halfstep.watch(folder=tmp_path, name="it", config="lr=0.1") as watch:
         watch.configure({"lr": 0.2})
         watch.configure([0.1])
@@ -795,7 +805,9 @@ def test_without_the_service_the_upload_is_named(
 
 
 def test_disabled_it_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By mode or environment; so on every rank but the first. All methods are there."""
+    """A watch that is disabled by mode or environment, or on a further rank, writes nothing and
+    has all methods.
+    """
     cases: list[tuple[dict[str, str], Any]] = [
         ({}, "disabled"),
         ({"HALFSTEP_MODE": "disabled"}, "auto"),
@@ -877,7 +889,7 @@ def test_invalid_names_of_runs_are_skipped(
     ("tags", "kept"), [("fp16", ["fp16"]), (("a", "b"), ["a", "b"]), (None, [])]
 )
 def test_a_single_text_is_one_tag(tmp_path: Path, tags: Any, kept: list[str]) -> None:
-    """And none are none."""
+    """A text becomes a list of one tag, and None an empty list."""
     halfstep.watch(folder=tmp_path, name="it", tags=tags).finish()
     assert json.loads((tmp_path / "it" / "run.json").read_text())["tags"] == kept
 
@@ -1210,7 +1222,7 @@ def test_parameters_that_no_module_has_are_called_by_their_place(tmp_path: Path)
 
 
 def test_modules_of_one_class_are_numbered() -> None:
-    """Of several modules each has its class's name before its parameters'."""
+    """The names of their parameters begin with the class and its number."""
     from halfstep.recording.gradients import parameter_names
 
     names = parameter_names((nn.Linear(1, 1), nn.Conv1d(1, 1, 1, bias=False), nn.Linear(1, 1)))
@@ -1227,7 +1239,9 @@ def test_modules_of_one_class_are_numbered() -> None:
 @pytest.mark.filterwarnings("ignore")  # the compiler warns of torch itself
 @pytest.mark.parametrize("is_scaled", [True, *extended([False])])
 def test_a_step_that_is_compiled_whole_is_watched(tmp_path: Path, is_scaled: bool) -> None:
-    """Backward, scaler and optimizer within torch.compile: the same bits, and every step."""
+    """Backward pass, scaler and optimizer within torch.compile give the same bits, and every
+    step is recorded.
+    """
 
     def train(watch: Any = None) -> list[torch.Tensor]:
         torch.manual_seed(0)
@@ -1323,7 +1337,9 @@ def test_a_full_disk_does_not_end_watching(
 
 
 def test_secrets_are_not_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither from the command line nor, of the token in use, from the configuration."""
+    """Secrets of the command line and the token in use are left out of command and
+    configuration.
+    """
     token = "hs_0123456789"
     monkeypatch.setattr(sys, "argv", ["train.py", "--api-key", "abc", "--lr=1", token])
     config = {"argument": token, "lr": 1}

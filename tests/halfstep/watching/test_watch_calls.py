@@ -27,7 +27,7 @@ OURS = str(Path(halfstep.__file__).parent)
 def test_an_applied_step_takes_few_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_scaled: bool, clip: bool, is_on_device: bool
 ) -> None:
-    """Of a loop whose steps are alike, while no rows are handed over."""
+    """The number of Python calls is bounded for equal steps while no rows are handed over."""
     monkeypatch.setattr("halfstep.recording.ring.DRAIN_SECONDS", 1e6)
     net = nn.Linear(3, 2)
     optimizer = torch.optim.AdamW(net.parameters(), fused=True)

@@ -54,7 +54,7 @@ def test_a_clip_of_scaled_gradients_is_reported(tmp_path: Path, kind: str, first
 
 @pytest.mark.parametrize("has_scaler", [True, False])
 def test_the_first_norm_is_that_before_the_clip(tmp_path: Path, has_scaler: bool) -> None:
-    """Also if the step after the clip is the first call that names the optimizer."""
+    """The norm is measured also if the optimizer is named only by the step after the clip."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
     frozen = nn.Linear(2, 2)  # without gradients
@@ -78,7 +78,7 @@ def test_the_first_norm_is_that_before_the_clip(tmp_path: Path, has_scaler: bool
 def test_a_clip_of_other_gradients_is_not(
     tmp_path: Path, kind: str, right: dict[str, bool]
 ) -> None:
-    """After unscale_, and in a loop without a scaler."""
+    """A clip after unscale_, or in a loop without a scaler, is no mistake."""
     assert clips_while_scaled(tmp_path, CLIPS[kind], **right) == []
 
 
@@ -118,7 +118,7 @@ def test_a_compiled_clip_stays_one_graph(tmp_path: Path, kind: str) -> None:
 def test_norms_without_a_scaler_are_before_the_clip(
     tmp_path: Path, limit: float, factors: list[float]
 ) -> None:
-    """From the first step on, before which the optimizer is not known, whatever the norm is."""
+    """The norm is recorded from the first step on, before which the optimizer is not known."""
     net = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
     norms = []
@@ -198,7 +198,7 @@ def test_counts_of_a_first_overflow_are_not_those_after_its_clip(tmp_path: Path)
 
 
 def test_a_clip_of_gradients_of_different_precisions_is_watched(tmp_path: Path) -> None:
-    """Of double and half precision there is no common norm without a loss of digits."""
+    """Norms of double and half precision have no common norm without a loss of digits."""
     nets = [nn.Linear(3, 2).double(), nn.Linear(3, 2).half()]
     parameters = [p for net in nets for p in net.parameters()]
     optimizers = [torch.optim.SGD(net.parameters(), lr=0.0) for net in nets]
@@ -216,7 +216,9 @@ def test_a_clip_of_gradients_of_different_precisions_is_watched(tmp_path: Path) 
 @pytest.mark.parametrize("how", ["plain", "unscaled", "scaled", "fused", "float64", "half"])
 @pytest.mark.parametrize("limit", [0.1, 1e6])
 def test_the_norm_after_a_clip_is_recorded(tmp_path: Path, how: str, limit: float) -> None:
-    """From the first step on; where the clip changes nothing, it is the norm before."""
+    """It is recorded from the first step on; where the clip changes nothing, it equals
+    the norm before.
+    """
     torch.manual_seed(0)
     dtype = {"float64": torch.float64, "half": torch.bfloat16}.get(how, torch.float32)
     net = nn.Linear(3, 2, dtype=dtype)

@@ -77,7 +77,7 @@ def train_on_meta(folder: Path, *, clip: bool, every: int = 0) -> Any:
 def test_a_watched_step_never_waits_for_the_device(
     tmp_path: Path, clip: bool, every: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever reads a value raises on the meta device; all three rows were written without."""
+    """On the meta device every read of a value raises, and all three rows were written."""
     watch = train_on_meta(tmp_path, clip=clip, every=every)
     assert watch._run.guard.is_on
     assert watch.step == 3

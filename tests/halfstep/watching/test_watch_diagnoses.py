@@ -132,7 +132,7 @@ def test_a_request_changes_no_bit(tmp_path: Path, fused: bool) -> None:
 
 
 def test_between_the_steps_that_are_due_no_hook_is_there(tmp_path: Path) -> None:
-    """Nor in a module, at any time; evaluations in between are not measured."""
+    """No module has a hook at any time, and evaluations in between are not measured."""
     net = Net()
     optimizer, scaler = torch.optim.SGD(net.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
     seen = []
@@ -170,7 +170,7 @@ def test_one_that_fails_is_reported_once_and_dropped(
 
 @pytest.mark.slow
 def test_compiled_modules_are_not_recompiled(tmp_path: Path) -> None:
-    """Where anything is compiled, headroom is given up, and says why."""
+    """Headroom is given up for compiled code, with the reason."""
     torch._dynamo.reset()
     net = Net()
     compiled = torch.compile(net, backend="eager")
@@ -189,6 +189,6 @@ def test_compiled_modules_are_not_recompiled(tmp_path: Path) -> None:
 def test_an_invalid_interval_is_reported(
     tmp_path: Path, wrong: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By name, value and allowed values."""
+    """The message has the name, the value and the allowed values."""
     assert halfstep.watch(folder=tmp_path, layers_every=wrong).folder is None
     assert f"layers_every is {wrong!r}; allowed: a whole number" in capsys.readouterr().err

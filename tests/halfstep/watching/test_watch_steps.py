@@ -72,13 +72,13 @@ def test_of_a_critic_that_steps_more_often_no_step_is_lost(tmp_path: Path) -> No
 
 
 def test_with_one_scaler_each_update_has_its_optimizers_loss(tmp_path: Path) -> None:
-    """D's and G's updates alternate, each with its own loss."""
+    """The updates of D and G alternate, each with its own loss."""
     written = adversaries(tmp_path, 1, 3, GradScaler("cpu", init_scale=4.0))
     assert written.steps["loss"].tolist() == [100, 1, 200, 2, 300, 3]
 
 
 def test_losses_belong_to_the_gradients_that_they_changed(tmp_path: Path) -> None:
-    """Both backward passes first, then both steps."""
+    """Each loss is recorded for its own step, although both backward passes come first."""
     a, b = nn.Linear(2, 1), nn.Linear(2, 1)
     first = torch.optim.SGD(a.parameters(), 0.0)
     second = torch.optim.SGD(b.parameters(), 0.0)
@@ -96,7 +96,7 @@ def test_losses_belong_to_the_gradients_that_they_changed(tmp_path: Path) -> Non
 
 
 def test_one_loss_of_two_optimizers_is_recorded_once(tmp_path: Path) -> None:
-    """As with Muon and AdamW: there are no metrics per optimizer."""
+    """Muon and AdamW with one loss have no metrics per optimizer."""
     net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
     pair = [torch.optim.SGD(part.parameters(), 0.0) for part in net]
     with halfstep.watch(net, folder=tmp_path, name="it", mode="offline"):
@@ -112,7 +112,7 @@ def test_one_loss_of_two_optimizers_is_recorded_once(tmp_path: Path) -> None:
 
 
 def test_an_optimizer_that_steps_in_backward_has_that_passs_loss(tmp_path: Path) -> None:
-    """None is lost, neither the first nor the last."""
+    """No loss is lost, neither the first nor the last."""
     net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
     for parameter in net.parameters():
         optimizer = torch.optim.SGD([parameter], 0.0)
@@ -130,7 +130,9 @@ def test_an_optimizer_that_steps_in_backward_has_that_passs_loss(tmp_path: Path)
 
 @pytest.mark.parametrize("how", ["grad", "backward", "hidden"])
 def test_a_loss_is_recorded_where_it_can_be(tmp_path: Path, how: str) -> None:
-    """Of autograd's functions it is; where no backward pass is seen it is unknown, and not NaN."""
+    """The loss of an autograd function is recorded; without an observed backward pass it is
+    unknown, not NaN.
+    """
     net = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(net.parameters(), 0.0)
     with halfstep.watch(net, folder=tmp_path, name="it", mode="offline"):
@@ -196,7 +198,7 @@ def test_each_replaced_scaler_is_counted(tmp_path: Path) -> None:
 def test_a_step_that_the_loop_leaves_out_is_neither_applied_nor_skipped(
     tmp_path: Path, fused: bool
 ) -> None:
-    """unscale_ and update without a step."""
+    """An unscale_ and an update without a step are neither."""
     weight = nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], 0.1, fused=fused)
     scaler = GradScaler("cpu", init_scale=4.0)
@@ -246,7 +248,7 @@ class Ascent(torch.optim.Optimizer):
 
 @pytest.mark.parametrize("how", ["closure", "halves", "scaled"])
 def test_an_ascent_and_its_descent_are_one_step(tmp_path: Path, how: str) -> None:
-    """With the loss before the ascent."""
+    """The step has the loss before the ascent."""
     net = nn.Linear(2, 1)
     optimizer = Ascent(net.parameters(), torch.optim.SGD, lr=0.1)
     scaler = GradScaler("cpu", init_scale=4.0)
@@ -283,7 +285,7 @@ def test_an_ascent_and_its_descent_are_one_step(tmp_path: Path, how: str) -> Non
 
 
 def test_lbfgs_makes_one_step_of_many_closures(tmp_path: Path) -> None:
-    """With the loss that it began from."""
+    """The step has the first loss of its closures."""
     net, losses = nn.Linear(2, 1), []
     optimizer = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=4)
 
@@ -321,7 +323,7 @@ def test_steps_without_any_gradient_are_counted_and_reported(tmp_path: Path) -> 
 def test_a_short_loop_without_any_gradient_reports_its_own_steps(
     tmp_path: Path, is_scaled: bool
 ) -> None:
-    """Not the number after which one parameter is reported; a scaler refuses such a step."""
+    """It is reported with its own number of steps; a scaler rejects such a step."""
     net, other = nn.Linear(2, 1), nn.Parameter(torch.ones(1))
     optimizer, scaler = torch.optim.SGD(net.parameters(), 0.1), GradScaler("cpu")
     with halfstep.watch(net, folder=tmp_path, name="it", mode="offline"):
@@ -347,7 +349,7 @@ def test_a_short_loop_without_any_gradient_reports_its_own_steps(
 def test_a_loop_without_an_optimizer_gets_a_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """After twenty backward passes, in one line."""
+    """The message is one line after twenty backward passes."""
     net = nn.Linear(2, 1)
     with halfstep.watch(net, folder=tmp_path, name="it", mode="offline"):
         for _ in range(45):
@@ -418,7 +420,7 @@ def test_what_cannot_be_read_costs_that_figure_only(tmp_path: Path, rate: Any) -
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_the_precision_is_the_one_that_autocast_used(tmp_path: Path, dtype: torch.dtype) -> None:
-    """With a scaler as without one."""
+    """The precision is that of autocast, with and without a scaler."""
     net, scaler = nn.Linear(2, 1), GradScaler("cpu", init_scale=4.0)
     optimizer = torch.optim.SGD(net.parameters(), 0.0)
     with halfstep.watch(net, folder=tmp_path, name="it", mode="offline"):
@@ -469,7 +471,9 @@ def test_norms_that_are_not_taken_are_no_nonfinite_gradients(tmp_path: Path) -> 
 def test_a_loss_that_the_loop_changes_in_place_is_recorded_as_it_was(
     tmp_path: Path, is_scaled: bool, first: int, is_on_device: bool
 ) -> None:
-    """On a device it is unknown in the first such step of a loop that did not do so before."""
+    """On a device the loss is unknown in the first such step of a loop that did not
+    change it before.
+    """
     net = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, fused=True)
     scaler = GradScaler("cpu", init_scale=8.0, enabled=is_scaled)
@@ -495,7 +499,7 @@ def test_a_loss_that_the_loop_changes_in_place_is_recorded_as_it_was(
 
 
 def test_a_loss_that_is_changed_by_its_data_is_recorded_as_it_was(tmp_path: Path) -> None:
-    """In host memory: the change leaves no trace on the tensor."""
+    """In host memory the loss is recorded although the change leaves no trace on the tensor."""
     net = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     losses = []
@@ -515,7 +519,9 @@ def test_a_loss_that_is_changed_by_its_data_is_recorded_as_it_was(tmp_path: Path
 def test_parameters_that_join_a_clipped_optimizer_are_measured(
     tmp_path: Path, is_scaled: bool
 ) -> None:
-    """In their first step, too: the clip's norms are those of the parameters that it clips."""
+    """They are measured in their first step too: the clip's norms are those of the parameters
+    that it clips.
+    """
     layers = nn.Sequential(*(nn.Linear(3, 3) for _ in range(3)))
     optimizer = torch.optim.SGD(layers[2].parameters(), lr=0.01)
     scaler = GradScaler("cpu", init_scale=8.0, enabled=is_scaled)
@@ -559,7 +565,9 @@ def test_a_scaler_that_never_steps_has_no_scale(tmp_path: Path) -> None:
 def test_a_loss_that_is_divided_to_accumulate_is_recorded_undivided(
     tmp_path: Path, has_scaler: bool, divides: str
 ) -> None:
-    """Also in the last step of an epoch, which has fewer passes; a mean by hand is no division."""
+    """The last step of an epoch with fewer passes is undivided too; a mean by hand is no
+    division.
+    """
     net = nn.Linear(3, 4)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     scaler = GradScaler("cpu", init_scale=8.0, enabled=has_scaler)
@@ -586,7 +594,9 @@ def test_a_loss_that_is_divided_to_accumulate_is_recorded_undivided(
 def test_parameters_that_an_optimizer_gets_while_training_are_inside(
     tmp_path: Path, steps: int
 ) -> None:
-    """As of points that are split and pruned, whose old tensors keep their gradients."""
+    """Points that are split and pruned are measured, although their old tensors keep
+    their gradients.
+    """
     cloud = nn.Module()
     cloud.points = nn.Parameter(torch.ones(4, 3))
     cloud.size = nn.Parameter(torch.ones(()))
@@ -613,7 +623,7 @@ def test_parameters_that_an_optimizer_gets_while_training_are_inside(
 def test_each_step_of_an_optimizer_made_for_each_task_is_a_row(
     tmp_path: Path, copies: bool, has_scaler: bool, steps_each: int
 ) -> None:
-    """As in Reptile, where each task trains a copy of the net, or the net itself."""
+    """Each task trains a copy of the net, as in Reptile, or the net itself."""
     meta = nn.Linear(3, 1)
     scaler = GradScaler("cpu", init_scale=8.0, enabled=has_scaler)
     losses, norms = [], []
