@@ -136,7 +136,7 @@ class Bucket:
         return sorted(key.removeprefix("lab/") for key in found)
 
     def unfinished(self, key: str) -> list[int]:
-        """How many parts each upload of a file has that is not finished."""
+        """Return the number of uploaded parts of each unfinished upload of a file."""
         prefix = f"lab/{key}"  # JuiceFS lists those of one file alone
         result = self.client.list_multipart_uploads(Bucket=self.name, Prefix=prefix)
         parts = (

@@ -248,7 +248,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
 
 @pytest.fixture(scope="session")
 def postgresql_swept(postgresql_server: str, postgresql_template: str) -> Iterator[swept.Swept]:
-    """One database for many tests, which each finds as if it were fresh."""
+    """A database for many tests, which is emptied for each."""
     database = swept.Swept(postgresql_server, postgresql_template)
     yield database
     database.drop()
@@ -333,6 +333,6 @@ def bucket(bucket_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket
 
 @pytest.fixture
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What other tests had torch.compile do in this process is forgotten."""
+    """Forget what torch.compile did for other tests in this process."""
     if frames := sys.modules.get("torch._dynamo.convert_frame"):
         monkeypatch.setattr(frames, "FRAME_COUNTER", 0)

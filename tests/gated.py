@@ -51,7 +51,7 @@ def _is_open() -> bool:
 
 
 def _told() -> str:
-    """Which run and attempt this is, by the words that its process was started with."""
+    """Return run and attempt from the arguments of the process."""
     folder, attempt = sys.argv[1:3]
     parts = Path(folder).parts
     return f"{parts[parts.index('runs') + 1]} {attempt}"

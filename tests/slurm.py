@@ -19,7 +19,7 @@ def is_installed() -> bool:
 
 
 class Slurm:
-    """Its daemons, each ended by its own pid."""
+    """Daemons of Slurm, each ended by its own pid."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

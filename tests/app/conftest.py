@@ -133,7 +133,7 @@ def app(settings: Settings, database: Database) -> FastAPI:
 
 @pytest.fixture
 def stranger(app: FastAPI) -> Iterator[TestClient]:
-    """A browser that is not signed in; it says where a form came from, as browsers do."""
+    """A browser that is not signed in; it sends the origin of forms, as browsers do."""
     with TestClient(app, base_url="http://localhost", follow_redirects=False) as client:
         client.headers["origin"] = "http://localhost"
         yield client

@@ -1,4 +1,4 @@
-"""Parts of the tests of looks that other tests use, too."""
+"""Shared helpers of the tests of looks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -13,7 +13,7 @@ VARIABLES = [f"HALFSTEP_{name.upper()}" for name in Settings.model_fields]
 
 @pytest.fixture(autouse=True)
 def empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is set but by the tests."""
+    """Remove all HALFSTEP_* variables."""
     for name in [*VARIABLES, *(f"HALFSTEP_{each}" for each in variables.OF_SCRIPTS)]:
         monkeypatch.delenv(name, raising=False)
 

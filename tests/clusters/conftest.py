@@ -1,4 +1,4 @@
-"""What takes several machines, or a cluster's engine."""
+"""Fixtures for several machines and for the engine of a cluster."""
 
 import os
 from pathlib import Path

@@ -116,7 +116,7 @@ def ip(*words: str, check: bool = True) -> None:
 
 @contextmanager
 def machines(site: Site, folder: Path, count: int) -> Iterator[list[Machine]]:
-    """That many hosts, which reach the site's PostgreSQL over a bridge."""
+    """Yield hosts that reach the site's PostgreSQL over a bridge."""
     bridge = f"hs{os.getpid() % 100000}br"
     (site.data / "bucket").mkdir(exist_ok=True)
     ip("link", "add", bridge, "type", "bridge")

@@ -1,4 +1,4 @@
-"""Parts of the tests of machines that other tests use, too."""
+"""Shared helpers of the tests of machines."""
 
 from itertools import pairwise
 

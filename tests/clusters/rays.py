@@ -16,14 +16,14 @@ OBJECT_STORE_BYTES = 80_000_000  # the least that Ray takes
 
 
 class Cluster:
-    """Its machines; the first is the head's."""
+    """Machines of a Ray cluster; the first one has the head."""
 
     def __init__(self, made: list[Machine]) -> None:
         self.head, self.nodes = made[0], made[1:]
 
     @property
     def address(self) -> str:
-        """Where it is reached from outside."""
+        """Address of the cluster for other machines."""
         return f"ray://{self.head.address}:10001"
 
     def start(self, beside: str, **environment: str) -> None:

@@ -61,7 +61,7 @@ class Scene:
         return self.site.submit(recipe="gated", nodes=2, config=config)
 
     def victim(self, number: int) -> Machine:
-        """The machine that node `number` of the run is on."""
+        """Return the machine of node `number` of the run."""
         name = worker_of(self.site, self.run_id, number)
         return next(each for each in self.three if each.name == name)
 
@@ -71,7 +71,7 @@ class Scene:
         until(lambda: run(self.run_id).status == Status.RUNNING)
 
     def end(self, run_id: int) -> dict[str, Any]:
-        """The last checkpoint of a run."""
+        """Return the last checkpoint of a run."""
         with self.site.database.reading() as session:
             saved = checkpoints.to_resume(session, runs.get(session, run_id))[0]
         settings = Settings(data=self.folder / "other", storage_url=self.bucket.url)
@@ -134,7 +134,7 @@ def database_stopped(scene: Scene, _machine: Machine) -> None:
 
 
 def bucket_away(scene: Scene, _machine: Machine) -> None:
-    """It answers 500 while three more checkpoints are made, which arrive when it is back."""
+    """The bucket answers 500 while three more checkpoints are made, which arrive afterwards."""
     before = scene.site.run(scene.run_id)
     scene.bucket.proxy.is_broken = True
     scene.site.wait_for_step(scene.run_id, before.step + 15)
@@ -206,7 +206,7 @@ def _kill(scene: Scene, machine: Machine, module: str) -> None:
 
 
 def _processes(machine: Machine, module: str) -> list[int]:
-    """Those of a machine that run a module, and have not ended."""
+    """Return the processes of a machine that run a module and have not ended."""
     assert machine.process is not None
     found = []
     for each in psutil.Process(machine.process.pid).children(recursive=True):

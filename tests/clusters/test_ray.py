@@ -30,7 +30,7 @@ STEPS = 3000
 
 @pytest.fixture
 def engine(site: Site, tmp_path: Path) -> Iterator[Ray]:
-    """One outside of the cluster, which it has reached."""
+    """An engine outside of the cluster, connected to it."""
     with ray_cluster(site, tmp_path) as cluster:
         settings = Settings(
             data=site.data, placement="ray", ray_address=cluster.address, ray_resource="CPU"
@@ -129,7 +129,7 @@ def test_a_lost_node_costs_an_attempt_and_the_record_is_whole(site: Site, tmp_pa
 
 @contextmanager
 def placed_by_ray(site: Site, folder: Path) -> Iterator[Cluster]:
-    """A Ray, and where its head is a placer that runs go through."""
+    """Start Ray with a placer on its head."""
     placing = {"PLACEMENT": "ray", "RAY_RESOURCE": "CPU", "RAY_ADDRESS": f"{NET}.10:{PORT}"}
     result = {f"HALFSTEP_{name}": value for name, value in placing.items()}
     placer = f"{sys.executable} -m worker.clusters.placer >{folder}/placer.log 2>&1"

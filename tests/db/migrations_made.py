@@ -1,4 +1,4 @@
-"""Parts of the tests of migrations that other tests use, too."""
+"""Shared helpers of the tests of migrations."""
 
 from typing import Any
 

@@ -52,7 +52,7 @@ def tables(database: Database) -> list[Table]:
 
 
 def counts(database: Database, names: Iterable[str]) -> set[int]:
-    """How many rows those of these tables have that there are."""
+    """Return the number of rows of those tables that exist."""
     there = set(inspect(database.engine).get_table_names())
     with database.engine.connect() as connection:
         return {

@@ -76,7 +76,7 @@ PRECISION = frozenset({"bf16", "fp32"})
 
 
 class Handle(Protocol):
-    """What `watch` returns: halfstep.Watch, or what does nothing."""
+    """Return type of `watch`: halfstep.Watch, or a stand-in that does nothing."""
 
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None: ...
 

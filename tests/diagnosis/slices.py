@@ -59,7 +59,7 @@ class Slice:
 
     @property
     def row(self) -> str:
-        """What ran, as a row of a table."""
+        """Return the outcomes of the tests as a row of a table."""
         counts = Counter(self.outcomes.values())
         cells = [len(self.tests), *(counts[each] for each in ("passed", "failed", "skipped"))]
         cells.append(len(self.tests - self.outcomes.keys()))

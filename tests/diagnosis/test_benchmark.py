@@ -1,4 +1,4 @@
-"""What benchmarks.diagnosis reads off other tools' output."""
+"""Parsers of benchmarks.diagnosis for the output of other tools."""
 
 import json
 

@@ -79,7 +79,9 @@ class Trial:
 
     @property
     def named(self) -> str:
-        """How the true cause was named: right, partly, wrong or none. Of a healthy loop, if any."""
+        """Return how the true cause was named: right, partly, wrong or none. For a healthy loop
+        any cause is wrong.
+        """
         causes = self.causes
         if self.loop.cause == HEALTHY:
             return "wrong" if causes else "right"
@@ -249,7 +251,7 @@ def events(folder: Path) -> list[dict[str, Any]]:
 
 @cache
 def _migrated() -> Path:
-    """An empty database that every trial's own is copied from."""
+    """Return the path of a migrated empty database, which each trial copies."""
     folder = tempfile.mkdtemp(prefix="halfstep-migrated-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = Path(folder) / "halfstep.db"

@@ -1,8 +1,5 @@
-"""What really happens in a loop, by asking at each call, which waits: independent of `watch`.
-
-`observe` runs a loop with recorders around torch's public methods and returns what they saw;
-`in_fp32` is the counterfactual, without half precision; PROOFS states for each cause what must be
-seen for a loop to have it.
+"""Recorders of what really happens in a loop. They read values at each call, which waits, and
+are independent of `watch`.
 """
 
 import math
@@ -93,7 +90,7 @@ class Truth:
 
     @property
     def skipped(self) -> int:
-        """How many updates found an optimizer's gradients not finite."""
+        """Return the number of updates with non-finite gradients of an optimizer."""
         return sum(any(each.found.values()) for each in self.updates)
 
     @property
@@ -102,7 +99,7 @@ class Truth:
 
     @property
     def finite_loss_nonfinite_gradient(self) -> int:
-        """How many passes took a finite loss and clean gradients to some that are not finite."""
+        """Return the number of passes from a finite loss and clean gradients to non-finite ones."""
         return sum(
             math.isfinite(each.loss) and not each.before and bool(each.nonfinite)
             for each in self.passes

@@ -18,7 +18,7 @@ from tests.diagnosis.registry import Loop, WatchCall
 
 
 class Silent:
-    """What `watch` returns where nothing is watched. It keeps the numbers that are logged."""
+    """Return type of `watch` where nothing is watched. It keeps the numbers that are logged."""
 
     def __init__(self, logged: list[tuple[str, float]]) -> None:
         self._logged = logged

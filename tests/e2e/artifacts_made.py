@@ -1,4 +1,4 @@
-"""Parts of the tests of artifacts that other tests use, too."""
+"""Shared helpers of the tests of artifacts."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""What axe-core finds on every page: nothing, in either theme, on a desk and on a phone."""
+"""axe-core on every page: no violation in either theme, on a desk and on a phone."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -114,7 +114,7 @@ ON_A_PHONE = (
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    """With a data folder, where the key of secrets is made."""
+    """Settings with a data folder, where the key of secrets is created."""
     settings.data.mkdir()
     return settings
 
@@ -197,7 +197,7 @@ def fill(settings: Settings, database: Database, owner: User) -> None:
 def test_axe_finds_nothing_on_any_page(
     settings: Settings, database: Database, ada: User, page: Page
 ) -> None:
-    """WCAG 2.2 AA, with all sections expanded, in the light and the dark theme."""
+    """WCAG 2.2 AA is met with all sections expanded, in the light and the dark theme."""
     found: list[str] = []
     for path in EMPTY:
         page.goto(path)

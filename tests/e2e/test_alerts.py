@@ -18,7 +18,7 @@ from tests.browser import open_menu
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    """An operator's who lets alerts go to this machine."""
+    """Settings that allow alerts to this machine."""
     settings.data.mkdir()
     return settings.model_copy(update={"alerts_allow_private_addresses": True})
 

@@ -44,7 +44,7 @@ def _save(database: Database, ada: User, number: int, name: str, **files: bytes)
 
 
 def test_versions_are_found_compared_and_traced(database: Database, ada: User, page: Page) -> None:
-    """From the list to a version, its differences from another, and the run that made it."""
+    """The list leads to a version, its differences from another one, and the run that made it."""
     _save(database, ada, 1, "data", same=b"1", old=b"old", changed=b"a")
     _save(database, ada, 2, "data", same=b"1", new=b"new", changed=b"bb")
     page.goto("/runs")

@@ -148,7 +148,7 @@ def test_a_long_run_opens_with_few_points_and_continues_live(
 
 
 def test_zoom_of_a_row_is_in_the_address(database: Database, running: Run, page: Page) -> None:
-    """Where y of a row goes survives a reload, and a reset shows all of it again."""
+    """The y range of a row survives a reload, and a reset shows all of it again."""
     record(database, running, make_steps([1.0, 2.0, 9.0]))
     page.goto("/runs/1")
     page.wait_for_selector("[data-drawn]")
@@ -220,7 +220,7 @@ def test_late_answer_to_a_zoom_does_not_undo_its_reset(
 
 
 def test_plot_without_a_width_is_drawn_as_soon_as_it_has_one(long: None, page: Page) -> None:
-    """While Chromium takes a picture of the whole page it has none."""
+    """A plot has no width while Chromium takes a picture of the whole page."""
     page.add_init_script(WATCH_PLOTLY)
     page.add_init_script(
         f"addEventListener('DOMContentLoaded', () => {{ {PLOT}.style.width = 0 }})"
@@ -233,7 +233,7 @@ def test_plot_without_a_width_is_drawn_as_soon_as_it_has_one(long: None, page: P
 
 
 def test_plot_that_was_out_of_sight_and_is_back_is_drawn(long: None, page: Page) -> None:
-    """Of several changes reported at once the newest counts."""
+    """The newest of several changes reported at once counts."""
     page.add_init_script(
         """const Observer = IntersectionObserver
         window.IntersectionObserver = class extends Observer {
@@ -394,7 +394,7 @@ def test_metrics_of_a_script_that_only_logs_are_not_written_over(
 def test_a_metric_is_an_axis_where_a_script_has_defined_it(
     database: Database, ada: User, page: Page, pattern: str
 ) -> None:
-    """To choose, or as the usual one of all metrics; the address has which was chosen."""
+    """The metric can be chosen, or is the default of all metrics; the URL has the choice."""
     with database.writing() as session:
         defined = {"step_metric": {pattern: "epoch"}}
         watched = make_watched(session, ada, config=defined)

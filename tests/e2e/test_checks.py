@@ -93,7 +93,7 @@ def test_a_line_has_an_address_and_other_lines_fold(
 
 
 def test_a_check_fits_a_phone(database: Database, ada: User, page: Page) -> None:
-    """Nothing scrolls sideways at any width; values stand below the code, with their names."""
+    """Nothing scrolls sideways at any width; values are below the code, with their names."""
     long = {"script": f"{'long_' * 30}.py"}
     for made in (full_report(), full_report(**long), report()):
         add_check(database, ada, made)

@@ -47,7 +47,9 @@ def test_placeholders_become_fields_as_the_line_is_typed(database: Database, pag
 
 @pytest.mark.journey
 def test_the_form_of_one_run_becomes_a_sweeps(database: Database, page: Page) -> None:
-    """By the switch, with all that was typed; a value becomes several, is counted, and begun."""
+    """The switch keeps all input; a value becomes several, the runs are counted, and the
+    sweep begins.
+    """
     offer: dict[str, Any] = {"devices": [CPU], "recipes": [DIGITS], "versions": {}}
     with database.writing() as session:
         workers.register(session, name="w", host="h", pid=1, offers_commands=True, **offer)

@@ -261,7 +261,7 @@ def test_panels_and_legend_fit_the_first_screen(
 def test_the_seeds_of_a_configuration_have_one_mean(
     database: Database, ada: User, offered: None, page: Page
 ) -> None:
-    """By everything but the seed; of the loss scale each run's steps are drawn."""
+    """Runs are grouped by everything but the seed; the loss scale is drawn for each run."""
     for lr, seed, loss in ((0.1, 1, 2.0), (0.1, 2, 4.0), (0.2, 1, 1.0), (0.2, 2, 3.0)):
         trained(database, ada, [loss] * 20, lr=lr, seed=seed)
     page.goto("/compare?runs=1,2,3,4&draw=loss&draw=scale")

@@ -1,4 +1,4 @@
-"""Where the parts of a run's page stand, at the sizes of screens that people have."""
+"""Positions of the parts of a run's page, for common screen sizes."""
 
 import math
 
@@ -72,7 +72,7 @@ def test_a_run_has_one_filled_button_and_seven_tabs(
 
 @pytest.mark.journey
 def test_a_phone_shows_health_and_the_loss_first(trained: Run, page: Page) -> None:
-    """Name, six figures, health and the whole loss panel, without scrolling."""
+    """Name, six figures, health and the whole loss panel are visible without scrolling."""
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto("/runs/1")
     page.wait_for_selector("[data-plot=loss][data-drawn]")
@@ -111,7 +111,7 @@ def test_a_diagnosis_comes_first(database: Database, running: Run, page: Page) -
 
 @pytest.mark.parametrize("width", [320, 360, 640, 768, 900, 1024, 1440, 1920, 2560])
 def test_a_run_never_scrolls_sideways(trained: Run, page: Page, width: int) -> None:
-    """At any width, on each tab."""
+    """No tab of a run scrolls sideways at any width."""
     page.set_viewport_size({"width": width, "height": 900})
     for tab in ("charts", "skips", "gradients", "media", "files", "log", "configuration"):
         page.goto(f"/runs/1?tab={tab}")
@@ -119,7 +119,7 @@ def test_a_run_never_scrolls_sideways(trained: Run, page: Page, width: int) -> N
 
 
 def test_settings_pages_share_a_layout(page: Page) -> None:
-    """Navigation at the left, content of at most 60 rem; one primary button."""
+    """The navigation is at the left, the content at most 60 rem wide, and one button primary."""
     page.set_viewport_size(DESK)
     boxes = set()
     for address in SETTINGS:
@@ -140,7 +140,7 @@ def test_settings_pages_share_a_layout(page: Page) -> None:
 def test_the_progress_bar_of_a_diverged_run_is_not_green(
     database: Database, running: Run, page: Page, loss: float, colour: str
 ) -> None:
-    """Although it has finished."""
+    """The progress bar is not green although the run has finished."""
     record(database, running, make_steps([1.0, loss]))
     with database.writing() as session:
         queue.end(session, 1, 1, Status.FINISHED)

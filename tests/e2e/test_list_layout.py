@@ -53,7 +53,7 @@ def test_nineteen_rows_stand_in_the_first_screen(many: Run, page: Page) -> None:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_list_never_scrolls_sideways(many: Run, page: Page, width: int) -> None:
-    """Neither the page nor, with the default columns, its table; nothing is cut off there."""
+    """Neither the page nor its table with default columns scrolls, and nothing is cut off."""
     page.set_viewport_size({"width": width, "height": 900})
     for address in ("/runs", "/runs?view=charts", "/runs?filter=digits"):
         page.goto(address)
@@ -66,7 +66,7 @@ def test_the_list_never_scrolls_sideways(many: Run, page: Page, width: int) -> N
 
 
 def test_five_runs_stand_on_a_phone(many: Run, page: Page) -> None:
-    """As cards, above the rail; a long name ends before the status."""
+    """Runs are cards above the key figures; a long name ends before the status."""
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto("/runs")
     rail = page.locator(".rail").bounding_box()
@@ -139,7 +139,7 @@ def test_pages_lead_on_and_back(many: Run, page: Page) -> None:
 
 
 def test_all_that_match_are_selected(many: Run, page: Page) -> None:
-    """Also those of other pages; Cancel is offered only where it can do something."""
+    """Runs of other pages are selected too; Cancel is offered only where it has an effect."""
     page.goto("/runs?filter=status:ended")
     page.get_by_label("Select all runs on this page").check()
     expect(page.locator("[data-ticked]")).to_have_text("50 selected")
@@ -163,7 +163,7 @@ def test_all_that_match_are_selected(many: Run, page: Page) -> None:
 def test_a_queued_run_is_moved_from_the_selection_bar(
     database: Database, ada: User, running: Run, page: Page
 ) -> None:
-    """If it is the only selected run."""
+    """The button is offered if the run is the only selected one."""
     for _ in range(2):
         submit(database, ada)
     page.goto("/runs")
@@ -196,7 +196,7 @@ def color_of(page: Page, selector: str, name: str) -> str:
 def test_the_charts_view_draws_the_selected_runs(
     database: Database, ada: User, running: Run, page: Page
 ) -> None:
-    """Next to the list, in the colours of the list and the comparison."""
+    """Charts are next to the list, in the colours of the list and the comparison."""
     submit(database, ada)
     with database.writing() as session:
         run_control.cancel(session, 2, ada)
@@ -234,7 +234,7 @@ def test_the_charts_view_draws_the_selected_runs(
 
 
 def test_a_sample_run_takes_one_press(database: Database, offered: None, page: Page) -> None:
-    """From the empty list, where a worker is up."""
+    """The empty list has the button if a worker is up."""
     page.goto("/runs")
     expect(page.locator(".primary:visible")).to_have_count(1)
     page.get_by_role("button", name="Start sample run").click()

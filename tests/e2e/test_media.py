@@ -98,7 +98,7 @@ def test_sliders_move_together_when_linked(shown: None, page: Page) -> None:
 def test_keys_are_found_and_a_search_without_match_says_what_there_is(
     shown: None, page: Page
 ) -> None:
-    """Words of key and kind; Escape clears."""
+    """A search matches words of key and kind, and Escape clears it."""
     page.goto("/runs/1?tab=media")
     find = page.get_by_placeholder("Find a key or kind")
     find.fill("matrix")

@@ -109,7 +109,7 @@ def test_a_metric_in_view_is_live(database: Database, many: Run, page: Page) -> 
 def test_a_search_filters_panels_and_table(
     database: Database, ada: User, many: Run, page: Page
 ) -> None:
-    """As one types, and by the URL; pinned metrics are always there."""
+    """Panels are filtered while the user types, and by the URL; pinned metrics are always shown."""
     search = page.get_by_role("searchbox", name="Search metrics by name")
     search.press_sequentially("UNIT07")
     expect(page.locator("[data-metric-count]")).to_have_text("40 of 2,000 metrics")

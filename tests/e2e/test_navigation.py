@@ -120,7 +120,7 @@ def ended(database: Database, running: Run) -> Run:
 
 
 def test_a_fork_is_accepted_as_it_is_proposed(ended: Run, page: Page) -> None:
-    """From the last step it has more steps, and a name of its own."""
+    """A fork from the last step gets more steps and a name of its own."""
     page.goto("/runs/1#files")
     page.get_by_role("link", name="Fork from step 400").click()
     expect(page.get_by_label("Name", exact=True)).to_have_value(f"{ended.name} from step 400")
@@ -130,7 +130,7 @@ def test_a_fork_is_accepted_as_it_is_proposed(ended: Run, page: Page) -> None:
 
 
 def test_all_panels_follow_a_zoom_at_once_and_without_a_hint(ended: Run, page: Page) -> None:
-    """Also while the finer points are still fetched."""
+    """The panels follow while the finer points are still fetched."""
     page.goto("/runs/1")
     page.wait_for_selector("[data-plot=scale][data-drawn]")
     page.route("**/series?*", lambda route: None)  # never answered
@@ -153,7 +153,7 @@ def test_all_panels_follow_a_zoom_at_once_and_without_a_hint(ended: Run, page: P
 def test_storage_has_the_size_of_the_data_folder(
     settings: Settings, running: Run, page: Page
 ) -> None:
-    """By entry, with what runs store; linked from the list and the settings."""
+    """The page lists the size of each entry and what runs store; list and settings link to it."""
     (settings.data / "spare").mkdir(parents=True, exist_ok=True)
     (settings.data / "spare" / "file").write_bytes(bytes(3 * 2**20))
     page.goto("/runs")

@@ -10,7 +10,7 @@ from halfstep.cli import options
 
 
 def test_what_matters_is_in_sight_without_scrolling(offered: None, page: Page) -> None:
-    """Recipe, precision, the main settings, and the one filled button."""
+    """Recipe, precision, main settings and the one primary button are visible."""
     page.set_viewport_size({"width": 1440, "height": 900})
     page.goto("/runs/new?recipe=digits")
     places = [".recipes", ".precisions", "[data-start]"]
@@ -25,7 +25,7 @@ def test_what_matters_is_in_sight_without_scrolling(offered: None, page: Page) -
 
 @pytest.mark.extended
 def test_an_error_of_a_main_setting_is_below_its_hint(offered: None, page: Page) -> None:
-    """Also where labels and inputs of a row are aligned."""
+    """The error is below the hint also where labels and inputs of a row are aligned."""
     page.set_viewport_size({"width": 1440, "height": 900})
     page.goto("/runs/new?recipe=digits")
     page.evaluate("document.querySelector('form.run-form').noValidate = true")
@@ -41,7 +41,7 @@ def test_an_error_of_a_main_setting_is_below_its_hint(offered: None, page: Page)
 
 @pytest.mark.parametrize("width", [320, 360, 640, 768, 900, 1024, 1280, 1440, 1920, 2560])
 def test_the_form_never_scrolls_sideways(offered: None, page: Page, width: int) -> None:
-    """At any width, all groups open."""
+    """The form does not scroll at any width with all groups open."""
     page.set_viewport_size({"width": width, "height": 900})
     page.goto("/runs/new?recipe=digits")
     page.evaluate("document.querySelectorAll('details.group').forEach((each) => each.open = true)")

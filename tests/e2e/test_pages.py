@@ -232,7 +232,7 @@ def test_values_that_are_not_finite_are_marked(
     running: Run,
     page: Page,
 ) -> None:
-    """In each panel, with a sign in its legend, and as the value at the crosshair."""
+    """They are marked in each panel, with a sign in its legend, and shown at the crosshair."""
     nan, inf = float("nan"), float("inf")
     steps = make_steps([1.0, nan, 1.0, inf, 1.0])
     steps["grad_norm"][2] = steps["grad_norm_clipped"][2] = inf
@@ -441,7 +441,7 @@ def test_a_long_name_without_a_space_is_broken(
 
 
 def test_no_figure_of_a_run_is_left_over(database: Database, running: Run, page: Page) -> None:
-    """In a row of its own, however wide the window is; and a loss stands apart from its line."""
+    """The figures have no incomplete row at any width, and a loss is separate from its line."""
     record(database, running, make_steps([0.0012345 + 1e-4 / step for step in range(1, 9)]))
     page.goto("/runs")
     apart = """row => row.querySelector('.loss span').getBoundingClientRect().left

@@ -41,7 +41,9 @@ def two(database: Database, ada: User, running: Run) -> None:
 
 
 def test_a_log_axis_is_of_its_panel(two: None, page: Page) -> None:
-    """By the menu or the toolbar's shortcut, for the runs of a recipe; other panels keep theirs."""
+    """The menu or the toolbar's shortcut sets it for the runs of a recipe; other panels
+    keep theirs.
+    """
     page.goto("/runs/1")
     assert _axis(page, "loss") == "linear"
     log, linear = (page.locator(f"[data-view=loss][value={name}]") for name in ("log", "linear"))
@@ -86,7 +88,7 @@ def test_a_log_axis_for_all_runs_stays_until_it_is_changed(
 
 
 def test_comparisons_remember_a_log_axis(two: None, page: Page) -> None:
-    """On the page of a comparison and next to the list of runs, and not on the page of a run."""
+    """The choice applies to comparisons and next to the list of runs, not to the page of a run."""
     page.goto("/compare?runs=1,2")
     assert _axis(page, "loss") == "linear"
     with page.expect_response("**/preferences/panels"):

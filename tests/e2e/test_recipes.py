@@ -47,7 +47,9 @@ def start(site: Site, page: Page, title: str, fields: dict[str, str]) -> Run:
 def test_images_learns_the_digits_files(
     site: Site, page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a folder: they are written, read by workers, and top-1 and top-5 are on the page."""
+    """Without a folder the files are written and read by workers, and the page has top-1
+    and top-5.
+    """
     cache = tmp_path / "cache"
     cache.mkdir()  # beside the data folder a run makes nothing new
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))

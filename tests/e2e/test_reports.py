@@ -31,7 +31,9 @@ PASTE = """([type, area, content]) => {
 def test_a_report_is_written_drawn_live_and_shared(
     page: Page, chromium: Browser, database: Database, ada: User, offered: None
 ) -> None:
-    """From selected runs to a panel; images by button, paste and drop; a guest sees the same."""
+    """Selected runs become a panel, images are added by button, paste and drop, and a
+    guest sees the same.
+    """
     ended, live = (start_run(database, ada, name=name) for name in ("first", "second"))
     for run in (ended, live):
         events = [make_metric(step, step / 20, "val/accuracy") for step in (10, 20)]
@@ -146,7 +148,7 @@ def test_a_report_is_read_without_scripts(
 
 
 def test_an_image_is_added_to_the_note_of_a_project(page: Page) -> None:
-    """By the button of the editor; the page of projects shows it."""
+    """The editor's button adds the image, and the page of projects shows it."""
     page.goto("/notes?project=")
     picture = {
         "name": "loss curve.png",

@@ -85,7 +85,7 @@ def train(settings: Settings, database: Database, run: Run, n: int) -> int:
 
 
 def centre(link: Locator) -> tuple[float, float]:
-    """Where to press."""
+    """Return the centre of a link."""
     box = link.bounding_box()
     assert box is not None
     return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2

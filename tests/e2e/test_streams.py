@@ -66,7 +66,7 @@ def test_a_signed_out_page_says_so_and_stops(database: Database, running: Run, p
 def test_a_page_shows_how_long_the_server_is_unreachable(
     database: Database, running: Run, page: Page, path: str
 ) -> None:
-    """And the age of its data; once the server responds again, the message disappears."""
+    """The message has the age of the data, and disappears when the server responds again."""
     page.clock.install()
     with page.expect_response("**/live?*"):
         page.goto(path)

@@ -42,7 +42,9 @@ MATCHES = r"""(known) => {
 def test_each_rule_applies_somewhere(
     settings: Settings, database: Database, ada: User, page: Page
 ) -> None:
-    """On the pages with and without rows, unless it is of a state that other tests bring about."""
+    """Each rule applies on a page with or without rows, unless it belongs to a state that other
+    tests cover.
+    """
     used: set[str] = set()
     seen: set[str] = set()
 

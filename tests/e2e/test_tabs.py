@@ -90,7 +90,7 @@ def test_only_the_open_tab_is_shown_and_fetched(
 def test_the_environment_appears_while_the_page_is_open(
     database: Database, ada: User, offered: None, page: Page
 ) -> None:
-    """With its texts; expanded sections stay expanded for the next attempt's environment."""
+    """Expanded sections stay expanded for the next attempt's environment."""
     submit(database, ada)
     page.goto("/runs/1?tab=configuration")
     noted = page.locator("#environment")
@@ -150,7 +150,7 @@ def _print(database: Database, first: int, *texts: str) -> None:
 def test_the_system_group_has_a_line_for_each_rank(
     database: Database, running: Run, page: Page
 ) -> None:
-    """Memory of the script's further ranks, next to the host's and the GPU's lines."""
+    """The memory of the script's further ranks is shown next to the host's and the GPU's lines."""
     samples = [
         Sample(
             device=device,

@@ -1,4 +1,4 @@
-"""Parts of the tests of clocks that other tests use, too."""
+"""Shared helpers of the tests of clocks."""
 
 import subprocess
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How much to break: a little in `make test`, all of it in `make test-faults`."""
+"""Extent of the fault tests: short in `make test`, full in `make test-faults`."""
 
 import os
 import random
@@ -9,7 +9,7 @@ IS_FULL = os.environ.get("HALFSTEP_FAULTS") == "full"
 
 
 def often(full: int, short: int) -> int:
-    """So many times in the full suite, and so many in the short one."""
+    """Return the number of repetitions, of the full or the short suite."""
     return full if IS_FULL else short
 
 

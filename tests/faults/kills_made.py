@@ -1,4 +1,4 @@
-"""Parts of the tests of kills that other tests use, too."""
+"""Shared helpers of the tests of kills."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Parts of the tests of leases that other tests use, too."""
+"""Shared helpers of the tests of leases."""
 
 from pathlib import Path
 

@@ -13,7 +13,9 @@ from tests.site import Site
 
 
 def config(steps: int) -> dict[str, Any]:
-    """A run of digits in which whatever a resume could forget plays a part."""
+    """Return a configuration of digits in which everything that a resume could forget has
+    an effect.
+    """
     return {
         "precision": "fp16",
         "training": {"steps": steps, "schedule": "cosine"},
@@ -23,7 +25,7 @@ def config(steps: int) -> dict[str, Any]:
 
 
 def assert_same(site: Site, run_id: int, other_id: int) -> None:
-    """Two runs have the same records and ended in the same state, to the bit."""
+    """Assert that two runs have equal records and end in the same state, bit by bit."""
     assert site.run(run_id).status == site.run(other_id).status == Status.FINISHED
     assert records(site, run_id) == records(site, other_id)
     state, other = final_state(site, run_id), final_state(site, other_id)
@@ -32,7 +34,7 @@ def assert_same(site: Site, run_id: int, other_id: int) -> None:
 
 
 def records(site: Site, run_id: int) -> list[tuple[Any, ...]]:
-    """All that was recorded of each step but its times, which differ."""
+    """Return all recorded values of each step except times, which differ."""
     with site.database.reading() as session:
         rows = step_rows.read_rows(session, run_id, most=END)
     return [row._replace(elapsed_ms=0, step_us=0, data_us=None) for row in rows]

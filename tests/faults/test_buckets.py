@@ -76,7 +76,7 @@ def lease(site: Site) -> float:
 
 
 def peak_bytes(pid: int) -> int:
-    """The most memory that a process has had."""
+    """Return the peak memory of a process."""
     status = Path(f"/proc/{pid}/status").read_text()
     [peak] = (line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))
     return int(peak) * 1024

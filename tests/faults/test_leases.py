@@ -84,7 +84,7 @@ def test_an_outage_shorter_than_the_lease_goes_unnoticed(site: Site, tmp_path: P
 
 
 def assert_apart(tmp_path: Path) -> None:
-    """The training periods, as the trainings themselves recorded them, do not overlap."""
+    """Assert that the training periods, as recorded by the trainings, do not overlap."""
     first, second = intervals(tmp_path / "clock")
     assert first[1] < second[0]
 

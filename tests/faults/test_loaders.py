@@ -80,7 +80,7 @@ def begin(folder: Path, attempt: int, workers: int) -> "subprocess.Popen[bytes]"
 
 
 def children(process: psutil.Process) -> list[psutil.Process]:
-    """The workers, as long as the training is there."""
+    """Return the workers, or none if the training has ended."""
     try:
         return process.children()
     except psutil.NoSuchProcess:

@@ -120,7 +120,7 @@ def test_a_disk_full_of_spool_and_database_pauses_the_run_once_there_is_room(
 
 
 def assert_disk_full(site: Site, run_id: int) -> None:
-    """The run is paused, and says which disk was full."""
+    """Assert that the run is paused with the name of the full disk."""
     with site.database.reading() as session:
         last = runs.statuses(session, run_id)[-1]
     folder = site.data / "runs" / str(run_id)

@@ -63,7 +63,7 @@ class Viewer(threading.Thread):
         self.is_over = news["run"]["status"] in ENDED
 
     def assert_missed_nothing(self, site: Site, run_id: int) -> None:
-        """The events of each attempt are those in the database, each once."""
+        """Assert that each event of the database was received once."""
         with site.database.reading() as session:
             columns = series.raw_steps(session, run_id)
             result = history.events(session, run_id, limit=len(self.events) + 1)

@@ -42,7 +42,7 @@ def _version(package: str) -> str:
 
 @pytest.fixture(autouse=True)
 def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No test leaves a run to the next, or sends one to a server of this machine."""
+    """End the run of each test, and send none to a server of this machine."""
     monkeypatch.setenv("HALFSTEP_MODE", "offline")
     yield
     if active_run.active is not None:

@@ -1,4 +1,4 @@
-"""Parts of the tests of deepspeed that other tests use, too."""
+"""Shared helpers of the tests of deepspeed."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ import halfstep.deepspeed  # noqa: E402
 
 
 def have_it_train_on_a_cpu(patch: pytest.MonkeyPatch) -> None:
-    """Say that the CPU trains in fp16, as few can."""
+    """Make DeepSpeed train in fp16 on the CPU, which it does not support."""
     patch.setattr(type(deepspeed.get_accelerator()), "is_fp16_supported", lambda _: True)
     backend = sys.modules["deepspeed.comm.torch"]
     patch.setattr(backend, "build_shm_op", lambda: None)  # else compiled for minutes

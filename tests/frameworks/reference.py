@@ -30,7 +30,7 @@ class RecordingScaler(GradScaler):
         self._found: list[tuple[int, ...]] = []
 
     def unscale_(self, optimizer: Any) -> None:
-        """Look before a clip."""
+        """Record the gradients before a clip."""
         super().unscale_(optimizer)
         self._look(optimizer)
 

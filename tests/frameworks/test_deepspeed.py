@@ -17,7 +17,7 @@ from tests.frameworks.reference import written
 
 @pytest.fixture(autouse=True, scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One process."""
+    """Train in one process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOCAL_RANK", "0")
         have_it_train_on_a_cpu(patch)

@@ -50,7 +50,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def of(model: Path, text: Path, steps: int = 4, **changes: Any) -> Values:
-    """A configuration with short windows."""
+    """Return a configuration with short windows."""
     own = {"model": str(model), "text": str(text), "context": 16, "learning_rate": 1e-2}
     training = {"steps": steps, "warmup_steps": 0, "schedule": "constant"}
     values: Values = {"training": training, "recipe": own | changes.pop("recipe", {})}
@@ -58,12 +58,12 @@ def of(model: Path, text: Path, steps: int = 4, **changes: Any) -> Values:
 
 
 def made(model: Path, text: Path, **own: Any) -> Finetune:
-    """The recipe itself."""
+    """Return the recipe."""
     return Finetune(parse_config(Finetune, of(model, text, recipe=own)), CPU)
 
 
 def unzipped(run_folder: Path, step: int) -> Path:
-    """The folder that a user has who unzips the last artifact."""
+    """Return the folder of the unzipped last artifact."""
     with zipfile.ZipFile(run_folder / f"artifacts/step-{step:08}/huggingface.zip") as archive:
         archive.extractall(folder := run_folder / "unzipped")
     return folder

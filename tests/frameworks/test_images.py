@@ -40,7 +40,7 @@ def few(tmp_path: Path) -> Path:
 
 
 def of(folder: Path, steps: int, **changes: Values) -> Values:
-    """A configuration in fp32, where a CPU is quickest."""
+    """Return a configuration in fp32, which is fastest on a CPU."""
     training = {"steps": steps, "warmup_steps": 1, "batch_size": 4} | changes.pop("training", {})
     recipe = {"folder": str(folder)} | changes.pop("recipe", {})
     values = {"precision": "fp32", "training": training, "recipe": recipe}

@@ -33,7 +33,7 @@ def client(address: str, token: str, offered: None) -> Iterator[Client]:
 
 @pytest.fixture
 def server(address: str, database: Database, ada: User) -> dict[str, str]:
-    """A real server, and what opens its door to writers: nothing else."""
+    """A real server, and a token that may only write."""
     with database.writing() as session:
         token, _row = accounts.make_api_token(session, ada, "writer", kind="write")
     return {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}

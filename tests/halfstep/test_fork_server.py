@@ -222,7 +222,7 @@ def test_a_server_holds_nothing_of_a_request(server: Server) -> None:
 
 
 def memory(pid: int) -> bytes:
-    """All memory of a process that it can write."""
+    """Return all writable memory of a process."""
     parts = []
     with Path(f"/proc/{pid}/mem").open("rb") as file:
         for line in Path(f"/proc/{pid}/maps").read_text().splitlines():

@@ -27,7 +27,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["openat2", "by component"])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """With and without openat2."""
+    """Run the test with and without openat2."""
     if request.param == "by component":
         monkeypatch.setattr(untrusted_files, "OPENAT2", 100_000)
     return str(request.param)

@@ -1,8 +1,5 @@
-"""What docker-compose.yml says, carried out with buildah: `make image-test`.
-
-Each service's command, environment, volumes and health check are read from that file and from the
-images, so that what is tried is what an engine would do. Run it in a network namespace of its own:
-the ports are compose's, and PostgreSQL's is the default one.
+"""Trial of docker-compose.yml with buildah: `make image-test`. Commands, environments, volumes
+and health checks are read from that file and from the Dockerfile's images.
 """
 
 import fcntl
@@ -176,7 +173,9 @@ def database(folder: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    """Where the volumes lie; PostgreSQL's user must come in, which pytest's folders deny."""
+    """Yield a folder for the volumes, which PostgreSQL's user may enter, unlike pytest's
+    folders.
+    """
     with tempfile.TemporaryDirectory(prefix="halfstep-images-", dir="/tmp") as name:
         folder = Path(name)
         folder.chmod(0o755)

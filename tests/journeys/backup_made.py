@@ -1,4 +1,4 @@
-"""Parts of the tests of backup that other tests use, too."""
+"""Shared helpers of the tests of backup."""
 
 from pathlib import Path
 

@@ -98,7 +98,7 @@ class Run:
         ]
 
     def skipped(self):
-        """The numbers of the skipped steps."""
+        """Return the numbers of the skipped steps."""
         return self.records["step"][(self.records["flags"] & 1) == 1].tolist()
 
     def weights(self):
@@ -171,7 +171,7 @@ def bare_loop(recipe_class, values, device=CPU):
 
 
 def assert_same_bits(left, right):
-    """Two trees of tensors and values are equal to the last bit."""
+    """Assert that two trees of tensors and values are equal to the last bit."""
     if isinstance(left, torch.Tensor):
         assert left.dtype == right.dtype
         bits = [each.reshape(-1).view(torch.uint8) for each in (left, right)]

@@ -23,7 +23,7 @@ UNLIKE = ("LC_CTYPE", "TORCHINDUCTOR_CACHE_DIR", "HALFSTEP_PARENT_PID")
 
 
 def outcome(path: str) -> str:
-    """What becomes of reading and of writing a path."""
+    """Return the results of reading and of writing a path."""
     said = []
     for mode in ("rb", "r+b"):
         try:

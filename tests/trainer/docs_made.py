@@ -1,4 +1,4 @@
-"""Parts of the tests of docs that other tests use, too."""
+"""Shared helpers of the tests of docs."""
 
 import re
 from pathlib import Path

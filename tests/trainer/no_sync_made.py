@@ -1,4 +1,4 @@
-"""Parts of the tests of no sync that other tests use, too."""
+"""Shared helpers of the tests of no sync."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Parts of the tests of process that other tests use, too."""
+"""Shared helpers of the tests of process."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def finish(process):
 
 
 def read(folder, attempt=1):
-    """The outcome, the records and the events that an attempt left."""
+    """Return the outcome, the records and the events of an attempt."""
     items = list(chain.from_iterable(iter(SpoolReader(folder / "spool").poll, [])))
     records = np.concatenate([item for item in items if isinstance(item, np.ndarray)])
     outcome = json.loads((folder / f"outcome-{attempt}.json").read_text())

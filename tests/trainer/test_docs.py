@@ -60,7 +60,7 @@ class Adversaries(Pair):
 
 
 class Tied(Regression):
-    """Its first and its last layer have one weight."""
+    """A recipe whose first and last layer share a weight."""
 
     def __init__(self, config, device):
         super().__init__(config, device)

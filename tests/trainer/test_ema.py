@@ -44,7 +44,7 @@ class Followed(Digits):
 
 
 def averages_of(path, name="model"):
-    """The averages in a checkpoint."""
+    """Return the averages in a checkpoint."""
     return torch.load(path, weights_only=True)["parts"]["ema"]["weights"][name]
 
 
@@ -110,7 +110,7 @@ def test_it_is_evaluated_in_addition_to_the_weights(run_loop, tmp_path):
 
 
 class Raising(Noisy):
-    """Its second evaluation raises, having drawn a random number."""
+    """A recipe whose second evaluation draws a random number and raises."""
 
     def evaluate(self):
         metrics = super().evaluate()
@@ -165,7 +165,7 @@ def test_a_fork_may_begin_or_end_it(run_loop, tmp_path):
 
 
 class Normed(Regression):
-    """With buffers, and a weight under two names."""
+    """A recipe with buffers and a weight under two names."""
 
     def __init__(self, config, device):
         super().__init__(config, device)
@@ -190,7 +190,7 @@ def test_a_file_of_its_own_loads_into_the_module(run_loop, tmp_path):
 
 
 class Two(Pair):
-    """Its second network's optimizer is skipped in every step."""
+    """A recipe whose second optimizer is skipped in every step."""
 
     name: ClassVar = "two"
 

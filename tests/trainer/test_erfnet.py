@@ -22,7 +22,7 @@ def folder(tmp_path_factory):
 
 
 def make(folder, **settings):
-    """A small network on this folder."""
+    """Return a small network on this folder."""
     values = {"recipe": TINY | {"folder": str(folder)} | settings}
     return ERFNet(parse_config(ERFNet, values), CPU)
 

@@ -341,7 +341,7 @@ class Stranger(Regression):
 
 
 class Detached(Regression):
-    """Its loss reaches nothing that its optimizer owns."""
+    """A recipe whose loss does not depend on any parameter of the optimizer."""
 
     def training_step(self, batch):
         yield Loss(torch.ones((), requires_grad=True) * 2, "sgd")

@@ -1,4 +1,4 @@
-"""How losses reach optimizers: one or several of either, with and without accumulation."""
+"""Losses and optimizers: one or several of either, with and without accumulation."""
 
 import weakref
 from typing import ClassVar

@@ -37,7 +37,7 @@ class Tied(Recipe):
 
 
 class Reading(Tied):
-    """It asks for a value, which there is none of."""
+    """A recipe that reads a value on the meta device, which has none."""
 
     def __init__(self, config: RunConfig[Any], device: torch.device) -> None:
         super().__init__(config, device)

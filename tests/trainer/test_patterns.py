@@ -277,7 +277,7 @@ def test_unscale_then_clip_by_value(run_loop, scale):
 
 
 def _first_update(run_loop, recipe_class, values):
-    """How far the first step moved every weight."""
+    """Return how far the first step moved every weight."""
     before = {}
 
     class Remembering(recipe_class):
@@ -307,7 +307,7 @@ def test_accumulation_divides_the_loss_and_updates_once(run_loop):
 
 
 def squared(*decorations):
-    """A custom Function, its forward and backward decorated by these."""
+    """Return a custom Function with these decorators of forward and backward."""
     forward_by, backward_by = decorations or ((lambda f: f), (lambda f: f))
 
     class SquaredProduct(torch.autograd.Function):

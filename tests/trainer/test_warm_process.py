@@ -1,4 +1,4 @@
-"""What the warm process loads, and when it refuses to be forked."""
+"""Modules that the warm process loads, and reasons for which it refuses to serve."""
 
 import json
 import os

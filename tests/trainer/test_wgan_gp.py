@@ -11,7 +11,7 @@ SMALL = {"width": 32, "noise": 8}
 
 
 def critic_loss(precision, scale):
-    """The critic's first loss, and the gradients that the loop would leave of it, unscaled."""
+    """Return the critic's first loss and its unscaled gradients."""
     values = {"precision": precision, "scaler": {"init_scale": scale}, "recipe": SMALL}
     config = parse_config(WGANGP, values)
     torch.manual_seed(0)

@@ -16,7 +16,7 @@ PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37  # linux/prctl.h
 
 @pytest.fixture
 def no_adoption() -> Iterator[None]:
-    """This process takes no orphans, as tests.warm has it do once other tests have run in it."""
+    """Do not adopt orphans in this process, as tests.warm makes it do."""
     prctl, did = ctypes.CDLL(None).prctl, ctypes.c_int()
     prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(did))
     prctl(PR_SET_CHILD_SUBREAPER, 0)

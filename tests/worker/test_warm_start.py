@@ -95,7 +95,7 @@ def test_a_warm_process_is_isolated_like_a_fresh_one(
 
 
 def description(site: Site, run_id: int) -> dict[str, Any]:
-    """What a run of DESCRIBED printed, without its number."""
+    """Return the output of a run of DESCRIBED, without its number."""
     lines = (
         site.log(run_id)
         .replace(f"/runs/{run_id}", "/runs/N")

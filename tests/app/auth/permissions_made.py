@@ -1,4 +1,4 @@
-"""Parts of the tests of permissions that other tests use, too."""
+"""Shared helpers of the tests of permissions."""
 
 from collections.abc import Callable
 from typing import Any

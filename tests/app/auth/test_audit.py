@@ -26,7 +26,7 @@ EMPTY = (2).to_bytes(8, "little") + b"{}"
 
 
 def recorded(database: Database) -> list[tuple[str | None, str, str, int | None]]:
-    """Who, what, more of it, and to which run, oldest first."""
+    """Return user, action, detail and run of each event, oldest first."""
     query = select(User.name, AuditEvent.action, AuditEvent.detail, AuditEvent.run_id)
     query = (
         query.select_from(AuditEvent)

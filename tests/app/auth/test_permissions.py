@@ -1,4 +1,6 @@
-"""Who may use what: every route, every role, one's own runs, others' and other projects'."""
+"""Permissions of every role on every route, for runs of the user, of others and of other
+projects.
+"""
 
 import re
 from typing import Any

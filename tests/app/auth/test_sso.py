@@ -35,7 +35,7 @@ ROLES = "ml=member, leads=maintainer@vision, *=viewer, admins=admin"
 
 @pytest.fixture(scope="module")
 def issuer() -> Iterator[str]:
-    """The address of the provider, where Carol may sign in."""
+    """Start the provider, where Carol may sign in; yield its address."""
     port = free_port()
     command = [sys.executable, "-W", "ignore", "-m", "oidc_provider_mock", "--port", str(port)]
     users = [CAROL, {"sub": "2", "preferred_username": "ada"}, {"sub": "3", "email": "e@x.org"}]
@@ -59,7 +59,7 @@ def issuer() -> Iterator[str]:
 
 @pytest.fixture
 def settings(settings: Settings, issuer: str) -> Settings:
-    """Of a server that signs people in there."""
+    """Settings of a server that uses this provider."""
     settings.data.mkdir(parents=True)
     return settings.model_copy(
         update={

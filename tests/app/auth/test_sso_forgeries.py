@@ -68,7 +68,7 @@ class Forger:
 
     @property
     def metadata(self) -> Claims:
-        """It announces every algorithm, and a setting of the client's own."""
+        """Return metadata that announce every algorithm and the client's own setting."""
         names = {"authorization_endpoint": "authorize", "token_endpoint": "token"}
         names |= {"jwks_uri": "keys", "userinfo_endpoint": "userinfo"}
         return {
@@ -101,7 +101,7 @@ def forger() -> Iterator[Forger]:
 
 @pytest.fixture
 def settings(settings: Settings, forger: Forger) -> Settings:
-    """Of a server that signs users in there."""
+    """Settings of a server that uses this provider."""
     settings.data.mkdir(parents=True)
     provider = {
         "oidc_issuer": forger.address,

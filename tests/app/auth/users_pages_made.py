@@ -1,4 +1,4 @@
-"""Parts of the tests of users pages that other tests use, too."""
+"""Shared helpers of the tests of users pages."""
 
 from fastapi import FastAPI
 from starlette.testclient import TestClient

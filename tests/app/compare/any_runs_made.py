@@ -1,4 +1,4 @@
-"""Parts of the tests of any runs that other tests use, too."""
+"""Shared helpers of the tests of any runs."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Parts of the tests of shared links that other tests use, too."""
+"""Shared helpers of the tests of shared links."""
 
 from starlette.testclient import TestClient
 

@@ -28,7 +28,7 @@ PROJECT, HIDDEN = "vision", "hush-hush"
 
 @pytest.fixture
 def member(database: Database, ada: User, offered: None) -> User:
-    """One who may share runs of a project, and is no operator."""
+    """A user who may share runs of a project, and is no admin."""
     with database.writing() as session:
         projects.make(session, PROJECT)
         user = accounts.make_user(session, "mel")

@@ -58,7 +58,7 @@ def http(settings: Settings, database: Database, running: Run, token: str) -> It
 
 
 def asked(bucket: Bucket) -> dict[str, int]:
-    """What for files; the server lists uploads now and then, too."""
+    """Return the bucket's requests for files, without the server's lists of uploads."""
     return {name: count for name, count in bucket.proxy.requests.items() if name != "list"}
 
 
@@ -104,7 +104,7 @@ def test_missing_or_truncated_objects_are_not_sent(
 
 
 class TestSigned:
-    """With HALFSTEP_PRESIGNED_DOWNLOADS."""
+    """Downloads with HALFSTEP_PRESIGNED_DOWNLOADS."""
 
     def test_the_url_opens_the_file_for_its_bearer(
         self, http: httpx2.Client, bucket: Bucket

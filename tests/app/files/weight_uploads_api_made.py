@@ -1,4 +1,4 @@
-"""Parts of the tests of weight uploads api that other tests use, too."""
+"""Shared helpers of the tests of weight uploads api."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Parts of the tests of proxies that other tests use, too."""
+"""Shared helpers of the tests of proxies."""
 
 import datetime
 import shutil

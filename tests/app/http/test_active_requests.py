@@ -55,7 +55,7 @@ def _ends(answer: httpx2.Response) -> bool:
 
 @contextmanager
 def _statements(engine: Engine) -> Iterator[list[str]]:
-    """What this thread asks; the server, in others, asks for itself."""
+    """Count the statements of this thread, without those of the server's threads."""
     said: list[str] = []
     ours = threading.get_ident()
 

@@ -30,7 +30,7 @@ STEPS = [1, 2, 4, 8, 9]
 
 @pytest.fixture
 def recorded(database: Database, running: Run, ada: User) -> Run:
-    """A run with five of everything that a list of it can hold."""
+    """A run with five elements of everything that its lists can have."""
     steps = make_steps([1.0] * 9, skipped=STEPS)
     metrics = [make_metric(step, 0.5) for step in STEPS]
     replays = [{**make_replay(step), "event": "replay"} for step in STEPS]

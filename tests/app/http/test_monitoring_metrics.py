@@ -30,7 +30,7 @@ DASHBOARD = Path(__file__).parents[3] / "deploy" / "grafana.json"
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    """An operator's who lets Prometheus in."""
+    """Settings with a token for Prometheus."""
     return settings.model_copy(update={"metrics_token": SecretStr("a-long-random-text")})
 
 

@@ -1,4 +1,4 @@
-"""What live streams say, from rows of both databases."""
+"""Messages of live streams, from rows of both databases."""
 
 import json
 import re

@@ -55,7 +55,7 @@ pytestmark = pytest.mark.sql
 
 @pytest.fixture
 def mel(database: Database, ada: User, offered: None) -> User:
-    """Who maintains two projects, and is a member of a third."""
+    """A user who maintains two projects, and is a member of a third."""
     with database.writing() as session:
         found = accounts.make_user(session, "mel")
         for name, role in (("vision", MAINTAINER), ("speech", MAINTAINER), ("text", MEMBER)):

@@ -21,7 +21,7 @@ RUN = {"recipe": "digits"}
 
 @pytest.fixture
 def full(database: Database, ada: User, offered: None) -> None:
-    """The first project's queue has one place, which is taken."""
+    """Fill the queue of the Default project, which may have one run."""
     with database.writing() as session:
         quotas.set_limits(session.get_one(Project, ""), {"queued": 1})
     submit(database, ada)

@@ -1,4 +1,4 @@
-"""Parts of the tests of continue run that other tests use, too."""
+"""Shared helpers of the tests of continue run."""
 
 from typing import Any
 

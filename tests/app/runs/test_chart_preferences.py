@@ -1,4 +1,4 @@
-"""How users arrange charts: each their own, by recipe, within bounds."""
+"""Arrangements of charts: per user and recipe, within bounds."""
 
 import json
 import re

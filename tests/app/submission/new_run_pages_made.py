@@ -1,4 +1,4 @@
-"""Parts of the tests of new run pages that other tests use, too."""
+"""Shared helpers of the tests of new run pages."""
 
 FORM = {
     "recipe": "digits",

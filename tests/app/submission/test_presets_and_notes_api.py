@@ -19,7 +19,7 @@ RULE = {"scope": "in:vision", "log_days": 5}
 
 @pytest.fixture
 def scripts(app: FastAPI, database: Database, offered: None) -> dict[str, TestClient]:
-    """One of each role in a project, and one who has none there."""
+    """A script of each role in a project, and one without a role there."""
     with database.writing() as session:
         projects.make(session, "vision")
         people = {role: accounts.make_user(session, role) for role in ("maintainer", "member")}

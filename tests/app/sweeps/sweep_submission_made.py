@@ -1,4 +1,4 @@
-"""Parts of the tests of sweep submission that other tests use, too."""
+"""Shared helpers of the tests of sweep submission."""
 
 import math
 from typing import Any

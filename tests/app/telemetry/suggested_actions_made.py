@@ -1,4 +1,4 @@
-"""Parts of the tests of suggested actions that other tests use, too."""
+"""Shared helpers of the tests of suggested actions."""
 
 import math
 from copy import deepcopy

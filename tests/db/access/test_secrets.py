@@ -16,7 +16,7 @@ VALUE = "sesame, open\n\tplease"
 
 @pytest.fixture
 def key(tmp_path: Path) -> Path:
-    """Where the key is to lie."""
+    """Path of the key."""
     return tmp_path / "secrets.key"
 
 

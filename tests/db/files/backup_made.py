@@ -1,4 +1,4 @@
-"""Parts of the tests of backup that other tests use, too."""
+"""Shared helpers of the tests of backup."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ def empty_database(kind: str, folder: Path, request: pytest.FixtureRequest) -> I
 
 
 def contents(database: Database) -> dict[str, list[tuple[object, ...]]]:
-    """All rows of all tables, in order of their keys."""
+    """Return all rows of all tables, in order of their keys."""
     with database.reading() as session:
         return {
             table.name: [

@@ -1,4 +1,4 @@
-"""Parts of the tests of checkpoints that other tests use, too."""
+"""Shared helpers of the tests of checkpoints."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ def saved(step: int, sha256: str = "aa", request: int | None = None) -> dict[str
 
 
 def in_shards(step: int, ranks: int) -> dict[str, Any]:
-    """A checkpoint with a part from each rank."""
+    """Return the event of a checkpoint with a file from each rank."""
     event = saved(step)
     for name in ("metadata", *map(str, range(ranks))):
         file = {"kind": f"shard.{name}", "path": f"checkpoints/step-{step:08}/{name}"}
@@ -19,7 +19,7 @@ def in_shards(step: int, ranks: int) -> dict[str, Any]:
 
 
 def saved_weights(step: int, *modules: str) -> dict[str, Any]:
-    """A checkpoint with a file of weights for each module, and their averages."""
+    """Return the event of a checkpoint with weights and averages of each module."""
     event = saved(step)
     for module in modules or ("",):
         for kind in ("weights", "ema"):

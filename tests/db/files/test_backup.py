@@ -47,7 +47,9 @@ CHECKPOINT, ARTIFACT = "runs/1/checkpoints/a.pt", "runs/1/artifacts/step-0000000
 
 @pytest.fixture
 def store(database: Database, running: Run) -> MemoryStore:
-    """The checkpoint and the artifact of a run that has ended; steps with a NaN and an inf."""
+    """A store with checkpoint and artifact of an ended run, whose steps have a NaN and an
+    infinity.
+    """
     store, content = MemoryStore(), b"weights"
     file = {"kind": "checkpoint", "size_bytes": 7, "sha256": hashlib.sha256(content).hexdigest()}
     event = {"step": 2, "reason": "end", "files": [file]}

@@ -1,4 +1,4 @@
-"""What rules would delete of ended runs, and that they do."""
+"""Files that retention rules plan to delete of ended runs, and their deletion."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Parts of the tests of findings that other tests use, too."""
+"""Shared helpers of the tests of findings."""
 
 from typing import Any
 

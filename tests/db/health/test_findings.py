@@ -1,4 +1,4 @@
-"""What figures say in words: from made evidence, and from rows of both databases."""
+"""Findings and their texts, from evidence of the tests and from rows of both databases."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Parts of the tests of claims that other tests use, too."""
+"""Shared helpers of the tests of claims."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ def claim(session: Session, worker: Worker, **changes: Any) -> Run | None:
 
 
 def nodes(session: Session, run: Run | None) -> list[Claimed]:
-    """Where the nodes of a run are: number, worker, devices."""
+    """Return number, worker and devices of the nodes of a run."""
     assert run is not None
     query = select(RunNode).where(RunNode.run_id == run.id, RunNode.attempt == run.attempt)
     found = session.scalars(query.order_by(RunNode.node))

@@ -1,4 +1,4 @@
-"""Parts of the tests of estimates that other tests use, too."""
+"""Shared helpers of the tests of estimates."""
 
 from db.database import Database
 from db.runs import runs

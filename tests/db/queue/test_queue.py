@@ -27,7 +27,7 @@ def why(session: Session, run: Run, *, runs_per_user: int = 0) -> str:
 
 
 def find_silent(session: Session) -> set[int]:
-    """Look twice, as a worker does before it marks a run as unreachable."""
+    """Mark runs as unreachable after two polls, as a worker does."""
     return queue.mark_unreachable(session, queue.mark_unreachable(session, set()))
 
 

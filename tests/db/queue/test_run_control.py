@@ -1,4 +1,4 @@
-"""What people ask of runs: an end, a pause, another place in the queue, another scale."""
+"""Control requests of users: end, pause, position in the queue, loss scale."""
 
 from functools import partial
 from typing import Any

@@ -1,4 +1,4 @@
-"""What workers offer."""
+"""Recipes and devices that workers offer."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Parts of the tests of trash that other tests use, too."""
+"""Shared helpers of the tests of trash."""
 
 from typing import Any
 

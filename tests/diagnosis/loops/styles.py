@@ -109,7 +109,7 @@ def scaling_by_hand(watch: WatchCall, scale: float = 2.0**26) -> None:
 
 @loop(cause="nonfinite_without_scaler", harmful={"zero_grad", "restore", "growth_interval"})
 def scaling_by_hand_unchecked(watch: WatchCall) -> None:
-    """A fixed scale that is too large, with unchecked gradients."""
+    """Scale by a fixed factor that is too large, with unchecked gradients."""
     _scaled_by_hand(watch, 2.0**26, is_checked=False)
 
 

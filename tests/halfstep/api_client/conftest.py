@@ -40,7 +40,7 @@ def recorded(database: Database, running: Run) -> Run:
 def client(
     address: str, token: str, recorded: Run, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Client]:
-    """A client of a server that has them; the environment names it to commands as well."""
+    """A client of a server with these runs; the environment names it to commands as well."""
     monkeypatch.setenv("HALFSTEP_URL", address)
     monkeypatch.setenv("HALFSTEP_TOKEN", token)
     with Client() as client:

@@ -38,7 +38,7 @@ from tests.site import until
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of its own, and a folder for runs."""
+    """A cache for the test, and a folder for runs."""
     monkeypatch.setenv("HALFSTEP_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     return tmp_path / "cache"

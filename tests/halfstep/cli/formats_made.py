@@ -1,4 +1,4 @@
-"""Parts of the tests of formats that other tests use, too."""
+"""Shared helpers of the tests of formats."""
 
 RUN = {
     "id": 7,

@@ -1,4 +1,4 @@
-"""How commands end at a server of another version."""
+"""Messages of commands at a server of another version."""
 
 import json
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body if is_known else b'{"detail": "Not Found"}')
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Do not log requests."""
 
 
 @pytest.fixture

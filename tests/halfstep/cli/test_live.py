@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def known(address: str, token: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The environment of who is signed in; of this process, too."""
+    """The environment of a signed-in user, set in this process too."""
     known = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
     for name, value in known.items():
         monkeypatch.setenv(name, value)

@@ -16,7 +16,7 @@ logger = logging.getLogger("worker.test_logs")
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
-    """The handlers and levels of other tests."""
+    """Restore handlers and levels after the test."""
     root = logging.getLogger()
     packages = [logging.getLogger(package) for package in logs.PACKAGES]
     handlers, levels = root.handlers[:], [each.level for each in (root, *packages)]

@@ -1,4 +1,4 @@
-"""Parts of the tests of imports that other tests use, too."""
+"""Shared helpers of the tests of imports."""
 
 from pathlib import Path
 

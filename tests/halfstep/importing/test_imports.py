@@ -1,4 +1,4 @@
-"""What other loggers recorded, in our folders: every number, once."""
+"""Imported runs of other loggers: every number, once."""
 
 import csv
 import hashlib

@@ -167,7 +167,7 @@ def _deep(levels: int) -> Any:
 
 
 def _tree(levels: int) -> Any:
-    """A list of two, each of two, ..., which are the same objects."""
+    """Return nested lists whose elements are the same object."""
     tree: Any = 1
     for _ in range(levels):
         tree = [tree] * 3
@@ -180,7 +180,7 @@ def _entries(value: Any) -> int:
 
 
 def _objects(levels: int) -> Any:
-    """A tree of objects, as of a trainer or a dataset."""
+    """Return a tree of objects, as in a trainer or a dataset."""
     children = {f"a{i}": _objects(levels - 1) if levels else 1 for i in range(6)}
     return types.SimpleNamespace(**children)
 

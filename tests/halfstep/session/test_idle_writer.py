@@ -1,4 +1,4 @@
-"""What a script has done is on the disk although it does nothing more, so a kill loses little."""
+"""Idle scripts: their data are on disk, so a kill loses little."""
 
 import itertools
 import multiprocessing

@@ -18,7 +18,7 @@ from tests.halfstep.watching.watch_made import Written
 
 @pytest.fixture(autouse=True)
 def beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An empty folder, and no run that outlives its test."""
+    """Provide an empty folder, and end the run of the test."""
     monkeypatch.chdir(tmp_path)
     yield
     if active_run.active:

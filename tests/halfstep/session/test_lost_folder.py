@@ -26,7 +26,7 @@ from tests.site import until
 
 @pytest.fixture(autouse=True)
 def own_refuge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A working directory and TMPDIR of the test; the spool looks at once."""
+    """A working directory and TMPDIR of the test; the spool checks the disk at once."""
     (tmp_path / "work").mkdir()
     (tmp_path / "tmp").mkdir()
     monkeypatch.chdir(tmp_path / "work")

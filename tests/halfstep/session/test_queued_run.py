@@ -20,7 +20,7 @@ SCRIPT = Script()
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The run's folder, as a worker makes it; nothing is watched any more afterwards."""
+    """A queued run's folder; nothing is watched any more after the test."""
     folder = tmp_path / "runs" / "7"
     folder.mkdir(parents=True)
     attempt(folder, 1, monkeypatch)

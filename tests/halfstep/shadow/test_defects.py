@@ -1,4 +1,4 @@
-"""What a checked step says of operators that lose values, from the values themselves."""
+"""Defects of a checked step: operators that lose values, and the values."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Parts of the tests of events that other tests use, too."""
+"""Shared helpers of the tests of events."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Parts of the tests of folder lock that other tests use, too."""
+"""Shared helpers of the tests of folder lock."""
 
 import subprocess
 from pathlib import Path

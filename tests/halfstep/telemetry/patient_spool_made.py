@@ -1,4 +1,4 @@
-"""Parts of the tests of patient spool that other tests use, too."""
+"""Shared helpers of the tests of patient spool."""
 
 import resource
 import signal

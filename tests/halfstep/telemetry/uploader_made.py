@@ -1,4 +1,4 @@
-"""Parts of the tests of uploader that other tests use, too."""
+"""Shared helpers of the tests of uploader."""
 
 import hashlib
 from pathlib import Path

@@ -22,7 +22,7 @@ from tests.halfstep.watching.watch_made import Written
 
 @pytest.fixture(autouse=True)
 def beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder, the installation of only the wheel, and no run that outlives its test."""
+    """Provide an empty folder with the wheel only, and end the run of the test."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(unsupported._messages, "_printed", {})
     monkeypatch.setattr(watched_run, "find_spec", lambda name: None)

@@ -462,7 +462,7 @@ def test_pixels_of_any_kind_are_pictures(tmp_path: Path) -> None:
     from PIL import Image
 
     class Figure:
-        """As matplotlib's."""
+        """A figure with matplotlib's method."""
 
         def savefig(self, file: Any, format: str) -> None:  # noqa: A002 - matplotlib's word
             Image.new("RGB", (5, 4)).save(file, format)

@@ -1,4 +1,4 @@
-"""What watching adds to a step: never a wait, and a number of operations that does not grow."""
+"""Costs of watching a step: no wait, and a fixed number of operations."""
 
 import sys
 from collections import Counter

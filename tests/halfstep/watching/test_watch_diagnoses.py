@@ -23,7 +23,7 @@ STEPS = 13
 
 @pytest.fixture(autouse=True)
 def undone(nothing_compiled: None) -> Iterator[None]:
-    """No hook of ours is left."""
+    """End the run of the test, and assert that no hook is left."""
     yield
     if active_run.active is not None:
         active_run.active.finish()

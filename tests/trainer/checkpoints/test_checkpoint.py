@@ -318,7 +318,9 @@ def test_a_resumed_state_is_mapped_and_released(run_loop, tmp_path, monkeypatch)
 
 
 def private_bytes(path):
-    """How much of a file this process maps is its own by now; None if it does not map it."""
+    """Return how much of a mapped file is private memory of this process; None if it is
+    not mapped.
+    """
     found = None
     for line in Path("/proc/self/smaps").read_text().splitlines():
         first, *rest = line.split()

@@ -155,7 +155,7 @@ def test_a_kill_in_the_middle_of_a_write_keeps_the_one_before(tmp_path):
 
 
 def bytes_read():
-    """How much this process has read so far, by whichever call, from files and pipes."""
+    """Return the number of bytes that this process has read by any call."""
     return int(Path("/proc/self/io").read_text().split()[1])
 
 

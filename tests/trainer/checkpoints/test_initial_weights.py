@@ -50,7 +50,7 @@ def test_names_are_told_apart_from_what_wraps_them(run_loop, tmp_path, prefix):
 
 @pytest.fixture
 def fitted(tmp_path):
-    """A function that returns what load_weights says of weights and modules."""
+    """Return a function with the result of load_weights for weights and modules."""
 
     def load(weights, modules):
         torch.save(weights, tmp_path / "net.pt")

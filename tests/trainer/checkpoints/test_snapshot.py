@@ -14,7 +14,9 @@ from trainer.checkpoints.snapshot import ALIGNMENT, Staging, room
 
 
 def make_state():
-    """All that a checkpoint may hold: ties, strides, parts of a larger memory, nothing at all."""
+    """Return a state with everything that a checkpoint may hold: ties, strides, views,
+    nothing at all.
+    """
     whole = torch.randn(6, 4)
     weights = OrderedDict(weight=torch.randn(3, 5), bias=whole[1:3], last=whole[5, 3])
     weights["tied"] = weights["weight"].t()
@@ -31,7 +33,7 @@ def make_state():
 
 
 def file_of(state):
-    """The bytes of its checkpoint."""
+    """Return the bytes of the state's checkpoint."""
     file = io.BytesIO()
     torch.save(state, file)
     return file.getvalue()

@@ -1,4 +1,4 @@
-"""Parts of the tests of replay that other tests use, too."""
+"""Shared helpers of the tests of replay."""
 
 from typing import ClassVar
 

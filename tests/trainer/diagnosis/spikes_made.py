@@ -1,4 +1,4 @@
-"""Parts of the tests of spikes that other tests use, too."""
+"""Shared helpers of the tests of spikes."""
 
 from typing import ClassVar
 

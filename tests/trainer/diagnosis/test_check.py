@@ -40,7 +40,7 @@ def checked(tmp_path, capsys, *changes, arguments=()):
 
 
 def line_of(tmp_path, part):
-    """The place of the first line of the checked file with this in it."""
+    """Return the position of the first line of the checked file that contains a text."""
     lines = (tmp_path / "mine.py").read_text().splitlines()
     return next(f"mine.py:{n}" for n, line in enumerate(lines, 1) if part in line)
 

@@ -175,7 +175,7 @@ def test_an_overflow_in_a_real_recipe_is_named_and_leaves_no_trace(
 
 
 def _told(run):
-    """All events of a run except replays and measured times."""
+    """Return all events of a run except replays and measured times."""
     kept = [e for e in json_safe(run.events) if e["event"] != "replay"]
     kept = [e for e in kept if not e.get("name", "").startswith("run/")]
     return [{key: e[key] for key in e if key != "elapsed_ms"} for e in kept]
@@ -405,7 +405,7 @@ def test_a_replay_runs_nothing_after_the_last_loss(run_loop):
 
 
 class Clipped(Pair):
-    """As in the first WGAN, weights change between two losses."""
+    """A recipe that changes weights between two losses, as in the first WGAN."""
 
     name: ClassVar = "clipped"
     defaults: ClassVar = {"precision": "fp16", "training": {"steps": 120, "batch_size": 8}}

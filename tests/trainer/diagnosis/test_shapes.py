@@ -10,7 +10,7 @@ from trainer.recipes.mlp import MLP
 
 
 def layers_of(*layers, precision="fp16", batch_size=64):
-    """The layers that are named of a network of these, and the batch size if it is."""
+    """Return the reported layers of a network, and the batch size if it is reported."""
     values = {"precision": precision, "training": {"batch_size": batch_size}}
     event = misfits({"model": nn.Sequential(*layers)}, parse_config(Regression, values))
     return event and (event.layers, event.batch_size)

@@ -36,7 +36,7 @@ def noise(count, seed=0):
 
 
 def reported(made, *cuts, **settings):
-    """The spikes of some records, handed over in pieces."""
+    """Return the spikes of some records, which are handed over in pieces."""
     found = []
     spikes = Spikes(Spike(window_steps=WINDOW, **settings), found.append)
     for piece in np.split(made, cuts):

@@ -66,7 +66,9 @@ def assert_alike(story, other):
 
 
 def both(found, name):
-    """A training in shards as each rank has it in the end, and rank 0's of whole weights."""
+    """Return the result of a training in shards of each rank, and that with whole weights
+    of rank 0.
+    """
     first, second = (each[f"{name} fsdp"] for each in found)
     assert first["units"]
     assert_same_bits(first["weights"], second["weights"])
@@ -289,7 +291,7 @@ def test_torchs_own_tools_read_the_folder(folder, tmp_path):
 
 
 class Bomb:
-    """What runs code when a pickle is loaded."""
+    """An object that runs code when its pickle is loaded."""
 
     def __reduce__(self):
         return print, ("it ran",)

@@ -65,7 +65,7 @@ def test_blocks_of_a_transformer_by_pattern(run_loop):
 
 
 def kept_bytes(network: nn.Module) -> int:
-    """How much a forward pass keeps for its backward pass."""
+    """Return the number of bytes that a forward pass keeps for its backward pass."""
     kept = []
     with saved_tensors_hooks(lambda tensor: kept.append(tensor.nbytes), lambda _: None):
         network(torch.randn(64, 6))

@@ -174,7 +174,7 @@ def test_a_rejected_fused_sgd_is_explained(dtype, momentum):
 
 
 class Unfused(Regression):
-    """Its loss is computed in fp32."""
+    """A recipe whose loss is computed in fp32."""
 
     def training_step(self, batch):
         inputs, targets = batch

@@ -50,7 +50,7 @@ RESTORED = {"scaler": {"init_scale": 64.0, "restore_buffers": True}}
 
 
 def statistics(run):
-    """The buffers of its BatchNorm."""
+    """Return the buffers of the BatchNorm."""
     return dict(run.recipe.modules["model"][2].named_buffers())
 
 
@@ -130,7 +130,7 @@ def followed(module):
 
 
 def reported(step, *buffers):
-    """The event of these buffers."""
+    """Return the event of these buffers."""
     return NonfiniteBuffersEvent(step=step, count=len(buffers), buffers=list(buffers))
 
 
@@ -188,7 +188,7 @@ def test_a_resumed_run_is_the_same(run_loop, tmp_path):
 
 
 class Regularly(Ahead):
-    """Its calls are counted in the checkpoint."""
+    """A recipe whose calls are counted in the checkpoint."""
 
     def state_dict(self):
         return {"calls": self.modules["model"][1].calls}

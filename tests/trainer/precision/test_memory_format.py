@@ -31,7 +31,7 @@ LAST = {"training": {"channels_last": True}}
 
 
 def moments(run):
-    """The states of its optimizer that have the shape of a weight, with the weight."""
+    """Return the optimizer's states that have the shape of a weight, with the weight."""
     return [
         (parameter, value)
         for parameter, state in run.recipe.optimizers["it"].state.items()

@@ -18,7 +18,7 @@ FP16 = {"precision": "fp16", "scaler": {"init_scale": 1024.0}}
 
 
 class ByHand(Regression):
-    """Its last layer runs in a region that the recipe itself puts round it."""
+    """A recipe that runs its last layer in a region of its own."""
 
     dtype = torch.float32
 
@@ -166,7 +166,7 @@ class Shouting(nn.Module):
 
 
 class Overflowing(Planted):
-    """Its plant gets fp16, out of a product, and overflows at the one example that is far out."""
+    """A recipe whose planted module gets fp16 from a product and overflows at one example."""
 
     plant = Shouting
 

@@ -16,7 +16,7 @@ from trainer.recipes.digits import Digits
 
 
 class Overflowing(Regression):
-    """Its loss is infinite from some batch on, except in fp32."""
+    """A recipe whose loss is infinite from some batch on, except in fp32."""
 
     defaults = {"training": {"steps": 60, "batch_size": 8}, "scaler": {"init_scale": 64.0}}  # noqa: RUF012
     finite_batches = 40

@@ -1,4 +1,4 @@
-"""What runs print: all of it in files of the run, a bounded part of it in the database."""
+"""Output of runs: all of it in files of the run, a bounded part of it in the database."""
 
 import gzip
 import re
@@ -32,7 +32,7 @@ GAP = re.compile(r"\[lines ([\d,]+) to ([\d,]+) are in the file of the log only\
 
 
 def printed(settings: Settings, database: Database, run_id: int) -> str:
-    """All that the files of a run's log hold."""
+    """Return the complete content of a run's log files."""
     with database.reading() as session:
         rows = artifacts.log_files(session, run_id)
     return b"".join(
@@ -41,7 +41,9 @@ def printed(settings: Settings, database: Database, run_id: int) -> str:
 
 
 def check_numbers(lines: list[LogLine]) -> int:
-    """Each line that is not there is in a gap that names it; return how many are not."""
+    """Check that each missing line is in a gap that names it; return the number of
+    missing lines.
+    """
     missing = 0
     for line, following in zip(lines, [*lines[1:], None], strict=True):
         match = GAP.fullmatch(line.text)

@@ -114,7 +114,7 @@ class Attempts:
         return recorder
 
     def made_by(self) -> dict[int, int]:
-        """By which attempt each recorded step was made."""
+        """Return the attempt that recorded each step."""
         with self.database.reading() as session:
             steps = raw_steps(session, self.run_id)
         return dict(zip(steps["step"], map(int, steps["loss"]), strict=True))
@@ -131,12 +131,14 @@ class Attempts:
         return self.settings.scratch_folder(self.run_id) / "spool"
 
     def left(self) -> list[str]:
-        """The names of the spool files on the machine that trains."""
+        """Return the names of the spool files on the training machine."""
         folder = self.settings.scratch_folder(self.run_id) / "spool"
         return sorted(path.name for path in folder.iterdir())
 
     def resumed_steps(self) -> list[int | None]:
-        """From which step on each attempt recorded; the last also stands in the run's row."""
+        """Return the step from which each attempt recorded; the last one is also in the
+        run's row.
+        """
         with self.database.reading() as session:
             nodes = select(RunNode.resumed_step).order_by(RunNode.attempt)
             found = list(session.scalars(nodes))

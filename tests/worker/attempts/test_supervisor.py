@@ -21,7 +21,7 @@ from worker.attempts.supervisor import Supervisor
 
 @pytest.fixture
 def attempt(site: Site, monkeypatch: pytest.MonkeyPatch) -> Supervisor:
-    """A supervisor of a claimed run, in this process, that has no patience."""
+    """A supervisor of a claimed run in this process, which does not wait in an outage."""
     monkeypatch.setattr(supervisor, "OUTAGE_SECONDS", 0.0)
     monkeypatch.setattr("worker.attempts.renew_lease.WAITING_SECONDS", 0.01)
     offer_digits(site.database)
@@ -31,7 +31,7 @@ def attempt(site: Site, monkeypatch: pytest.MonkeyPatch) -> Supervisor:
 
 
 def failing(times: int, then: Callable[[], None]) -> Callable[[], None]:
-    """A store that is away so many times."""
+    """Return a function that fails for an unavailable store a number of times."""
     left = [times]
 
     def prepare() -> None:

@@ -89,7 +89,7 @@ def engine(api: KubernetesEmulator, tmp_path: Path) -> Kubernetes:
 
 
 class Cluster:
-    """What Kubernetes' own controllers would do to a job's objects."""
+    """The controllers of Kubernetes, as far as a job needs them."""
 
     def __init__(self, api: KubernetesEmulator, name: str = TWO.name) -> None:
         self.api, self.name = api, name
@@ -372,7 +372,7 @@ NAMESPACE = "get /api/v1/namespaces/lab"
 
 
 def groups(*names: str) -> dict[str, Any]:
-    """What /apis says."""
+    """Return the response of /apis."""
     versions = {name: {"groupVersion": f"{name}/v1beta2", "version": "v1beta2"} for name in names}
     listed = [
         {"name": name, "preferredVersion": version, "versions": [version]}

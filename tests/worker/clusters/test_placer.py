@@ -23,7 +23,7 @@ REFUSAL = "sbatch: error: Batch job submission failed:\nInvalid account"
 def placer(
     database: Database, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Placer:
-    """One that has begun, on a Slurm that knows no job and takes none."""
+    """A placer that has begun, with a Slurm that knows no job and accepts none."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name, script in {"squeue": "true", "sbatch": f"echo '{REFUSAL}' >&2; exit 1"}.items():

@@ -1,4 +1,4 @@
-"""Parts of the tests of checkout that other tests use, too."""
+"""Shared helpers of the tests of checkout."""
 
 import subprocess
 from pathlib import Path

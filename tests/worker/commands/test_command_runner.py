@@ -62,7 +62,7 @@ class Kept:
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Iterator[Kept]:
-    """One to be started; it is over by the end."""
+    """A command runner to be started; it has ended after the test."""
     kept = Kept(tmp_path)
     yield kept
     assert kept.process is not None

@@ -1,4 +1,4 @@
-"""What a run has the server send."""
+"""Attacks by files that the server sends."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What a run changes outside of its own folder, itself or by the service."""
+"""Attacks on files outside of the run's folder, by the run or by the service."""
 
 import os
 import select

@@ -1,4 +1,4 @@
-"""What a run reaches of other processes and of the machine."""
+"""Attacks on other processes and on the machine."""
 
 import ctypes
 import os
@@ -20,7 +20,7 @@ SYS_ADD_KEY, SYS_KEYCTL, KEYCTL_UNLINK, USER_KEYRING = 248, 250, 9, -4
 
 @pytest.fixture
 def reached(target: Target) -> dict[str, Any]:
-    """What a run reaches of worker, supervisor, another run and this process."""
+    """Attack worker, supervisor, another run and this process; return what was reached."""
     libc = ctypes.CDLL(None)
     name = f"halfstep-{secrets.token_hex(8)}"
     key = -1

@@ -1,4 +1,4 @@
-"""What a run has the service read for it: sources, repositories, working folders."""
+"""Attacks by what the service reads for a run: sources, repositories, working folders."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a run does to its supervisor and its worker, so that other runs would wait."""
+"""Attacks on supervisor and worker that could delay other runs."""
 
 import os
 import subprocess

@@ -71,7 +71,7 @@ except OSError as error:
 
 @pytest.fixture
 def python() -> Iterator[Path]:
-    """The system's Python with what this one has installed: this one may lie in root's home."""
+    """The system's Python with the packages of this one, which may be in root's home."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     system = shutil.which(f"python{version}", path="/usr/bin:/usr/local/bin")
     code = Path(worker.__file__).parents[1]
@@ -93,7 +93,7 @@ def python() -> Iterator[Path]:
 
 @contextmanager
 def _working(site: Site, python: Path, **environment: str) -> Iterator[int]:
-    """A worker by that Python; gives its number."""
+    """Start a worker with that Python; yield its number."""
     environment = os.environ | site.environment | environment
     process = subprocess.Popen([python, "-m", "worker.worker"], env=environment)
     try:

@@ -1,4 +1,4 @@
-"""What a run can reach of its service, tried by recipes and commands that attempt all of it."""
+"""Paths and processes of the service that a run could reach, tried by recipes and commands."""
 
 import json
 from pathlib import Path

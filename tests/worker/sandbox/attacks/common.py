@@ -1,4 +1,4 @@
-"""What the attacks share. They run outside of the tests, with any Python 3.11."""
+"""Shared helpers of the attacks. They run outside of the tests, with any Python 3.11."""
 
 # ruff: noqa: B023 - called at once
 import json
