@@ -1,4 +1,4 @@
-"""What host memory a step takes when 16 micro-batches are accumulated, against one.
+"""Host memory of a step that accumulates 16 micro-batches, compared with one.
 
 Each loop trains in a process of its own, a network whose activations are several times its weights,
 in one thread. Memory is the process's largest resident set, less what it was before training. What
@@ -71,7 +71,7 @@ def largest(accumulation_steps: int) -> float:
 
 
 def alone(accumulation_steps: int) -> float:
-    """The same in a process of its own."""
+    """Measure it in a process of its own."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         return process.submit(largest, accumulation_steps).result()
 

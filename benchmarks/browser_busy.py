@@ -1,4 +1,4 @@
-"""How busy the browser's main thread is with a run at 200 steps a second, all rows visible."""
+"""Load of the browser's main thread for a run at 200 steps a second with all rows visible."""
 
 from benchmarks.following import follow
 from benchmarks.report import report

@@ -1,4 +1,4 @@
-"""How long a checkpoint of 1 GiB holds the loop, and what host memory it takes.
+"""Time for which a checkpoint of 1 GiB holds the loop, and host memory that it takes.
 
     python -m benchmarks.checkpoint_stall [--gib 1.0]
 
@@ -73,7 +73,7 @@ class Wide(Recipe):
 
 @dataclass(frozen=True)
 class Told:
-    """What a loop was like. forwards, boundaries: when each step began and ended.
+    """Measurements of a loop. forwards, boundaries: when each step began and ended.
 
     saves: the checkpoints' events, with when they came.  peak_bytes: of the process's memory.
     """

@@ -26,7 +26,7 @@ BAR_SECONDS = 1.0
 
 
 def main() -> None:
-    """Ask as the page does, several times."""
+    """Send the page's requests several times."""
     with (
         tempfile.TemporaryDirectory(prefix="halfstep-bench-") as folder,
         serving_from(synthetic.many_runs(RUNS, STEPS), folder, STEPS) as site,

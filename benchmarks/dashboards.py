@@ -1,4 +1,4 @@
-"""What pages wait for of their server: Halfstep, MLflow, Aim and TensorBoard, on the same data.
+"""Response times of dashboards: Halfstep, MLflow, Aim and TensorBoard, on the same data.
 
     python -m benchmarks.dashboards [--runs 400] [--steps 1000] [--rounds 9] [--save]
 
@@ -171,7 +171,7 @@ def ours(made_runs: list[dict[str, Any]]) -> Iterator[Tool]:
 
 
 def mlflow(ids: list[str]) -> Requests:
-    """What MLflow's pages ask for."""
+    """Return the requests of MLflow's pages."""
 
     def search(**query: Any) -> Callable[[httpx2.Client], list[httpx2.Response]]:
         wanted = {"experiment_ids": ["1"], "max_results": LISTED, **query}
@@ -195,7 +195,7 @@ def mlflow(ids: list[str]) -> Requests:
 
 
 def aim(ids: list[str]) -> Requests:
-    """What Aim's pages ask for."""
+    """Return the requests of Aim's pages."""
 
     def search(what: str, **query: Any) -> Callable[[httpx2.Client], list[httpx2.Response]]:
         wanted = {"report_progress": False, **query}
@@ -217,7 +217,7 @@ def aim(ids: list[str]) -> Requests:
 
 
 def tensorboard(ids: list[str]) -> Requests:
-    """What TensorBoard's pages ask for."""
+    """Return the requests of TensorBoard's pages."""
 
     def groups(**accuracy: Any) -> Callable[[httpx2.Client], list[httpx2.Response]]:
         wanted = {
@@ -319,7 +319,7 @@ def says(asked: Callable[[httpx2.Client], list[httpx2.Response]], client: httpx2
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
-    """Look until something is so. Raises TimeoutError."""
+    """Poll until something is so. Raises TimeoutError."""
     until = time.monotonic() + PATIENCE_SECONDS
     while not is_so():
         if time.monotonic() > until:
@@ -348,7 +348,7 @@ def timed(tools: Mapping[str, Tool]) -> dict[str, dict[str, float]]:
 def seconds_of(
     client: httpx2.Client, ask: Callable[[httpx2.Client], list[httpx2.Response]]
 ) -> float:
-    """Ask once."""
+    """Return the time of one request."""
     started = time.perf_counter()
     answers = ask(client)
     seconds = time.perf_counter() - started

@@ -1,4 +1,4 @@
-"""How fast a dataset is read by workers, and how soon a resumed run has its first batch.
+"""Speed of reading a dataset by workers, and time to the first batch of a resumed run.
 
     python -m benchmarks.data_loading
 
@@ -56,7 +56,7 @@ class Pictures(Dataset[tuple[Tensor, int]]):
 
 
 class Numbers(Dataset[tuple[Tensor, int]]):
-    """So many examples that only their order is a question."""
+    """A dataset so large that only the order of its examples costs time."""
 
     def __len__(self) -> int:
         return EXAMPLES
@@ -66,7 +66,7 @@ class Numbers(Dataset[tuple[Tensor, int]]):
 
 
 def network() -> nn.Module:
-    """So small that the data are what both loops wait for."""
+    """Return a network so small that both loops wait for the data."""
     return nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.LazyLinear(10))
 
 

@@ -1,4 +1,4 @@
-"""How many causes are named right: by Halfstep's findings, and by what people use today.
+"""Share of causes that are named correctly, by Halfstep's findings and by today's tools.
 
     python -m benchmarks.diagnosis [--save] [--loops PART]
 
@@ -230,7 +230,7 @@ def peers(loops: list[Loop], part: str) -> dict[str, dict[str, list[str]]]:
 
 @dataclass
 class Row:
-    """What a cause's loops came to."""
+    """Results of the loops of a cause."""
 
     loops: int = 0
     named: Counter[str] = field(default_factory=Counter)

@@ -42,7 +42,7 @@ OBSERVE = """() => {
 
 @dataclass(frozen=True)
 class Frame:
-    """What was shown from a moment on, in milliseconds since the epoch."""
+    """State of the page from a moment on, in milliseconds since the epoch."""
 
     moment: float
     tile: int

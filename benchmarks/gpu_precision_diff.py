@@ -1,4 +1,4 @@
-"""What a precision diff costs on a GPU, in steps and in memory, at the sizes that people train.
+"""Cost of a precision diff on a GPU, in steps and in memory, at common sizes.
 
     python -m benchmarks.gpu_precision_diff                       (a CUDA device)
     python -m benchmarks.gpu_precision_diff --device cpu --small  (to try it out)

@@ -1,4 +1,4 @@
-"""How the time of what people wait for grows with the number of runs, and with the steps of a run.
+"""Growth of response times with the number of runs and with the steps of a run.
 
     python -m benchmarks.growth [--rounds 15] [--most-steps 10000000] [--save]
 

@@ -1,4 +1,4 @@
-"""How the causes of loops are named whose authors had not read the engine.
+"""Diagnosis of loops whose authors had not read the engine.
 
     python -m benchmarks.held_out [first second …] [--watch] [--rows]
 

@@ -52,7 +52,7 @@ def look_times(database: Database, folder: str) -> list[float]:
 
 
 def main() -> None:
-    """Look on both databases."""
+    """Measure on both databases."""
     rows, medians = [], []
     for name, opened in (("SQLite", databases.sqlite), ("PostgreSQL", databases.postgresql)):
         with tempfile.TemporaryDirectory() as folder, opened() as database:

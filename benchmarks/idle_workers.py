@@ -1,4 +1,4 @@
-"""What workers that wait cost PostgreSQL: by word, and by looking as often as without it.
+"""Load of PostgreSQL by idle workers, with notifications and by polling without them.
 
     python -m benchmarks.idle_workers [--workers 200] [--seconds 30]
 
@@ -67,7 +67,7 @@ class Waiting(Worker):
             ).id
 
     def _update_recipes(self) -> None:
-        """Nothing changes here."""
+        """Keep the recipes, which do not change here."""
 
     def _launch(self, node: RunNode) -> None:
         self.claimed[node.run_id] = time.monotonic()

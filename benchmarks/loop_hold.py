@@ -1,4 +1,4 @@
-"""How long the host is held in each step by the way from the ring to the spool.
+"""Time for which the host is held in each step between the ring and the spool.
 
     python -m benchmarks.loop_hold [--steps 20000]
 

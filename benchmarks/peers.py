@@ -1,4 +1,4 @@
-"""What a step is held up on the host by telemetry: ours beside five other tools, in turns.
+"""Delay of a step on the host by telemetry: Halfstep and five other tools, in turns.
 
 Each tool has a virtual environment of its own below .bench-env, with a pinned version, which this
 benchmark makes the first time. The same three numbers a step, a millisecond of native work between
@@ -34,7 +34,7 @@ BAR_MICROSECONDS, BAR_SPOOL, BAR_RATIO = 6.0, 5.0, 0.25
 
 
 class Figures(defaultdict[str, list[float]]):
-    """What each round measured, by label."""
+    """Measurements of each round, by label."""
 
     def __init__(self) -> None:
         super().__init__(list)

@@ -1,4 +1,4 @@
-"""What a precision diff costs, in steps and in memory, and whether the training stays the same.
+"""Cost of a precision diff in steps and memory, and equality of the training.
 
 Each model trains in processes of its own, in one thread: once with steps only, once with diffs
 between them. A step is forward, backward and update under autocast. Times are of the processor,
@@ -43,7 +43,7 @@ SCALE = {"fp16": 1024.0, "bf16": 1.0}
 
 
 class Training(NamedTuple):
-    """What is trained."""
+    """Parts of a training."""
 
     modules: Mapping[str, nn.Module]
     optimizers: Mapping[str, torch.optim.Optimizer]

@@ -152,7 +152,7 @@ def times(
 
 
 def main() -> None:
-    """Ask on both databases."""
+    """Measure on both databases."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--page", action="store_true")

@@ -1,4 +1,4 @@
-"""From the submission of a run to its first recorded step, warm and cold, and a bare script.
+"""Time from the submission of a run to its first recorded step, warm, cold, and with a bare script.
 
 A worker on SQLite trains one run of `digits` after another; each is submitted once the last has
 ended. The script is the same loop, written by hand, in an interpreter that is started for it: from

@@ -1,4 +1,4 @@
-"""From the end of a step to its point in the last of the browser's panels.
+"""Time from the end of a step to its point in the last of the browser's panels.
 
 A process spools as a training does, another records as its supervisor does, a server streams and
 Chromium draws, as fast as it can and slowed down as an old laptop is; the run has 100,000 steps

@@ -1,4 +1,4 @@
-"""How often a step makes the host wait for the device because of us: it never may.
+"""Number of times a step makes the host wait for the device because of Halfstep, which must be 0.
 
 With a GPU, PyTorch's own debug mode raises at the first wait in 300 steps of the tiny GPT. Without
 one, each recipe's step runs on tensors that have no values, in each precision: whatever would make

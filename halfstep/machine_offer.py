@@ -1,4 +1,4 @@
-"""What a machine offers, as `python -m trainer.probe` prints it for its worker.
+"""A machine's devices, recipes and versions, as `python -m trainer.probe` prints them.
 
 The worker stores the devices, recipes and versions in its row, where the server reads them. A
 recipe that cannot be read costs itself only.

@@ -26,7 +26,7 @@ def is_current(versions: Mapping[str, Any]) -> bool:
 
 
 class LastServer:
-    """What is known of the server that responded last to this process."""
+    """Facts about the server that responded last to this process."""
 
     is_older = False
 

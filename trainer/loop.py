@@ -33,7 +33,7 @@ Stop = Literal["cancel", "pause", "preempt"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended."""
+    """Outcome of a training."""
 
     status: Literal["finished", "cancelled", "paused", "preempted"]
     step: int  # the last attempted

@@ -99,7 +99,7 @@ class Run:
 
     @property
     def config(self) -> RunConfig[Any]:
-        """Its configuration, with the number of steps."""
+        """The configuration, with the number of steps."""
         return self.prepared.config
 
 

@@ -1,4 +1,4 @@
-"""What the page of a report of `halfstep check` shows."""
+"""Contents of the page of a report of `halfstep check`."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -84,7 +84,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class View:
-    """What the page shows."""
+    """Contents of the page."""
 
     tone: str
     headline: str

@@ -138,7 +138,7 @@ class Comparison:
 
     @property
     def groupings(self) -> dict[str, str]:
-        """What runs can be averaged by, with labels: a setting, or all but the seed."""
+        """Settings by which runs can be averaged, with labels; one option is all but the seed."""
         paths = [path for path, _values in self.differences]
         has_seeds = any(path.rpartition(".")[2] == "seed" for path in paths)
         but_seed = {BUT_SEED: "Mean over seeds"} if has_seeds else {}

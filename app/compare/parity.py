@@ -40,7 +40,7 @@ MOST_NAMED = 3
 
 @dataclass(frozen=True)
 class ParityQuery:
-    """What is to be compared, and how."""
+    """Parameters of a parity comparison."""
 
     metric: str = ""  # default: the first, else the loss
     margin: float | None = None

@@ -21,12 +21,12 @@ class Mark:
 
     @property
     def sign(self) -> str:
-        """What it looks like."""
+        """Its sign in legends."""
         return SIGNS[self.value]
 
     @property
     def name(self) -> str:
-        """What it means."""
+        """Its meaning in words."""
         return "not finite" if self.value is None else number(self.value)
 
     @property

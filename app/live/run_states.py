@@ -40,7 +40,7 @@ class RunStates:
         has_changed: Callable[[State | None], bool],
         wake: Callable[[], object],
     ) -> Iterator[None]:
-        """Within the context, call `wake` at each read of a state that has changed."""
+        """Call `wake` within the context at each read of a changed state."""
         watch = Watch(run_id, has_changed, wake)
         self._watches.add(watch)
         if self._reading is None or self._reading.done():

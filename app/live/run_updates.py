@@ -74,7 +74,7 @@ class SkippedStep:
 
     @property
     def replay_text(self) -> str:
-        """What the replay has measured; "" if it was that of an earlier version."""
+        """The replay's measurement as text; "" for that of an earlier version."""
         defect = self.replay and self.replay.get("defect")
         return text_of(msgspec.convert(defect, Defect)) if defect else ""
 

@@ -48,7 +48,7 @@ class Panel:
 
     @property
     def shown(self) -> dict[str, Any]:
-        """What it shows, as stored in `Report.panels`."""
+        """The panel's contents, as stored in `Report.panels`."""
         axes = [self.x.removeprefix("metric:")] if self.x.startswith("metric:") else []
         return {"kind": self.kind, "runs": self.run_ids, "metrics": self.metrics, "axes": axes}
 

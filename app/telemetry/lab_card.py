@@ -57,7 +57,9 @@ class LabResult:
 
 @dataclass(frozen=True)
 class LabCard:
-    """What the card shows. run: the newest that measures a plan, or has measured one."""
+    """State of the precision lab's card. run: the newest that measures a plan, or has
+    measured one.
+    """
 
     run: Run | None = None
     result: LabResult | None = None

@@ -1,4 +1,4 @@
-"""How a user has arranged charts: the panels of each recipe, and the toolbar."""
+"""Arrangements of charts by users: the panels of each recipe, and the toolbar."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -19,7 +19,7 @@ from halfstep.number_formats import duration, number, quantity
 
 @dataclass(frozen=True)
 class Service:
-    """What the conditions are evaluated with."""
+    """Data for evaluating the conditions."""
 
     session: Session
     moment: float

@@ -83,7 +83,7 @@ def alike(
 
 @dataclass(frozen=True)
 class Measured:
-    """What finished runs of one precision have measured: medians of the latest ones."""
+    """Figures of finished runs of one precision: medians of the latest ones."""
 
     runs: int
     steps_per_second: float

@@ -24,7 +24,7 @@ RANK = "rank"
 
 @dataclass(frozen=True)
 class NodeOutcome:
-    """How a node's part of an attempt ended."""
+    """Outcome of a node's part of an attempt."""
 
     reason: str | None = None
     error: str | None = None

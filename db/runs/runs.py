@@ -427,7 +427,7 @@ def newest_id(session: Session) -> int:
 
 
 class State(NamedTuple):
-    """What a live stream compares to see whether a run has changed."""
+    """State of a run that a live stream compares to detect changes."""
 
     revision: int
     status: Status

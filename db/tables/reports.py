@@ -37,7 +37,7 @@ class Report(OfProject, Table):
 
     @property
     def edited_panels(self) -> list[dict[str, Any]]:
-        """Its panels; those saved before editors were recorded have the last editor."""
+        """The report's panels; those saved before editors were recorded have the last editor."""
         return [
             {"editors": {str(run_id): [self.editor_id] for run_id in panel["runs"]}} | panel
             for panel in self.panels

@@ -172,7 +172,7 @@ class Run(OfProject, Table):
 
     @property
     def task(self) -> str:
-        """What its recipe does: train, or a measurement instead."""
+        """The task of the run's recipe: train, or a measurement instead."""
         task: str = self.settings.get("lab", {}).get("task", TRAIN)
         return task
 

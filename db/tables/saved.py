@@ -97,7 +97,7 @@ class SavedView(Table):
 
 
 class ChartPreferences(Table):
-    """How a user has arranged charts: the panels of a recipe, or the toolbar."""
+    """A user's arrangement of charts: the panels of a recipe, or the toolbar."""
 
     __tablename__ = "chart_preferences"
 

@@ -1,1 +1,1 @@
-"""Parts of the API client."""
+"""The API client."""

@@ -1,4 +1,4 @@
-"""What a check has found, as data and as text."""
+"""Results of a check, as data and as text."""
 
 import json
 from collections.abc import Iterator

@@ -36,7 +36,7 @@ class CheckedSteps:
 
 
 class Unexamined(Struct, frozen=True, kw_only=True):
-    """What the check could not look at.
+    """Operators that the check could not examine, and its errors.
 
     operators: that could not be run again in fp32, with the error.  errors: of the check itself.
     """

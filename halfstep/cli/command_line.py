@@ -50,7 +50,7 @@ def in_words(value: Value) -> str:
 
 
 def ranks_fault(line: str) -> str | None:
-    """Say why torchrun cannot start this once a device, or None if it can."""
+    """Return why torchrun cannot start this once per device, or None if it can."""
     arguments = words(line)
     if PYTHON.fullmatch(arguments[0]) and len(arguments) > 1:
         is_module = arguments[1] == "-m" and len(arguments) > 2

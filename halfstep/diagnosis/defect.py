@@ -1,4 +1,4 @@
-"""What a shadow step has shown."""
+"""Defects that shadow steps find."""
 
 from typing import Literal
 

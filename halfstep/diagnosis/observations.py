@@ -1,4 +1,4 @@
-"""What shadow steps have shown in all, the gravest first."""
+"""Observations of all shadow steps, the gravest first."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -106,7 +106,7 @@ class OptimizerChecks:
     def outside_optimizers(
         self, step: int, names: Mapping[nn.Parameter, str], known: Sequence[Gradients]
     ) -> None:
-        """Look for parameters with gradients that no optimizer has.
+        """Find parameters with gradients that no optimizer has.
 
         An optimizer may step copies in fp32 of parameters in half precision, or of all of them.
         """

@@ -28,7 +28,7 @@ class Errors(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What Errors is computed from, still on the device."""
+    """Sums from which Errors are computed, still on the device."""
 
     #: (7,) float64: ‖reference‖², ‖value‖², ‖difference‖², largest, flushed, saturated, product.
     numbers: Tensor

@@ -1,4 +1,4 @@
-"""What each module computes by itself, and the error that it causes alone.
+"""Errors of modules: of each one's own operations, and those that it causes alone.
 
 A module's *own* operations are those outside of the modules in it: attention between two
 projections, a softmax, a sum of branches. This module imports torch.

@@ -58,7 +58,7 @@ class Diverged(Exception):
 
 
 class Setting:
-    """What all passes of a diff share."""
+    """Data shared by all passes of a diff."""
 
     def __init__(
         self,

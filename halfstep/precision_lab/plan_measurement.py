@@ -21,7 +21,7 @@ State = Mapping[str, torch.dtype]
 
 
 class Bounds(NamedTuple):
-    """What the gradient of a mix must keep."""
+    """Bounds on the gradient of a mix."""
 
     max_error: float
     min_cosine: float

@@ -41,7 +41,7 @@ REPLACED = 32  # replaced scalers reported one by one; after that only when the 
 
 
 class ScalerRule(NamedTuple):
-    """How torch's scaler changes its scale."""
+    """Parameters of torch's scaler."""
 
     growth_factor: float
     backoff_factor: float

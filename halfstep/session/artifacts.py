@@ -22,7 +22,7 @@ CODE_FILES = 1000  # most that the code of a run has
 
 
 class SavedVersion(NamedTuple):
-    """What `watch.save_artifact` returns; as text it is a reference, for `watch.use`.
+    """Result of `watch.save_artifact`; as text it is a reference, for `watch.use`.
 
     The server numbers versions; the digest is known at once, and without a server.
     """

@@ -30,7 +30,7 @@ UNSCALED = (None, 1.0)
 
 
 class Card:
-    """What a notebook shows of a run."""
+    """A notebook's card of a run."""
 
     def __init__(self) -> None:
         self._step = 0  # attempted steps

@@ -1,4 +1,4 @@
-"""What a notebook's cells print, kept as well as displayed."""
+"""Output of a notebook's cells, which is kept as well as displayed."""
 
 import os
 import sys

@@ -110,7 +110,7 @@ class ShadowHooks:
         self._wraps.append((owner, name, original, wrapped))
 
     def _clear_cache(self, original: Any) -> Any:
-        """See that autocast is left."""
+        """Note that autocast is left."""
         self._steps_within = 0
         return original()
 
@@ -172,7 +172,7 @@ class ShadowHooks:
                 self._call(sanitizer.judge, self._stepping[0])
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """See that an optimizer is about to step."""
+        """Note that an optimizer is about to step."""
         if not self.is_on:
             return
         has_closure = bool(args and callable(args[0])) or kwargs.get("closure") is not None
@@ -181,7 +181,7 @@ class ShadowHooks:
         self._stepping.append(optimizer)
 
     def after_step(self, optimizer: Optimizer, _args: Any = (), _kwargs: Any = None) -> None:
-        """See that an optimizer has stepped."""
+        """Note that an optimizer has stepped."""
         if not self.is_on:
             return
         if optimizer in self._stepping:  # inner ones may have raised

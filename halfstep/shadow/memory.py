@@ -23,7 +23,7 @@ class OutOfMemory(RuntimeError):
 
 @dataclass(slots=True)
 class Entry:
-    """What is known of a storage in this step."""
+    """Facts about a storage in this step."""
 
     storage: StorageWeakRef
     dtype: torch.dtype

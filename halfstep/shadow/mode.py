@@ -55,7 +55,7 @@ _modes: "WeakSet[ShadowMode]" = WeakSet()
 
 
 def _after_fork() -> None:
-    """See nothing in a forked process, as a worker that loads data."""
+    """Observe nothing in a forked process, such as a data-loader worker."""
     for mode in _modes:
         mode.thread = 0
 
@@ -145,7 +145,7 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return entry
 
     def read(self, tensor: Tensor, entry: Entry, facts: Facts | None) -> None:
-        """See what is wrong in a tensor that was made before the step, or in a part of it."""
+        """Note a defect in a tensor that was made before the step, or in a part of it."""
         origin = entry.writers[0]
         if facts is not None and origin.name == OUTSIDE and origin.result is None:
             origin.result, entry.is_suspect = facts, True

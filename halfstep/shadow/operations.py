@@ -1,4 +1,4 @@
-"""What the sanitizer keeps of an operator that ran in an armed step."""
+"""Records of operators that ran in an armed step."""
 
 import linecache
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""How the sanitizer treats each operator. This module imports torch."""
+"""Rules of the sanitizer for each operator. This module imports torch."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a loss is if a line of code, and all that follows from it, computes in fp32.
+"""The loss if a line of code, and all that follows from it, computes in fp32.
 
 This module imports torch.
 """

@@ -121,7 +121,7 @@ class Sanitizer:
             self.mode.is_paused = was_paused
 
     def loss(self, loss: Any, scaler: Any = None) -> None:
-        """See a loss that is scaled, or from which a backward pass starts."""
+        """Examine a loss that is scaled, or from which a backward pass starts."""
         if isinstance(loss, list | tuple):
             for each in loss:
                 self.loss(each, scaler)
@@ -161,7 +161,7 @@ class Sanitizer:
                 self.scale_by(factor, gradients[0])
 
     def scale_by(self, scale: float, gradient: Tensor) -> None:
-        """See that a pass begins with the gradient of a loss that was multiplied by a scale."""
+        """Note that a pass begins with the gradient of a loss that was multiplied by a scale."""
         self.mode.scale = scale
         with self.apart():
             self.mode.entry(gradient).power = 1
@@ -216,11 +216,11 @@ class Sanitizer:
             self._judge.judge(self.step, gradients, is_scaled=self.has_scaler)
 
     def stepped(self, optimizer: Optimizer) -> None:
-        """See that an optimizer has stepped."""
+        """Note that an optimizer has stepped."""
         self._changes.stepped(optimizer)
 
     def autocast_stays(self) -> None:
-        """See that autocast was not left since the step before."""
+        """Note that autocast was not left since the step before."""
         if self.mode.half_operators:
             self._judge.found(Defect(step=self.step, kind="stale_weight_cache", symptom="weight"))
 
@@ -260,12 +260,12 @@ class Sanitizer:
         self._judge.changed(kind, self.step, operation)
 
     def _written(self, entry: Entry, operation: Operation) -> None:
-        """See a change in place outside of a backward pass."""
+        """Note a change in place outside of a backward pass."""
         if not self._passes:
             self._changes.written(entry, operation)
 
     def _decided(self, operation: Operation) -> None:
-        """See that the loop reads a comparison that another scale would change."""
+        """Note that the loop reads a comparison that another scale would change."""
         if self.has_scaler and not self._passes:
             self._changed("scaled_gradients_compared", operation)
 

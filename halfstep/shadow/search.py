@@ -33,7 +33,9 @@ class LineSearch:
         return _line(self._candidates[-1])
 
     def see(self, loss: Operation, wrong: float, right: float, repaired: float | None) -> None:
-        """See a wrong loss. repaired: what it is with the line in fp32, if it depends on it."""
+        """Examine a wrong loss. repaired: its value with the line in fp32, if it depends
+        on the line.
+        """
         if self.found is not None:
             return
         if self._candidates is None:

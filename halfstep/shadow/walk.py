@@ -1,4 +1,4 @@
-"""From a symptom back to the operator where it began."""
+"""The walk from a symptom back to the operator where it began."""
 
 from collections.abc import Callable, Iterable, Iterator
 

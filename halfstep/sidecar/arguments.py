@@ -16,7 +16,7 @@ class CapturedStream(NamedTuple):
 
 
 class Arguments(NamedTuple):
-    """What a sidecar is to keep. Secrets are sent through `control`."""
+    """Data that a sidecar records. Secrets are sent through `control`."""
 
     folder: str  # of the run; empty for a further rank
     attempt: int

@@ -37,7 +37,7 @@ M = TypeVar("M", bound=Message)
 
 
 class Job(Message, frozen=True, kw_only=True):
-    """What every job-<attempt>.json has: the first file that an attempt's process reads."""
+    """Fields of every job-<attempt>.json, the first file that an attempt's process reads."""
 
     started_at: float  # the run's first start, by halfstep.clock
     project: str = ""  # of the run, and so of the artifacts that a script names without one

@@ -76,7 +76,7 @@ class Arrivals:
         )
 
     def look_outside_optimizers(self) -> None:
-        """Look for parameters with gradients that no optimizer has."""
+        """Find parameters with gradients that no optimizer has."""
         state = self._state
         self._has_looked = True
         if state.wanted is None:

@@ -282,7 +282,9 @@ class RowWriter:
         self._has_clips = bool(clips)
 
     def _clipped_of(self, ids: list[int], parameters: Sequence[Tensor]) -> "_Clipped":
-        """Look for the norms of clipped gradients; none unless all of them are here and whole."""
+        """Return where the norms of clipped gradients are; none unless all of them are
+        here and whole.
+        """
         column = 0
         places: dict[int, tuple[int, int] | None] = {}  # column and optimizer, by parameter
         for identity, gradients in self._state.known.items():

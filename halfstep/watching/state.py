@@ -19,7 +19,7 @@ from halfstep.watching.first_clips import FirstClips
 
 
 class LoopState:
-    """What is known of a loop's optimizers and scalers, and of the step under way."""
+    """State of a loop: its optimizers and scalers, and the current step."""
 
     def __init__(
         self,

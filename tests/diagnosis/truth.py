@@ -1,5 +1,8 @@
-"""Recorders of what really happens in a loop. They read values at each call, which waits, and
-are independent of `watch`.
+"""Recorders of what really happens in a loop, independent of `watch`; they wait at each call.
+
+`observe` runs a loop with recorders around torch's public methods and returns what they saw;
+`in_fp32` is the counterfactual, without half precision; PROOFS states for each cause what must be
+seen for a loop to have it.
 """
 
 import math

@@ -1,5 +1,8 @@
-"""Trial of docker-compose.yml with buildah: `make image-test`. Commands, environments, volumes
-and health checks are read from that file and from the Dockerfile's images.
+"""Trial of docker-compose.yml with buildah: `make image-test`.
+
+Commands, environments, volumes and health checks are read from that file and from the images, so
+the trial is what an engine would do. Run it in a network namespace of its own: the ports are
+compose's, and PostgreSQL's is the default one.
 """
 
 import fcntl

@@ -23,7 +23,9 @@ NAMES_TOLD = 1000
 
 @dataclass
 class Fit:
-    """How weights fit a recipe's modules. Names are the modules', except in unexpected."""
+    """Match between weights and a recipe's modules. Names are the modules', except in
+    unexpected.
+    """
 
     count: int  # weights of the modules
     loaded: list[str] = field(default_factory=list)

@@ -38,7 +38,7 @@ CAUSES = 20
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a run measures, and where its events go."""
+    """Parameters of a measurement, and the receiver of its events."""
 
     recipe_class: type[Recipe]
     config: RunConfig[Any]

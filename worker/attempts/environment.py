@@ -30,7 +30,7 @@ SECRETS = (
 
 @dataclass(frozen=True)
 class Started:
-    """What is started."""
+    """The process to start."""
 
     command: Sequence[str]
     folder: str | None
