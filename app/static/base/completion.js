@@ -15,7 +15,7 @@ export const quoted = (text) => (/[\s"<>=:]/.test(text) ? `"${text.replaceAll('"
 /** @param {string} text typed so far, its quote perhaps still open */
 const unquoted = (text) => text.replace(/^"|"$/g, '').replaceAll('""', '"')
 
-/** Where the word at the cursor begins and ends. @param {string} line @param {number} cursor @returns {[number, number]} */
+/** Return the start and the end of the word at the cursor. @param {string} line @param {number} cursor @returns {[number, number]} */
 export const wordAt = (line, cursor) => {
   for (const { index, 0: word } of line.matchAll(/(?:"(?:[^"]|"")*(?:"|$)|[^\s"])+/g)) {
     if (index <= cursor && cursor <= index + word.length) return [index, index + word.length]
@@ -32,7 +32,7 @@ export const proposals = (words, typed) => {
     return found(values, unquoted(keyed[2])).map((value) => ({ text: `${sign}${keyed[1]}:${quoted(value)}`, hint: '', isWhole: true }))
   }
   if (/[<>=:]/.test(rest.replace(/^"(?:[^"]|"")*(?:"|$)/, ''))) return []
-  /** What each name is; of two the first says it. @type {Map<string, string>} */
+  /** Hint of each name; the first of two counts. @type {Map<string, string>} */
   const hints = new Map()
   const add = (name, hint) => { if (!hints.has(name)) hints.set(name, hint) }
   for (const [key, hint] of Object.entries(words.keys)) add(`${key}:`, hint)
@@ -47,7 +47,7 @@ export const proposals = (words, typed) => {
 /** Keys whose values are all known: any other is refused. */
 const CLOSED = ['status', 'source']
 
-/** Whether a part of a line is no word yet, so that Enter had better finish it. @param {Vocabulary} words @param {string} typed up to the cursor */
+/** Return whether a part of a line is not yet a word, which Enter should complete. @param {Vocabulary} words @param {string} typed up to the cursor */
 export const isUnfinished = (words, typed) => {
   const [, key, value] = typed.match(/^-?([a-z]+):(.*)$/s) ?? []
   if (!key || !(key in words.keys)) return false

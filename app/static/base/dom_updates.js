@@ -2,9 +2,9 @@
 // It waits while a pointer is down or a control is in use; then all that it moved is scrolled back.
 // (The browser's own scroll anchoring holds what is first in view, which may stand above the growth.)
 
-/** No change waits longer: someone may drag on and on, or a release never come. */
+/** No change waits longer, because a drag may take long and a release may be missed. */
 const PATIENCE_MS = 5000
-/** From the release of a finger to its click. */
+/** Time from the release of a finger to its click. */
 const CLICK_MS = 300
 const CONTROL = 'select, input:not([type=search]), textarea' // what is found is to be seen at once
 const BARS = '.rail, .top, .tabs' // they stick, and stay by themselves
@@ -13,7 +13,7 @@ const SCROLLED = '.log, .tall' // what is in them moves by their own scrolling
 /** @type {Set<() => void>} */
 const waiting = new Set()
 let [isDown, usedAt, released, deadline] = [false, -Infinity, 0, 0]
-/** Where attention is. @type {() => Element|null} */
+/** Return the element that the user attends to. @type {() => Element|null} */
 let attended = () => null
 
 const isInUse = () => isDown || (document.activeElement?.matches(CONTROL) && performance.now() - usedAt < PATIENCE_MS)
@@ -41,7 +41,7 @@ const held = (change) => {
   if (distance) scrollBy({ top: distance, behavior: 'instant' })
 }
 
-/** How far an element in view, or what is left of what it is in, has moved down since. @param {Element|null} element @returns {() => number} */
+/** Return a function with the distance by which an element in view, or its remaining container, has moved down. @param {Element|null} element @returns {() => number} */
 const watched = (element) => {
   if (!element) return () => 0
   const outer = element.closest(SCROLLED) ?? element

@@ -5,7 +5,7 @@ const RETRY_MS = 1000
 const LONGEST_MS = 30_000
 export const pause = (ms = RETRY_MS) => new Promise((resolve) => { setTimeout(resolve, ms) })
 
-/** How long to wait before each next try: twice as long each time, and never all pages at once. */
+/** Return the waits before retries: doubled each time, with a random part so that pages do not retry together. */
 export const patience = () => {
   let tries = 0
   return {

@@ -2,7 +2,7 @@
 import { size as sizeText } from 'formats'
 import { root } from 'root'
 
-/** As the server allows. */
+/** The server's limit. */
 const MOST_BYTES = 4 << 20
 const TYPES = ['image/png', 'image/jpeg', 'image/gif', 'image/webp']
 

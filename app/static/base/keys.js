@@ -42,10 +42,10 @@ const showKeys = () => {
 }
 
 const SEARCHES = '#filter, [data-find-key], [data-metric-search] input, [data-log-search], [data-setting-search]'
-/** Where a key after g leads. @type {Record<string, string>} */
+/** Page of each key after g. @type {Record<string, string>} */
 const PLACES = { r: '/runs', s: '/sweeps', e: '/reports', a: '/alerts', w: '/workers', n: '/runs/new' }
 const AWAIT_MS = 1500
-/** When g was pressed. */
+/** Time at which g was pressed. */
 let awaited = -Infinity
 /** @param {string} rel */
 const follow = (rel) => {
@@ -54,7 +54,7 @@ const follow = (rel) => {
   return Boolean(link)
 }
 
-/** What each does; whether there was anything to do. @type {Record<string, () => boolean>} */
+/** Action of each key; returns whether it had an effect. @type {Record<string, () => boolean>} */
 const keys = {
   j: () => { move(1); return links().length > 0 },
   k: () => { move(-1); return links().length > 0 },

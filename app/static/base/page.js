@@ -6,7 +6,7 @@ import { root } from 'root'
 localTimes(document)
 
 const OFFER = 'halfstep-offer'
-/** When what is shown goes. */
+/** Timer that removes the shown message. */
 let timer = 0
 
 /** @param {string} text @param {{label: string, act: () => void, kept?: string}} [offer] a button, for longer; kept: see `keptOffer` */
@@ -36,7 +36,7 @@ export const reload = () => {
   location.reload()
 }
 
-/** What the toast offered when this page was loaded again, once; empty: nothing. */
+/** Return, once, what the toast offered before this page was reloaded; empty: nothing. */
 export const keptOffer = () => {
   const kept = sessionStorage.getItem(OFFER) ?? ''
   sessionStorage.removeItem(OFFER)

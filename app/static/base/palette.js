@@ -3,7 +3,7 @@ import { fetched, inTurn } from 'http'
 import { quoted } from 'completion'
 import { root } from 'root'
 
-/** Of the server's answer; of pages and actions there are few. */
+/** Limit for the server's results; pages and actions are few. */
 const MOST_RUNS = 8
 
 /** @typedef {{text: string, hint: string, go: () => void}} Entry */

@@ -17,7 +17,7 @@ const parsed = (html) => {
 const waiting = new WeakMap()
 const WAIT_MS = 500
 
-/** What a person opened or ticked stays so. @param {Element} old @param {ParentNode} fresh */
+/** Keep what the user has opened or ticked. @param {Element} old @param {ParentNode} fresh */
 const keepState = (old, fresh) => {
   const opened = [...old.querySelectorAll('details')].map(({ open }) => open)
   fresh.querySelectorAll('details').forEach((details, i) => { details.open = opened[i] ?? details.open })

@@ -6,7 +6,7 @@ const SHARE = 0.14
 /** A page is not further behind for that. */
 const LONGEST_MS = 1200
 
-/** What makes a newer snapshot of the page's data and shows it in words. @type {Set<() => void>} */
+/** Functions that take a newer snapshot of the page's data and show its texts. @type {Set<() => void>} */
 const news = new Set()
 /** Drawings of the present snapshot. @type {Set<() => void>} */
 const drawings = new Set()

@@ -22,7 +22,7 @@ export const createTabs = (article, onSelect) => {
     panel.setAttribute('aria-labelledby', tab.id)
   }
 
-  /** Where the page is scrolled to when a panel's top stands right below the tabs. */
+  /** Return the scroll position at which a panel's top is right below the tabs. */
   const top = () => list.parentElement.getBoundingClientRect().top + scrollY - parseFloat(getComputedStyle(list).top)
 
   /** @param {Found} tab */

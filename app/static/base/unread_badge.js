@@ -9,7 +9,7 @@ const badge = document.querySelector('[data-unread]')
 /** A browser may keep nothing for pages. @param {() => any} use */
 const kept = (use) => { try { return use() } catch { return null } }
 
-/** Whether browser notifications are enabled. */
+/** State of browser notifications: whether they are enabled. */
 export const wish = {
   is: () => kept(() => localStorage.getItem(WISH)) === 'yes',
   /** @param {boolean} is */

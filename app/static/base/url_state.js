@@ -23,7 +23,7 @@ const readRange = (text) => {
 /** @param {Range} range */
 const rangeText = (range) => range.map((x) => Number(x.toPrecision(8))).join(',')
 
-/** What x counts where the address does not say. @type {import('points').Axis} */
+/** Default x axis, if the URL has none. @type {import('points').Axis} */
 let usualAxis = 'step'
 
 /** @param {Element} [section] whose choices of an axis there are, the usual one checked @returns {View} */

@@ -16,7 +16,7 @@ const NONFINITE = [
   ['-Infinity', '−∞', '▼', (x, y, w, h) => `M${x - w},${y + h}H${x + w}L${x},${y - h}Z`],
   [null, 'not finite', '□', (x, y, w, h) => `M${x - w},${y - h}H${x + w}V${y + h}H${x - w}Z`],
 ]
-/** What marks of values that are not finite look like, by name. @type {Record<string, [string, string]>} */
+/** Signs of values that are not finite, by name. @type {Record<string, [string, string]>} */
 export const NONFINITE_SIGNS = Object.fromEntries(NONFINITE.map(([, name, sign]) => [name, [sign, name]]))
 
 /**

@@ -26,7 +26,7 @@ export const tickText = (x) => (Number.isInteger(x) ? count(x) : String(Number(x
 /** @param {number} y */
 const valueText = (y) => number(y, 6)
 
-/** Of the positive values; of none, from infinity to 0. @param {(number|null)[]} values @returns {[number, number]} */
+/** Return the extent of the positive values; without any, from infinity to 0. @param {(number|null)[]} values @returns {[number, number]} */
 export const positiveExtent = (values) => {
   let [low, high] = [Infinity, 0]
   for (const value of values) {
@@ -57,7 +57,7 @@ export const robustRange = (lines, [first, last], isLog) => {
   return from === sorted[0] && to === sorted[end] ? undefined : [from - room, to + room]
 }
 
-/** What y of a panel covers by choice: a fixed range, or that without outliers, which are then named. @param {string} name @param {import('url_state').View} view @param {() => {x: number[], y: (number|null)[]}[]} linesOf as recorded @param {[number, number]} stretch of x @param {boolean} isLog */
+/** Return the chosen y range of a panel: a fixed one, or one without outliers, which are then named. @param {string} name @param {import('url_state').View} view @param {() => {x: number[], y: (number|null)[]}[]} linesOf as recorded @param {[number, number]} stretch of x @param {boolean} isLog */
 export const chosenRange = (name, view, linesOf, stretch, isLog) => {
   const fixed = view.rows[name]
   if (fixed || !view.trimmed.includes(name)) return { zoom: fixed, outliers: '' }

@@ -16,7 +16,7 @@ const quoted = (text) => (/[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')
 /** A text that a spreadsheet would take for a formula, as text. @param {string} text */
 const harmless = (text) => (/^[=+\-@\t\r]/.test(text) ? `'${text}` : text)
 
-/** What is drawn of lines, as they were sent. @param {{name: string, x: number[], y: (number|null)[]}[]} lines @param {string} mode */
+/** Return the drawn values of lines as CSV, as they were sent. @param {{name: string, x: number[], y: (number|null)[]}[]} lines @param {string} mode */
 const csvOf = (lines, mode) => [['line', mode, 'value'], ...lines.flatMap(({ name, x, y }) => x.map((at, i) => [harmless(name), at, y[i] ?? '']))]
   .map((row) => row.map((each) => quoted(String(each))).join(',')).join('\n')
 

@@ -5,10 +5,10 @@ import { root } from 'root'
 /** @typedef {{pinned: string[], collapsed: string[], order: string[], sizes: Record<string, import('panel_layout').Size>, ranges: Record<string, import('url_state').Range>, logs: string[], trimmed: string[]}} Arrangement */
 
 const MOST = 200
-/** So long more changes are waited for. */
+/** Time to wait for more changes. */
 const WAIT_MS = 400
 
-/** What is still to be sent, by path. @type {Map<string, any>} */
+/** Changes that are not sent yet, by path. @type {Map<string, any>} */
 const unsent = new Map()
 let waiting = 0
 const send = () => {
@@ -34,7 +34,7 @@ addEventListener('pagehide', send)
 const parsed = (text) => {
   try { return JSON.parse(text ?? 'null') } catch { return null }
 }
-/** What this browser kept before the server did. @param {string} recipe */
+/** Return the arrangement that this browser stored before the server did. @param {string} recipe */
 const keptBefore = (recipe) => {
   try { return parsed(localStorage.getItem(`halfstep.metrics.${recipe}`) ?? undefined) } catch { return null }
 }
@@ -43,7 +43,7 @@ const texts = (list) => (Array.isArray(list) ? list.filter((each) => typeof each
 /** @param {any} ranges */
 const rangesOf = (ranges) => Object.fromEntries(Object.entries(ranges ?? {}).filter(([, range]) => Array.isArray(range) && range.length === 2 && range.every(Number.isFinite)).slice(0, MOST))
 
-/** What panels of several runs are arranged as, instead of a recipe. A fixed range is of these runs only, and not kept. */
+/** Key for the arrangement of panels of several runs, instead of a recipe. A fixed range is of these runs only, and not kept. */
 export const SEVERAL_RUNS = 'several runs'
 
 /** The arrangement of a recipe's panels. @param {HTMLElement} section whose data-arrangement the server wrote @param {string} recipe @returns {{arrangement: Arrangement, keep: () => void}} */

@@ -3,10 +3,10 @@ import { pause } from 'http'
 import { draw, drawFirst } from 'snapshots'
 import { still } from 'dom_updates'
 
-/** Of runs side by side: ten, and beyond as many again, dashed. */
+/** Colors of compared runs: ten, and ten more with dashes. */
 const RUNS = Object.fromEntries(Array.from({ length: 10 }, (_, i) => [`run${i}`, `--run-${i}`]))
 const COLORS = { ...RUNS, loss: '--chart-loss', val: '--chart-val', scale: '--chart-scale', norm: '--chart-norm', lr: '--chart-lr', data: '--chart-data', skip: '--chart-skip', good: '--good', text: '--text', quiet: '--quiet', card: '--card', edge: '--quiet', grid: '--chart-grid' }
-/** Of each plot, for its first drawing: Plotly would compare it each time. */
+/** Configuration of a plot for its first drawing only, because Plotly would compare it each time. */
 const CONFIG = { displayModeBar: false, scrollZoom: false, doubleClick: 'autosize', showTips: false }
 /** After a failure. */
 const RETRY_MS = 1000
@@ -15,7 +15,7 @@ const RETRY_MS = 1000
 // bring style sheets.
 document.head.append(Object.assign(document.createElement('meta'), { id: '9f215cf04c5486422605d13261cb87401f4e7763b6296af81e98efbc0130da53' }))
 
-/** Of the present theme, whose reading restyles the page once a colour. @type {Record<string, string>|null} */
+/** Colors of the current theme; reading each one restyles the page. @type {Record<string, string>|null} */
 let known = null
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { known = null })
 document.addEventListener('themechange', () => { known = null })

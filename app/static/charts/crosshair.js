@@ -35,7 +35,7 @@ export const valueAt = ({ x: xs, y, words, nonfinite }, x, digits) => {
   return words ? words(value) : number(value, digits)
 }
 
-/** Where a pointer is on the x axis; null: beside the plot. @param {MouseEvent} event @param {Found} plot @param {Drawn} drawn */
+/** Return the position of a pointer on the x axis; null: outside of the plot. @param {MouseEvent} event @param {Found} plot @param {Drawn} drawn */
 export const pointedAt = ({ clientX }, plot, { axis: { range: [low, high], left, pixels } }) => {
   const at = clientX - plot.getBoundingClientRect().left - left
   return at < 0 || at > pixels ? null : low + at / pixels * (high - low)
@@ -47,7 +47,7 @@ export const snapped = ({ lines }, x) => {
   return first ? first.x[nearest(first.x, x)] : x
 }
 
-/** What happened at a place, in words: a mark at its own step, or where a pixel has several steps. @param {Drawn} drawn @param {number} x @param {string} mode */
+/** Return the texts of marks at a position: at their own step, or at the nearest pixel. @param {Drawn} drawn @param {number} x @param {string} mode */
 const flagOf = ({ marks, axis: { range: [low, high], pixels } }, x, mode) => {
   const happened = marks.flatMap(({ name, x: xs, text }) => {
     const i = xs.length ? nearest(xs, x) : -1

@@ -8,7 +8,7 @@ import { isSmoothed, smoothedSeries } from 'smoothing'
 
 /** Pixels around a panel's plot. */
 export const MARGIN = { l: 56, r: 16, t: 8, b: 24 }
-/** Of every axis. To hide labels that stick out Plotly measures each of them, and it looks at all values for a type. */
+/** Layout of every axis. To hide labels that stick out Plotly measures each of them, and it looks at all values for a type. */
 const AXIS = { type: 'linear', zeroline: false, ticklabeloverflow: 'allow' }
 /** Names of our rows and lines, which scripts may log metrics by. */
 const OURS = new Set(['loss', 'scale', 'norm', 'data', 'examples', 'lr'])
@@ -86,13 +86,13 @@ export const rowsOf = (points, view, { scaled, proven = true, examples, onlyMetr
   ]
 }
 
-/** Whether a name has what is searched for. @param {string} name @param {import('url_state').View} view */
+/** Return whether a name matches the search. @param {string} name @param {import('url_state').View} view */
 export const isFound = (name, { search = '' }) => name.toLowerCase().includes(search.toLowerCase())
 
 /** Metrics that are drawn with the loss. @param {Iterable<string>} names */
 export const lossesOf = (names) => [...names].filter((name) => name.endsWith('/loss')).slice(0, LOSSES)
 
-/** What a metric is grouped by. @param {string} name */
+/** Return the group of a metric. @param {string} name */
 export const prefixOf = (name) => (name.includes('/') ? name.slice(0, name.indexOf('/') + 1) : '/')
 
 /** Metrics as people have them: pinned ones first, then by prefix. @param {string[]} names @param {import('url_state').View} view */

@@ -20,7 +20,7 @@ export class Legend {
       box.checked = !hidden.has(box.value)
       box.addEventListener('change', onChange)
     }
-    /** Of each run the place whose colour it has. @type {Map<string, number>} */
+    /** Index of each run's colour. @type {Map<string, number>} */
     this.places = placesOf(ids)
     this.own = this.places
     for (const cell of article.querySelectorAll('[data-legend] [data-figure]')) cell.dataset.latest = cell.innerHTML
@@ -65,7 +65,7 @@ export class Legend {
     for (const box of this.boxes) box.closest('tr').classList.toggle('pointed', box.value === id)
   }
 
-  /** Tell of each row that a pointer or the focus is on. @param {(id: string|undefined) => void} onRow */
+  /** Call `onRow` for each row that gets the pointer or the focus. @param {(id: string|undefined) => void} onRow */
   listen(onRow) {
     for (const box of this.boxes) {
       const row = box.closest('tr')

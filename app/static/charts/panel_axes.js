@@ -3,7 +3,7 @@
 /** @typedef {{ranges: Record<string, import('url_state').Range>, logs: string[], trimmed: string[]}} Axes trimmed: panels without outliers */
 /** @typedef {import('url_state').View} View */
 
-/** What is chosen for no longer than the page is open. @returns {Axes & {pinned: string[]}} */
+/** Return choices that last as long as the page is open. @returns {Axes & {pinned: string[]}} */
 export const unkept = () => ({ pinned: [], ranges: {}, logs: [], trimmed: [] })
 
 /** @param {string[]} names @param {string} name @param {boolean} isIn */

@@ -18,7 +18,7 @@ const dialogOf = (title, content) => {
 
 /** Values of lines by x, in order; of a line with several points at an x each has a row. @param {Line[]} lines @returns {[number, (number|null)[]][]} */
 export const tableOf = (lines) => {
-  /** By x and how often it came before. @type {Map<string, [number, (number|null)[]]>} */
+  /** Rows by x and its earlier occurrences. @type {Map<string, [number, (number|null)[]]>} */
   const rows = new Map()
   lines.forEach(({ x, y }, column) => {
     const times = new Map()

@@ -27,7 +27,7 @@ const shortened = (name, { title }) => (name.startsWith(title) ? name.slice(titl
 
 /** Pixels of a plot below which a legend of several lines has no names, which would hide values. */
 const NARROW = 400
-/** What marks of single steps look like and mean; a class where they are not red. @type {Record<string, [string, string, string?]>} */
+/** Sign and meaning of marks of single steps, with a class if they are not red. @type {Record<string, [string, string, string?]>} */
 const SIGNS = { skipped: ['|', 'skipped step'], 'loss spike': ['◆', 'loss spike'], ...NONFINITE_SIGNS, resumed: ['┊', 'resumed', 'quiet'] }
 
 /**
@@ -43,7 +43,7 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
   const blank = /** @type {any} */ (section.querySelector('[data-panel]')).content.firstElementChild
   /** By row. @type {Map<string, Panel>} */
   const panels = new Map()
-  /** By group. @type {Map<string, HTMLDetailsElement>} */
+  /** Elements by group. @type {Map<string, HTMLDetailsElement>} */
   const groups = new Map()
   /** @type {import('points').Points|null} */
   let points = null
@@ -158,7 +158,7 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
     free.push(shell)
     Object.assign(panel, { shell: null, drawn: null })
   }
-  /** What a panel out of view has. @param {import('figure').Row} row */
+  /** Return the contents of a panel out of view. @param {import('figure').Row} row */
   const blanksOf = (row) => [made('header', {}, made('h3', { textContent: headOf(row), title: row.title })), made('div', { className: 'plot' })]
   const seen = new IntersectionObserver((entries) => {
     for (const { target, isIntersecting } of entries) {

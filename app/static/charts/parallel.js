@@ -6,7 +6,7 @@ import { placesOf } from 'run_colors'
 
 const MOST = 10 // settings beside each other
 
-/** Where each value stands between the lowest, 0, and the highest, 1; texts are evenly apart, in their order. @param {any[]} values */
+/** Return each value's position between the lowest, 0, and the highest, 1; texts are evenly spaced in their order. @param {any[]} values */
 const scaleOf = (values) => {
   const known = values.filter((value) => value !== null && value !== undefined)
   if (known.every((value) => typeof value === 'number')) {

@@ -58,11 +58,11 @@ export class Points {
 
   /** @type {Map<string, Line & {isWhole: boolean}>} */
   metrics = new Map()
-  /** Of all metrics, also of those whose points are not here. @type {Set<string>} */
+  /** Names of all metrics, also of those without points here. @type {Set<string>} */
   names = new Set()
   /** Steps that were asked for, the first and the last. @type {[number, number]} */
   asked = [1, Infinity]
-  /** Of a fork, the last step that was its parent's. */
+  /** Last step of a fork's parent. */
   parentStep = 0
   first = 1
   total = 0
@@ -70,15 +70,15 @@ export class Points {
   bucket = 1
   /** Steps that were skipped, and how many before these. @type {Ticks & {before: number}} */
   skips = { steps: [], counts: [], before: 0 }
-  /** By attempt, the last step before its own. @type {Record<string, number>} */
+  /** Last step before each attempt. @type {Record<string, number>} */
   resumptions = {}
-  /** Where the loss rose suddenly. @type {Spike[]} */
+  /** Spikes of the loss. @type {Spike[]} */
   spikes = []
-  /** What steps are in examples. @type {{before: number, each: number}|null} */
+  /** Examples per step, and before the first one. @type {{before: number, each: number}|null} */
   examples = null
   /** @type {Record<string, Line>} */
   lines = {}
-  /** Of lines in buckets, the mean of each. @type {Record<string, Line>} */
+  /** Means of the buckets of lines. @type {Record<string, Line>} */
   means = {}
 
   /** Take other points of the same run, as for a zoom. @param {Page} page @param {[number, number]} asked steps that it was asked for */
@@ -117,20 +117,20 @@ export class Points {
   get count() { return Math.max(...Object.values(this.lines).map(({ x }) => x.length)) }
   /** The last step: in buckets other lines end before it where they are no longer finite. */
   get last() { return this.lines.elapsed_ms.x.at(-1) ?? 0 }
-  /** Where charts end: of a run that only logs, at its last metric. */
+  /** Return the end of the charts; for a run that only logs, its last metric. */
   get end() { return this.last || Math.max(0, ...[...this.metrics.values()].map(({ x }) => x.at(-1) ?? 0)) }
-  /** Where charts begin: metrics may have a point before the first step. */
+  /** Return the start of the charts; metrics may have a point before the first step. */
   get begin() { return Math.min(this.first, ...(this.asked[0] <= 1 ? [...this.metrics.values()].map(({ x }) => x[0] ?? this.first) : [])) }
-  /** Whether it is known what steps waited for data. */
+  /** Return whether the data wait of steps is known. */
   get hasWaits() { return this.lines.data_us.y.some(isNumber) }
   get isWhole() { return this.asked[0] <= 1 && this.asked[1] === Infinity }
 
-  /** Whether these are all steps of a range. @param {[number, number]} range */
+  /** Return whether all steps of a range are here. @param {[number, number]} range */
   hasAll([first, last]) {
     return this.bucket === 1 && this.asked[0] <= first && last <= this.asked[1]
   }
 
-  /** How many steps of a range were skipped. @param {[number, number]} range */
+  /** Return the number of skipped steps in a range. @param {[number, number]} range */
   countSkips([first, last]) {
     const { steps, counts } = this.skips
     const within = counts.slice(position(steps, first), position(steps, Math.floor(last) + 1))
@@ -173,7 +173,7 @@ export class Points {
     return nonfinite?.steps.length ? { ...nonfinite, x: this.x(nonfinite.steps, mode) } : undefined
   }
 
-  /** Where steps, in order, stand on the x axis; by examples nowhere, if these are not known. @param {number[]} steps @param {Axis} mode @returns {number[]} */
+  /** Return the x positions of sorted steps; none by examples if these are unknown. @param {number[]} steps @param {Axis} mode @returns {number[]} */
   x(steps, mode) {
     if (mode === 'examples') {
       const { before, each } = this.examples ?? {}
@@ -189,7 +189,7 @@ export class Points {
     })
   }
 
-  /** What a metric was at steps: between its points on a line, beyond them at its mean pace; unknown, the steps. @param {number[]} steps @param {string} name @returns {number[]} */
+  /** Return a metric's values at steps: interpolated between its points, extrapolated at its mean pace; the steps if unknown. @param {number[]} steps @param {string} name @returns {number[]} */
   metricAt(steps, name) {
     const { x, y } = this.known(name)
     if (!x.length) return steps
@@ -204,7 +204,7 @@ export class Points {
     })
   }
 
-  /** Whether it is known where steps stand on an x axis. @param {Axis} mode */
+  /** Return whether the positions of steps on an x axis are known. @param {Axis} mode */
   hasAxis(mode) {
     if (mode.startsWith(METRIC)) return this.known(mode.slice(METRIC.length)).x.length > 0
     return mode !== 'examples' || Boolean(this.examples)

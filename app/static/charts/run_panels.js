@@ -5,7 +5,7 @@ import { place, pointedAt, snapped, valueAt } from 'crosshair'
 import { escaped, number, scale as scaleText } from 'formats'
 
 const DIGITS = 3 // of the values of many runs beside each other
-/** What x counts in whole numbers. */
+/** X axes with whole numbers. */
 const WHOLE = ['step', 'applied', 'examples']
 
 /** @typedef {import('url_state').View} View */

@@ -10,7 +10,7 @@ import { placesOf } from 'run_colors'
 const FIGURES = { 'run/step_ms': 'Time per step, ms', 'run/seconds': 'Time, s', 'run/peak_memory_bytes': 'Peak memory, bytes', seconds: 'Duration, s', loss: 'Last loss' }
 const LOG_FROM = 20 // how many times the smallest the largest is, for a log axis
 
-/** What can be drawn, by name: of each run a value; and what the figures among it are called. @param {any} found as /api/v1/comparison answers */
+/** Return the columns that can be drawn, by name, with a value per run, and the names of numeric ones. @param {any} found as /api/v1/comparison answers */
 const columnsOf = ({ runs, differences }) => {
   /** @type {Map<string, any[]>} */
   const columns = new Map(Object.entries(differences))
@@ -102,7 +102,7 @@ export const createScatter = (article, ids, labels, { low, paint: color }) => {
   const [plot, parallelPlot] = [fittedPlot(box.querySelector('[data-scatter-plot]'), scatterFigure), fittedPlot(box.querySelector('[data-parallel-plot]'), parallelFigure)]
   const [dots, note] = ['dots', 'dots-note'].map((name) => article.querySelector(`[data-${name}]`))
   const places = placesOf(ids)
-  /** Of each run the group that has a mean; null: none has. @type {Map<string, string>|null} */
+  /** Group of each run if groups have means, else null. @type {Map<string, string>|null} */
   let groups = null
   const selects = ['across', 'up', 'figure'].map((name) => /** @type {any} */ (article.querySelector(`[data-choice=${name}]`)))
   const [across, up, figure] = selects

@@ -16,7 +16,7 @@ import { createToolbar } from 'toolbar'
 const POINTS_KEPT = 10000
 /** Metrics whose points come all with the first answer; of more, only of those in view. */
 const FEW = 100
-/** Of metrics in view, as many as an address may name, and characters of them. */
+/** Limits of a URL: metrics in view, and their characters. */
 const [MOST_NAMED, MOST_CHARACTERS] = [100, 6000]
 /** Metrics that have panels. */
 const MOST_PANELS = 10000

@@ -2,16 +2,16 @@
 import { insisted } from 'http'
 import { Points } from 'points'
 
-/** So many runs are asked for at once, and so many times beside each other: the first are drawn early. */
+/** Runs per request and concurrent requests, so that the first are drawn early. */
 const [CHUNK, AT_ONCE] = [5, 3]
-/** Of a run. With half as many, runs of a few thousand steps would have to be drawn from buckets of 64. */
+/** Points per run. With half as many, runs of a few thousand steps would have to be drawn from buckets of 64. */
 const POINTS = 2000
 
 /** @param {string} api @param {import('url_state').View} view @param {() => string[]} drawn names of series and metrics @param {() => void} onCome */
 export const seriesOf = (api, view, drawn, onCome) => {
   /** @type {Map<string, Points>} */
   const points = new Map()
-  /** Of each run the latest time that it was asked for: an earlier answer is not shown. @type {Map<string, number>} */
+  /** Latest request of each run: an earlier response is not shown. @type {Map<string, number>} */
   const latest = new Map()
   let fetches = 0
 

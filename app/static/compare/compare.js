@@ -35,7 +35,7 @@ const toolbar = createToolbar(article, view, arrangement, {
   onChange: (field, wasZoomed) => changeView(field === 'x' && (wasZoomed || isMetricAxis())),
 })
 const choices = Object.fromEntries([...new URLSearchParams(location.search)].filter(([name]) => ['by', 'band', 'settings', 'across', 'up', 'figure'].includes(name)))
-/** What each run has of each setting that differs. @type {Record<string, any[]>} */
+/** Values of the differing settings by run. @type {Record<string, any[]>} */
 let differences = {}
 /** @type {ReturnType<typeof createScatter>|undefined} */
 let scatter
@@ -66,7 +66,7 @@ const showReportLinks = () => {
   for (const link of document.querySelectorAll('[data-to-report]')) link.href = `${root}/reports/new?${query}`
 }
 
-/** By series. @type {Map<string, ReturnType<typeof createRunPanel>>} */
+/** Panels by series. @type {Map<string, ReturnType<typeof createRunPanel>>} */
 const panels = new Map()
 const recordedOf = (name) => panels.get(name)?.drawn?.recorded() ?? []
 const scaled = new Set(legend.boxes.filter(({ dataset }) => 'scaled' in dataset).map(({ value }) => value))

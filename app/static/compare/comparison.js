@@ -78,7 +78,7 @@ export const runsFigure = ({ runs, row, view, band }, colors, { width, height })
   const values = traces.flatMap(({ trace }) => trace.y)
   /** @type {any[]|null} */
   let known = null
-  /** What was recorded of each run: not smoothed, and no mean. */
+  /** Return the recorded lines of each run: neither smoothed nor averaged. */
   const recorded = () => (known ??= lines.map(({ run, line, nonfinite }) => ({ run, name: run.label, color: '', x: run.points.x(line.x, view.x), y: line.y, nonfinite, ...(row.name === 'scale' && { words: scaleText }) })))
   const { zoom, outliers } = chosenRange(row.name, view, recorded, range, isLog(row.name, view))
   // Axis y is the foot, with a row of ticks for each run that skipped.
@@ -104,7 +104,7 @@ export const runsFigure = ({ runs, row, view, band }, colors, { width, height })
   }
 }
 
-/** From where to where all runs go. @param {Drawn[]} runs @param {import('points').Axis} mode @returns {[number, number]} */
+/** Return the common extent of all runs. @param {Drawn[]} runs @param {import('points').Axis} mode @returns {[number, number]} */
 const extent = (runs, mode) => {
   const ends = runs.flatMap(({ points }) => (mode.startsWith(METRIC)
     ? points.known(mode.slice(METRIC.length)).y

@@ -10,7 +10,7 @@ export const createConfiguration = (section, onChange) => {
   const [search, counter, onlyChanged] = ['settings-search', 'settings-count', 'only-changed'].map(part)
   const rows = [...section.querySelectorAll('.config tbody tr')]
 
-  /** Whether only what differs is shown at first: where something does. */
+  /** Whether only differing settings are shown at first, if there are any. */
   const isUsual = rows.some((row) => row.matches('.changed'))
 
   const filter = () => {

@@ -23,7 +23,7 @@ export const createEnvironment = (box, api) => {
     details.querySelector('pre').replaceChildren(...(name === 'diff' ? text.split('\n').map(shaded) : [text]))
   }, { capture: true }) // it does not bubble
   return {
-    /** That of another attempt, or the first; what is open stays so. @param {string} html */
+    /** Show another attempt's environment; expanded sections stay expanded. @param {string} html */
     show: (html) => {
       if (html === shown) return
       const opened = [...box.querySelectorAll('details[open]')].map(({ dataset }) => dataset.text)

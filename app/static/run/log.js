@@ -15,7 +15,7 @@ const element = ({ number, stream, text }) => {
 }
 
 const LINES_KEPT = 5000
-/** How lines of further ranks of a distributed training begin. */
+/** Prefix of the lines of further ranks. */
 const RANK = /^\[rank (\d+)\] /
 /** @param {string} text */
 const rankOf = (text) => RANK.exec(text)?.[1] ?? '0'

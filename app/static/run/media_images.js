@@ -10,7 +10,7 @@ const CAPTION = '.caption.txt'
 /** @param {string} name @returns {string} */
 const withoutEnding = (name) => name.replace(/\.caption\.txt$|\.\w+$/, '')
 
-/** Say that a file is missing where it would stand. */
+/** Return a note in place of a missing file. */
 export const missing = () => Object.assign(document.createElement('span'), { className: 'missing', textContent: 'Not on the server' })
 
 /** A picture that opens large; its box stays if the server lacks it. @param {MediaFile} file */

@@ -10,7 +10,7 @@ export const lastUntil = (steps, step) => steps.findLastIndex((each) => each <= 
 export const filesAt = (files, step) => files.filter((file) => file.step === step)
   .toSorted((a, b) => Number(a.name.includes('.cell-')) - Number(b.name.includes('.cell-')) || a.name.localeCompare(b.name, undefined, { numeric: true }))
 
-/** Of histograms in the same bins. */
+/** Common number of bins of histograms. */
 export const BINS = 64
 
 /** @typedef {{lowest: number, highest: number, counts: number[], nonfinite?: number}} Histogram */

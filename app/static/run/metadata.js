@@ -17,7 +17,7 @@ export const createLabels = (article, api) => {
   const button = article.querySelector('[data-edit-labels]')
   const problem = form.querySelector('[data-label-problem]')
   let mark = Number(view.dataset.mark)
-  /** What the person who edits has seen. @type {{name: string, tags: string[], note: string}|null} */
+  /** Values that the editing user has seen. @type {{name: string, tags: string[], note: string}|null} */
   let seen = null
 
   const refetch = inTurn(async () => {
@@ -101,5 +101,5 @@ export const createLabels = (article, api) => {
   return (newest) => { if (newest !== mark) refetch() }
 }
 
-/** What differs from what was seen: fields that were left alone are nobody's to refuse. */
+/** Return the fields that the user has changed; unchanged ones cannot conflict. */
 const changed = (wanted, seen) => Object.fromEntries(Object.entries(wanted).filter(([name, value]) => String(value) !== String(seen[name])))

@@ -3,7 +3,7 @@ import { insisted } from 'http'
 import { mergeRows } from 'rows'
 import { addressOf } from 'url_state'
 
-/** So long a search may change before it is asked for. */
+/** Time after the last change of a search before it is requested. */
 const TYPING_MS = 300
 
 /**
@@ -48,7 +48,7 @@ export const createMetricTable = (article, view, { metricQuery, onceReached }, o
   }).observe(box)
   article.querySelector('[data-metric-search]')?.addEventListener('input', update)
   return {
-    /** What the stream is to send of it. @returns {Record<string, string>} */
+    /** Return the stream's parameters. @returns {Record<string, string>} */
     query: () => (isInView ? { metric_search: searched, metric_limit: '100' } : {}),
     /** @param {any} changed rows, as mergeRows takes them */
     merge: (changed) => {

@@ -49,16 +49,16 @@ createGradientsTab(article.querySelector('[data-panel=gradients]'))
 const system = createSystem(article.querySelector('[data-system]'), api)
 /** Figures of the diagnosis, by what the updates call them. @type {[string, (section: Found, api: string) => {refresh: () => unknown}][]} */
 const FIGURES = [['histogram', createGradients], ['layer_norms', createLayers], ['headroom', createHeadroom]]
-/** Of them those that were shown. @type {Map<string, {refresh: () => unknown}>} */
+/** Figures that have been shown. @type {Map<string, {refresh: () => unknown}>} */
 const figures = new Map()
-/** What came for figures while they were hidden. @type {Set<string>} */
+/** Figures with updates while they were hidden. @type {Set<string>} */
 const missed = new Set()
 /** @type {{ask: (query: Record<string, string|string[]>) => void}|null} */
 let stream = null
 let isCharted = false
 let asked = SHOWN
 const metricTable = createMetricTable(article, view, series, () => ask(asked))
-/** What the stream is to send. @param {string} parts @returns {Record<string, string|string[]>} */
+/** Return the stream's parameters. @param {string} parts @returns {Record<string, string|string[]>} */
 const queryOf = (parts) => {
   const metrics = series.metricQuery()
   return { parts, ...metrics, ...('metric' in metrics && metricTable.query()) }
@@ -86,7 +86,7 @@ const media = createMedia(article.querySelector('[data-media]'), article.querySe
   article.querySelector('[data-media-count]').textContent = String(count)
 })
 media.refresh()
-/** What a tab shows is fetched and drawn when it comes to be shown. @type {Record<string, () => void>} */
+/** Functions that fetch and draw a tab's contents when it is shown. @type {Record<string, () => void>} */
 const onShow = {
   charts: () => {
     if (isCharted) return

@@ -5,7 +5,7 @@ import { createPlot } from 'charts'
 import { number } from 'formats'
 import { still } from 'dom_updates'
 
-/** From one fetch to the next: so much of the run as a point of a device stands for, within limits. */
+/** Interval of fetches: the part of the run that a point of a device covers, within limits. */
 const REFRESH = { least: 5000, share: 0.002, most: 60_000 } // ms
 const ROW = 110 // pixels
 const GAP = 34 // pixels: the row's title stands there

@@ -14,7 +14,7 @@ const valid = form?.querySelector('[data-valid]')
 const REFOCUS = 'filter-focus'
 /** Requested when the box is first focused. @type {Promise<any>|null} */
 let vocabulary = null
-/** What is shown: the words, and the stretch of the line that each would replace. @type {[import('completion').Proposal[], number, number, number]} */
+/** Shown completions, and the part of the line that they replace. @type {[import('completion').Proposal[], number, number, number]} */
 let [shown, start, end, active] = [[], 0, 0, -1]
 
 const close = () => {

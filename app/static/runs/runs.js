@@ -8,12 +8,12 @@ import { replaceRows } from 'rows'
 import { createSelection, offerRestore, refetchRows } from 'selection'
 import { still } from 'dom_updates'
 
-/** What a page without any run shows. @type {Found|null} */
+/** Contents of a page without runs. @type {Found|null} */
 const empty = document.querySelector('.empty')
 /** Undefined while there is no run. @type {Found|undefined} */
 let body
 let countTicked = () => {}
-/** Of the charts view. @type {ReturnType<typeof createListCharts>|null} */
+/** Charts of the charts view. @type {ReturnType<typeof createListCharts>|null} */
 let charts = null
 /** Run ids: the newest that there is, and that this page was fetched after. */
 let [newest, shown] = [0, 0]
@@ -50,7 +50,7 @@ const showFacts = (message) => {
   for (const box of document.querySelectorAll('[data-worker-up]')) box.dataset.workerUp = String(message.is_worker_up)
 }
 
-/** Whether a run of the other band is among these rows, which only the server can place. @param {Record<string, string>} rows */
+/** Return whether a run of the other group is among these rows, whose position only the server knows. @param {Record<string, string>} rows */
 const hasMoved = (rows) => Object.entries(rows).some(([id, html]) => {
   const row = body?.querySelector(`tr[data-key="${id}"]`)
   return row && body?.querySelector('.band') && 'active' in row.dataset !== / data-active[ >]/.test(html)

@@ -7,7 +7,7 @@ import { matchRows } from 'rows'
 import { still } from 'dom_updates'
 
 const MOST_COMPARED = 50
-/** What was done with so many runs. @type {Record<string, (runs: string, text: string) => string>} */
+/** Messages of completed actions, by number of runs. @type {Record<string, (runs: string, text: string) => string>} */
 const DONE = {
   add_tag: (runs, tag) => `Tag ${tag} added to ${runs}.`,
   remove_tag: (runs, tag) => `Tag ${tag} removed from ${runs}.`,
@@ -113,7 +113,7 @@ export const createSelection = (list, refetch) => {
   const selected = () => [...ticked().map(({ value }) => value), ...elsewhere.map(({ id }) => id)]
   const every = bar.querySelector('[data-every]')
 
-  /** Of one queued run its place can be changed, by the forms of its row. @param {Found[]} chosen */
+  /** Offer to move a single queued run, by the forms of its row. @param {Found[]} chosen */
   const showQueue = (chosen) => {
     const part = bar.querySelector('[data-queue]')
     const row = chosen.length === 1 ? chosen[0].closest('tr[data-priority]') : null

@@ -1,7 +1,7 @@
 // Finds settings of a long form by words of their name, title or description; the others wait hidden,
 // and are sent all the same.
 
-/** Whether all words are in a text, as all of none are. @param {string} sought @param {string} text */
+/** Return whether all words are in a text; true without words. @param {string} sought @param {string} text */
 export const isFound = (sought, text) => {
   const lower = text.toLowerCase()
   return sought.toLowerCase().split(/\s+/).every((word) => lower.includes(word))
@@ -16,7 +16,7 @@ const attach = (box, form) => {
     const names = [...field.querySelectorAll('[name]')].map((each) => each.name)
     return { field, group, text: [...names, field.textContent].join(' ') }
   }))
-  /** As it was before the search. @type {Map<Found, boolean>|null} */
+  /** State before the search. @type {Map<Found, boolean>|null} */
   let before = null
 
   const show = () => {

@@ -4,7 +4,7 @@
 import { size } from 'formats'
 import { root } from 'root'
 
-/** What keeps a file from being taken, in words, or nothing. @param {{name: string, size: number}} file @param {number} most */
+/** Return why a file is rejected, or nothing. @param {{name: string, size: number}} file @param {number} most */
 export const objection = (file, most) => {
   if (!/\.(safetensors|pt)$/.test(file.name)) return `${file.name} is not a weights file; allowed: .safetensors or .pt.`
   if (!file.size) return `${file.name} is empty.`

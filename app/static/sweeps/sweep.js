@@ -24,7 +24,7 @@ const opening = { plotly_click: ({ points: [{ customdata }] }) => { if (customda
 const byRun = fittedPlot(article.querySelector('[data-trials-plot]'), trialsFigure, opening)
 const parallelPlot = fittedPlot(article.querySelector('[data-parallel-plot]'), settingsFigure)
 const bySetting = [...article.querySelectorAll('[data-setting-plot]')].map((plot) => ({ path: plot.dataset.settingPlot, plot: fittedPlot(plot, settingFigure, opening) }))
-/** By name of the panel. @type {Map<string, any>} */
+/** Plots by name of the panel. @type {Map<string, any>} */
 const plots = new Map([['best', byRun], ['parallel', parallelPlot], ...bySetting.map(({ plot }, i) => /** @type {[string, any]} */ ([`setting-${i + 1}`, plot]))])
 createPanelMenu(article, `sweep ${sweep}`, {
   panelOf: (row) => {

@@ -32,7 +32,7 @@ const basics = (colors, height) => ({
   hoverlabel: { bgcolor: colors.card, bordercolor: colors.edge, font: { color: colors.text } },
 })
 
-/** What stands there until there is something to draw. @param {Record<string, string>} colors @param {number} height */
+/** Return the placeholder of an empty plot. @param {Record<string, string>} colors @param {number} height */
 const nothing = (colors, height) => {
   const text = { text: 'No values yet', x: 0.5, y: 0.5, xref: 'paper', yref: 'paper', showarrow: false }
   return { data: [], layout: { ...basics(colors, height), xaxis: { visible: false }, yaxis: { visible: false }, annotations: [text] }, drawn: 0 }
