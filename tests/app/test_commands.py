@@ -103,7 +103,9 @@ def test_whatever_stops_up_leaves_no_worker_behind(tmp_path: Path, stop: signal.
 
 
 def test_up_continues_after_a_kill(site: Site) -> None:
-    """Its worker ends with it, so that the next one has the name, and finds the trainings."""
+    """The worker ends with `halfstep up`, so the next one takes its name and finds the
+    trainings.
+    """
     gated = {"HALFSTEP_RECIPES": GATED, "HALFSTEP_GATE": str(site.gate)}
     run_id = site.submit(recipe="gated")
     with up(**site.environment, **gated) as (process, _link):

@@ -57,7 +57,7 @@ def test_any_number_of_requests_at_once_are_answered(
 def test_a_rejected_request_leaves_nothing_behind(
     app: FastAPI, database: Database, ada: User
 ) -> None:
-    """Its session goes with it; were it held until garbage is looked for, so were all it read."""
+    """The session is released with the request, without a garbage collection."""
     with database.writing() as session:
         token, _row = accounts.make_api_token(session, ada, "script")
     opened: list[weakref.ref[Session]] = []

@@ -150,8 +150,8 @@ def test_a_page_of_200_runs_takes_eleven_queries(
     monkeypatch: pytest.MonkeyPatch,
     whose: str,
 ) -> None:
-    """They read sign-in, permissions, the trash, and all that a row can show: loss, health,
-    retries, position.
+    """The queries read sign-in, permissions, the trash, and all that a row can show: loss,
+    health, retries, position.
     """
     monkeypatch.setattr("app.runs.list_pages.PAGE_SIZE", 200)
     retrying = {**CONFIG, "scaler": {**CONFIG["scaler"], "retry_in_fp32": True}}

@@ -11,7 +11,7 @@ from app.periodic_tasks import repeating
 def test_a_failing_task_is_repeated_and_stops_no_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It is logged by name; shutdown ends all tasks and names slow ones."""
+    """The failing task is logged by name; shutdown ends all tasks and names slow ones."""
     tried, stopping, outlived, done = [], Event(), Event(), Event()
 
     def breaks() -> None:

@@ -49,7 +49,7 @@ for package in (app, db):
 
 
 def test_the_start_of_a_server_loads_no_package_that_few_requests_need() -> None:
-    """They take a tenth to half a second each, and megabytes."""
+    """The excluded packages take a tenth to half a second each, and megabytes."""
     packages = {"optuna", "psycopg", "pyarrow", "scipy", "uvicorn"}
     code = f"import sys, app.serve; print(*{packages} & {{*sys.modules}})"
     assert run_without_worker(code).split() == ["uvicorn"]

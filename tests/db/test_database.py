@@ -77,7 +77,7 @@ def test_a_reader_sees_one_snapshot(database: Database, ada: User) -> None:
 
 @pytest.mark.parametrize("kind", ["read_only", "single_write", "reading", "writing"])
 def test_a_closed_session_cannot_be_used(database: Database, kind: str) -> None:
-    """It cannot begin a transaction that nothing would end."""
+    """A closed session cannot begin a transaction that nothing would end."""
     with getattr(database, kind)() as session:
         session.scalar(select(now()))
     with pytest.raises(InvalidRequestError):
@@ -123,7 +123,7 @@ def test_url_that_cannot_be_understood_names_the_setting(url: str) -> None:
 
 @pytest.mark.only_on("postgresql")
 def test_values_too_long_for_an_index_are_no_outage(database: Database, running: Run) -> None:
-    """It would be waited for without end, though it is refused every time."""
+    """Such a value is rejected at once, because as an outage it would be retried forever."""
     name = secrets.token_hex(20_000)  # that nothing can compress
     metric = LatestMetric(run_id=running.id, name=name, step=1, value=0.5)
     with pytest.raises(DBAPIError) as caught, database.writing() as session:

@@ -131,7 +131,7 @@ def test_an_unknown_revision_is_named(database: Database, revision: str) -> None
 
 @pytest.mark.only_on("sqlite")
 def test_foreign_keys_are_on_after_a_migration(database: Database) -> None:
-    """They are off only while tables are rebuilt."""
+    """Foreign keys are off only while tables are rebuilt."""
     database.migrate()
     with database.engine.connect() as connection:
         assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar_one() == 1

@@ -17,7 +17,9 @@ HIDDEN = [
 
 @pytest.mark.parametrize("hidden", HIDDEN)
 def test_a_name_has_no_invisible_character(hidden: str) -> None:
-    """It is refused in names that people choose, a blank in those of runs, removed elsewhere."""
+    """An invisible character is rejected in names that users choose, a blank in those of runs,
+    and removed elsewhere.
+    """
     with pytest.raises(Invalid, match="which is invisible"):
         checked_name(f"a{hidden}da", most=10)
     assert cleaned(f"a{hidden}da") == "a da"

@@ -71,7 +71,9 @@ def test_an_unknown_variable_is_an_error_with_the_nearest_name(
 
 
 def test_variables_of_services_in_kubernetes_are_allowed() -> None:
-    """It sets them in each pod for each service, here those of one named halfstep-server."""
+    """Kubernetes sets variables for each service in each pod, here for one named
+    halfstep-server.
+    """
     names = ("SERVICE_HOST", "SERVICE_PORT", "PORT", "PORT_8000_TCP", "PORT_8000_TCP_ADDR")
     environment = {f"HALFSTEP_SERVER_{name}": "10.0.0.1" for name in names}
     assert set(variables.problems(environment, [])) == set(environment)

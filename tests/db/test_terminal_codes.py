@@ -27,7 +27,7 @@ def test_links_of_terminals_leave_nothing(line: str, text: str) -> None:
 
 
 def test_the_outcome_of_a_run_has_no_codes(database: Database, running: Run) -> None:
-    """Its reason and its error contain the last output of the script."""
+    """Reason and error of a run contain the last output of the script without terminal codes."""
     link = "\x1b]8;;https://a\x1b\\link\x1b]8;;\x1b\\"
     with database.writing() as session:
         error = f"\x1b[31mred\x1b[0m\n{link}"

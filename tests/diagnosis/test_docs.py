@@ -19,7 +19,9 @@ PARTS = ("Symptom", "Evidence", "Cause", "Fix")
 
 
 def test_every_cause_has_a_section() -> None:
-    """Its anchor is the cause with hyphens; sections and table are in the order of the causes."""
+    """The anchor of a section is the cause with hyphens; sections and table are in the
+    order of the causes.
+    """
     assert list(SECTIONS) == [cause.replace("_", "-") for cause in ALL]
     table = re.findall(r"^\| `(\w+)` \| \[([^\]]+)\]\(#([\w-]+)\) \|", TEXT, re.M)
     assert [cause for cause, _, _ in table] == list(ALL)

@@ -62,7 +62,7 @@ def test_singular_points_are_finite_in_half_precision(name: str, dtype: torch.dt
 
 
 def test_inputs_of_a_constant_column_are_finite() -> None:
-    """Its deviation is 0; after the fix each fits fp16."""
+    """The deviation of a constant column is 0; after the fix each input fits fp16."""
     x = torch.tensor([[1e6, 3.0], [-1e6, 3.0]])
     x = run(fixes.LARGE_INPUT, x=x, mean=x.mean(0), std=x.std(0))["x"]
     assert x.half().isfinite().all()

@@ -78,7 +78,9 @@ SCALES = f"{LINES}.find(t => t.name === 'scale').y"
 def test_a_script_that_watches_itself_is_followed_to_what_it_logged(
     database: Database, ada: User, site_address: str, page: Page, tmp_path: Path
 ) -> None:
-    """Its page grows while it trains, without a word of workers; then bars and a player."""
+    """The page grows while the script trains, without mention of workers, then has bars
+    and a player.
+    """
     with database.writing() as session:
         token, _row = accounts.make_api_token(session, ada, "writer", kind="write")
     (tmp_path / "train.py").write_text(SCRIPT)

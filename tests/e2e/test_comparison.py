@@ -68,8 +68,8 @@ def test_the_toolbar_of_a_comparison_is_recalled(database: Database, ada: User, 
 
 
 def test_parity_follows_its_runs(database: Database, ada: User, offered: None, page: Page) -> None:
-    """It is unknown while a run trains, is there when the run ends, and its form keeps the view;
-    axe finds no violations.
+    """Parity is unknown while a run trains and appears when the run ends, and its form keeps
+    the view; axe finds no violations.
     """
     two_precisions(database, ada)
     last = seeded(database, ada, "fp32", 5, 0.95, status=None)

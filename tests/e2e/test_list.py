@@ -17,7 +17,7 @@ def names(page: Page) -> list[str]:
 
 
 def test_losses_stand_in_a_column(database: Database, ada: User, running: Run, page: Page) -> None:
-    """Their right edges agree, whether or not a run has a curve."""
+    """The right edges of losses are aligned, whether or not a run has a curve."""
     record(database, running, make_steps([1.0, 0.5, 0.25]))
     submit(database, ada, name="queued")
     page.goto("/runs")

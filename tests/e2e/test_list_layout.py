@@ -86,7 +86,7 @@ def test_five_runs_stand_on_a_phone(many: Run, page: Page) -> None:
 def test_facts_of_the_header_are_filters_and_live(
     database: Database, ada: User, many: Run, page: Page
 ) -> None:
-    """They count what runs, waits and needs attention; a run that ends changes its band."""
+    """The header counts running, queued and failed runs; a run that ends moves to another group."""
     page.goto("/runs")
     facts = page.get_by_role("navigation", name="Quick filters")
     expect(facts).to_contain_text("1 running")

@@ -79,7 +79,7 @@ def test_all_parts_of_a_slow_page_show_the_same_step(
 def test_the_servers_charts_are_live_until_plotly_is_there(
     database: Database, running: Run, page: Page
 ) -> None:
-    """They show the step of the tiles, and the figures that replace them do too."""
+    """The server's charts show the step of the tiles, and so do the figures that replace them."""
     held: list[Route] = []
     page.route("**/plotly*", lambda route: held.append(route))
     record(database, running, make_steps([2.0] * 10))

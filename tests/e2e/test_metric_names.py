@@ -177,7 +177,7 @@ def test_no_value_in_a_panel_is_cut(many: Run, page: Page, width: int) -> None:
 def test_a_panel_that_was_moved_resized_and_zoomed_stays_so_out_of_view(
     many: Run, page: Page
 ) -> None:
-    """Its parts draw other panels meanwhile."""
+    """The parts of a hidden panel draw other panels meanwhile."""
     first = page.locator(f"[data-row='{NAMES[0]}']")
     at_panel(page, NAMES[0])
     first.locator("[data-move]").press("ArrowRight")

@@ -232,7 +232,9 @@ def test_values_that_are_not_finite_are_marked(
     running: Run,
     page: Page,
 ) -> None:
-    """They are marked in each panel, with a sign in its legend, and shown at the crosshair."""
+    """Such values are marked in each panel, with a sign in its legend, and shown at the
+    crosshair.
+    """
     nan, inf = float("nan"), float("inf")
     steps = make_steps([1.0, nan, 1.0, inf, 1.0])
     steps["grad_norm"][2] = steps["grad_norm_clipped"][2] = inf
@@ -425,7 +427,7 @@ def test_the_machine_is_drawn_when_visible(database: Database, running: Run, pag
 def test_a_long_name_without_a_space_is_broken(
     database: Database, ada: User, offered: None, page: Page, width: int
 ) -> None:
-    """It pushes no column of the list away, and makes no run's page wider than the screen."""
+    """A long name moves no column of the list, and makes no run's page wider than the screen."""
     page.set_viewport_size({"width": width, "height": 800})
     page.goto("/workers")  # the empty list would load itself anew
     start_run(database, ada, name="short")

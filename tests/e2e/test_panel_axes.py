@@ -107,7 +107,9 @@ def test_comparisons_remember_a_log_axis(two: None, page: Page) -> None:
 
 
 def test_a_panel_ignores_outliers(database: Database, running: Run, page: Page) -> None:
-    """Its y range then has the other values, live, after a reload, and until they are shown."""
+    """The y range of the panel covers the other values, live and after a reload, until the
+    outliers are shown.
+    """
     record(database, running, make_steps([*LOSSES[:50], 500.0, *LOSSES[50:]]))
     page.goto("/runs/1")
     _axis(page, "loss")

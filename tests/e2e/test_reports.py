@@ -121,7 +121,7 @@ def test_a_report_is_written_drawn_live_and_shared(
 def test_a_report_is_read_without_scripts(
     page: Page, chromium: Browser, database: Database, running: Run, site_address: str
 ) -> None:
-    """Its charts are images of the server, its legend and tables are text.
+    """Charts are images of the server, legend and tables are text.
 
     With scripts they are live; either marks a loss that is not finite.
     """
@@ -165,7 +165,7 @@ def test_an_image_is_added_to_the_note_of_a_project(page: Page) -> None:
 
 
 def test_a_report_without_text_invites_to_write(page: Page) -> None:
-    """Its page has nothing to draw, and no script complains."""
+    """The page of an empty report draws nothing, and no script fails."""
     page.goto("/reports/new")
     page.get_by_label("Title").fill("Empty")
     page.get_by_role("button", name="Create report").click()

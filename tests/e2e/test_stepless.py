@@ -11,7 +11,7 @@ from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 def test_tools_come_with_the_first_metric_and_tabs_with_the_first_step(
     database: Database, ada: User, page: Page
 ) -> None:
-    """They appear without a reload; before, the tab Charts explains that it is empty."""
+    """Tools and tabs appear without a reload; before, the tab Charts explains that it is empty."""
     worker = add_worker(database, "w", [], [CPU], offers_commands=True)
     with database.writing() as session:
         submit_command(session, ada, "python it.py")

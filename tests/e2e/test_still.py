@@ -189,7 +189,7 @@ def test_updates_wait_for_an_open_select_at_most_five_seconds(
 def test_findings_that_come_in_move_nothing(
     settings: Settings, database: Database, running: Run, page: Page
 ) -> None:
-    """Their number is in the place of the banner's action, and opens them over the page."""
+    """The number of findings replaces the banner's action and opens them over the page."""
     train(settings, database, running, 1)
     page.goto("/runs/1")
     button = page.locator("[popovertarget=findings-list]")
@@ -255,7 +255,9 @@ def test_nothing_shifts_while_a_run_runs(
 def test_the_first_run_takes_no_click_from_the_empty_list(
     database: Database, ada: User, page: Page
 ) -> None:
-    """It comes in while a link is pressed, which is followed all the same; then it is live."""
+    """A run that appears while a link is pressed does not prevent the click; then the
+    list is live.
+    """
     page.goto("/runs")
     page.evaluate(NOTE_CLICKS.replace("\n}", "\n}, { once: true }"))
     choose = page.get_by_role("link", name="Choose a recipe")

@@ -28,7 +28,7 @@ def asked(page: Page, part: str) -> list[str]:
 
 
 def test_an_ended_run_is_not_polled(database: Database, running: Run, page: Page) -> None:
-    """Its end is the last news: the stream is closed, and none is opened after it."""
+    """The stream is closed after the end of the run, and none is opened again."""
     page.clock.install()
     streams = asked(page, "/live?")
     record(database, running, make_steps([1.0] * 9))
@@ -43,7 +43,7 @@ def test_an_ended_run_is_not_polled(database: Database, running: Run, page: Page
 
 
 def test_a_signed_out_page_says_so_and_stops(database: Database, running: Run, page: Page) -> None:
-    """It reconnects once, gets 401, and stops."""
+    """The page reconnects once, gets 401, and stops."""
     page.goto("/runs/1")
     page.wait_for_selector("[data-drawn]", state="attached")
     page.clock.install()

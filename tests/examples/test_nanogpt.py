@@ -15,7 +15,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "nanogpt.py"
 
 @pytest.mark.only_on("sqlite")
 def test_nanogpt_trains_through_the_queue(site: Site, tmp_path: Path) -> None:
-    """Its losses fall, its skips and its checkpoint are the run's, and it says how far it is."""
+    """Losses fall, skips and the checkpoint are recorded for the run, and its progress is shown."""
     project = tmp_path / "project"
     project.mkdir()
     shutil.copy(EXAMPLE, project / "train.py")

@@ -40,7 +40,7 @@ def test_a_run_continues_with_another_version_as_its_page_says(site: Site, tmp_p
 
 @only_in_full
 def test_a_run_moves_to_a_machine_that_has_nothing_of_it(site: Site, tmp_path: Path) -> None:
-    """Its checkpoints go through the store: another machine resumes, prunes and forks them."""
+    """Checkpoints go through the store: another machine resumes, prunes and forks them."""
     bucket = tmp_path / "bucket"
     bucket.mkdir()
     environment = {"HALFSTEP_STORAGE_URL": bucket.as_uri()}

@@ -68,7 +68,7 @@ def test_a_full_disk_pauses_the_run_which_continues_once_there_is_room(
 def test_a_worker_whose_disk_is_nearly_full_starts_no_run(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It logs that once; the run stays in the queue."""
+    """The worker logs the reason once, and the run stays in the queue."""
     run_id = site.submit(steps=10)
     worker = site.idle_worker()
     worker.settings = worker.settings.model_copy(update={"reserve_disk_gb": 1e9})

@@ -37,7 +37,7 @@ def test_the_lightning_example(tmp_path: Path) -> None:
 
 
 def test_the_transformers_example_in_a_queue(tmp_path: Path) -> None:
-    """Its steps are in the folder of the run that a worker started it for."""
+    """The steps of the script are in the folder of its queued run."""
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     folder = tmp_path / "7"

@@ -117,7 +117,7 @@ def test_a_step_with_torchs_scaler_is_recorded_once(
 
 
 def test_the_search_for_a_rate_is_not_watched(tmp_path: Path) -> None:
-    """It trains, and undoes it."""
+    """The search trains and restores the weights, so it makes no run."""
     learn = learner(Adam, halfstep.fastai.Watch(folder=tmp_path))
     with learn.no_bar(), learn.no_logging():
         learn.lr_find(num_it=5, show_plot=False)

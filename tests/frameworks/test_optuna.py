@@ -60,7 +60,7 @@ def test_each_trial_is_a_run(tmp_path: Path) -> None:
 
 
 def test_values_of_several_objectives_have_names(tmp_path: Path) -> None:
-    """They are value_0 and value_1, and the arguments of watch are passed on."""
+    """The values are value_0 and value_1, and the arguments of watch are passed on."""
     study = optuna.create_study(study_name="it", directions=["minimize", "maximize"])
 
     def objective(trial: Any) -> tuple[float, float]:

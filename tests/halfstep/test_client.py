@@ -346,7 +346,7 @@ def test_of_the_files_of_a_run_the_only_one_is_downloaded(
 
 
 def test_a_damaged_download_is_not_kept(client: Client, saved: Path, tmp_path: Path) -> None:
-    """Its name and both checksums are in the message, and no file is left."""
+    """The message has the name and both checksums, and no file is left."""
     saved.write_bytes(b"x" + BODY[1:])
     with pytest.raises(ApiError, match=r"digits-fp16-run1-step400\.pt is damaged"):
         client.download(1, tmp_path / "new")

@@ -42,7 +42,7 @@ def test_charts_of_a_table(table: Any) -> None:
 
 
 def test_several_lines_share_their_xs_or_have_their_own() -> None:
-    """Their numbers must fit."""
+    """Several lines need as many names and values of equal length."""
     shared = content(plot.line_series([0, 1], [[1, 2], [3, 4]], keys=["a", "b"], xname="step"))
     assert [line["x"] for line in shared["data"]] == [[0, 1], [0, 1]]
     assert shared["layout"]["xaxis"]["title"]["text"] == "step"
@@ -53,7 +53,7 @@ def test_several_lines_share_their_xs_or_have_their_own() -> None:
 
 
 def test_a_long_chart_is_thinned() -> None:
-    """Its first and last points stay."""
+    """The first and last points of a thinned chart stay."""
     rows = [{"x": number, "y": number} for number in range(25_000)]
     [points] = content(plot.scatter(rows, "x", "y"))["data"]
     assert len(points["x"]) == figures.MOST_POINTS
@@ -67,7 +67,7 @@ def test_a_missing_column_is_named() -> None:
 
 
 def test_a_figure_of_plotly_keeps_data_and_layout() -> None:
-    """Its template is dropped: the page has colors and fonts."""
+    """The template of a Plotly figure is dropped, because the page has colors and fonts."""
     figure = go.Figure(go.Scatter(x=np.arange(3), y=[1.0, math.nan, 3.0]), {"title": "Loss"})
     suffix, encoded = as_file(figure)
     assert suffix == "plot.json"

@@ -185,7 +185,7 @@ def test_a_process_ends_with_its_server(server: Server) -> None:
 
 
 def test_a_process_that_its_client_gave_up_never_begins(server: Server) -> None:
-    """Its client may have started another process in its place."""
+    """The client of such a process may have started another one in its place."""
     forked = server.fork()
     since = started(forked.pid)
     forked.release()
@@ -243,7 +243,9 @@ def test_a_signal_before_a_process_is_set_up_is_not_lost(server: Server) -> None
 
 
 def test_a_server_that_loads_forks_for_earlier_requests_first(tmp_path: Path) -> None:
-    """Their end is noticed while it loads, the exit code follows; later requests wait."""
+    """The end of such a fork is noticed while the server loads, the exit code follows, and
+    later requests wait.
+    """
     loaded = tmp_path / "loaded"
     server = Server(tmp_path, str(loaded))
     early = server.fork()

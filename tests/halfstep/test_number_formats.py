@@ -41,5 +41,5 @@ def test_quantities_have_their_noun(value: int, text: str) -> None:
     ],
 )
 def test_values_of_a_configuration(value: Any, text: str) -> None:
-    """They are JSON; whole floats have no point."""
+    """Values are JSON; whole floats have no point."""
     assert number_formats.setting(value) == text

@@ -72,7 +72,7 @@ def test_every_number_of_the_schema_has_bounds():
 
 @pytest.mark.parametrize("memory", [1e308, 10**400, 65537])
 def test_a_request_for_more_memory_than_any_device_has_is_rejected(memory):
-    """Its bound is in the schema, for the form and the API, and in the model."""
+    """The bound is in the schema, for the form and the API, and in the model."""
     values = {"training": {"device_memory_gib": memory}}
     validator = jsonschema.Draft202012Validator(config_schema(Example))
     assert not validator.is_valid(config_model(Example)().model_dump() | values)
@@ -140,7 +140,9 @@ def test_a_static_graph_rejects_changes(other):
 
 
 def test_a_cuda_graph_rejects_accumulation():
-    """It would write one pass's gradients over another's; uncompiled, the mode says nothing."""
+    """A CUDA graph would overwrite one pass's gradients with another's; without compilation the
+    mode has no effect.
+    """
     values = {"compile_mode": "reduce-overhead", "accumulation_steps": 2}
     with pytest.raises(
         ConfigError, match="compile_mode reduce-overhead cannot be combined with accumul"

@@ -18,7 +18,7 @@ CHECKED = ROOT / "docs" / "tutorial" / "check-a-script.md"
 
 
 def test_the_loop_of_the_tutorial_is_watched(tmp_path: Path) -> None:
-    """It runs unchanged, and each step is recorded with its loss and scale."""
+    """The loop runs unchanged, and each step is recorded with its loss and scale."""
     [code] = re.findall(r"```python\n(.*?)```", TUTORIAL.read_text(), re.S)
     script = tmp_path / "train.py"
     script.write_text(code)

@@ -94,7 +94,7 @@ def test_deleting_a_folder_deletes_links_but_not_their_targets(root: Path) -> No
 
 
 def test_a_file_is_taken_over_once(root: Path, tmp_path: Path) -> None:
-    """It has two names for one content; a newer file replaces an earlier one."""
+    """The file has two names for one content; a newer file replaces an earlier one."""
     target = tmp_path / "service" / "taken"
     for content in (b"first", b"second"):
         (root / "file").unlink(missing_ok=True)

@@ -143,7 +143,9 @@ def test_a_recipe_that_fails_the_check_is_not_registered(tmp_path):
 @pytest.mark.extended
 @pytest.mark.slow
 def test_a_recipe_with_a_taken_name_is_reported(tmp_path):
-    """It is offered by its path, with the owner of the name; registered again it keeps the path."""
+    """The recipe is offered by its path, with the owner of the name; registered again it
+    keeps the path.
+    """
     data = {"HALFSTEP_DATA": str(tmp_path)}
     first, second, third = (tmp_path / f"{name}.py" for name in ("first", "second", "third"))
     for file in (first, second):

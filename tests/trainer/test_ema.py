@@ -98,7 +98,7 @@ class Noisy(Digits):
 
 
 def test_it_is_evaluated_in_addition_to_the_weights(run_loop, tmp_path):
-    """Its metrics have the prefix ema/, and are those of the saved averages."""
+    """Metrics of the average have the prefix ema/, and are those of the saved averages."""
     run = run_loop(Noisy, WITH, folder=tmp_path)
     names = {e["name"] for e in run.of("metric")}
     assert {"val/noise", "val/size", "ema/val/noise", "ema/val/size"} <= names
@@ -122,7 +122,7 @@ class Raising(Noisy):
 
 @pytest.mark.slow
 def test_an_evaluation_of_it_that_raises_ends_no_run(run_loop):
-    """It is reported; networks and random state are restored."""
+    """The error is reported, and networks and random state are restored."""
     run = run_loop(Raising, WITH)
     plain = run_loop(Raising, {"training": {"steps": 30}})
     [result] = run.of("failed_diagnosis")
@@ -212,7 +212,7 @@ def test_each_optimizer_counts_its_own_updates(run_loop, tmp_path):
 
 
 def test_a_retry_that_is_applied_is_an_update(run_loop, tmp_path):
-    """Its step was skipped in fp16, and moved the weights in fp32."""
+    """The step was skipped in fp16, and moved the weights in fp32."""
     values = WITH | {"scaler": {"init_scale": 2.0**24, "retry_in_fp32": True}}
     run = run_loop(Digits, values, folder=tmp_path)
     assert run.of("retry", applied=True)

@@ -129,7 +129,7 @@ def test_images_and_labels_are_augmented_alike(folder):
 
 
 def test_ignored_pixels_do_not_count(folder):
-    """Their labels change neither the loss nor its gradient."""
+    """Labels of ignored pixels change neither the loss nor its gradient."""
     recipe = make(folder)
     images, labels = drawn(recipe, torch.arange(2), CPU)
     labels[:, 4:, :] = streets.IGNORED

@@ -138,7 +138,7 @@ def test_it_never_waits_for_the_device(monkeypatch):
 
 @pytest.mark.parametrize("name", ["x" * 400, "", "a\0b", 7], ids=["long", "empty", "NUL", "7"])
 def test_an_unrecordable_name_is_left_out(run_loop, name):
-    """It is reported once, with the allowed names; other values are recorded."""
+    """The name is reported once, with the allowed names; other values are recorded."""
 
     class Wrong(Regression):
         def training_step(self, batch):

@@ -199,7 +199,9 @@ class Averaging(Regression):
 
 
 def test_after_step_comes_once_a_step(run_loop):
-    """It is called once for any number of micro-batches, with the weights after the update."""
+    """after_step is called once for any number of micro-batches, with the weights after
+    the update.
+    """
     run = run_loop(Averaging, {"training": {"accumulation_steps": 4, "steps": 6}})
     assert (run.recipe.steps, run.recipe.micro_batches) == (6, 24)
     average = run.recipe.modules["average"]

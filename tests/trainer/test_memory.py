@@ -76,7 +76,7 @@ def test_it_is_what_real_tensors_take() -> None:
 def test_what_cannot_be_counted_is_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It hides no other."""
+    """A recipe that cannot be counted hides no other."""
     known = {"tied": Tied, "reading": Reading}
     monkeypatch.setattr(memory, "load_recipe", known.__getitem__)
     monkeypatch.setattr(memory.sys, "argv", ["memory", "reading", "tied"])

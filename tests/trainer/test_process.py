@@ -96,7 +96,7 @@ def test_a_setting_that_only_the_worker_finds_wrong_is_no_error_in_the_code(
 
 
 def test_an_error_of_a_recipe_is_named_without_the_path_of_its_class(tmp_path):
-    """It is an error in the code: its traceback ends with the short name and the message."""
+    """The error is one in the code: its traceback ends with the short name and the message."""
     statement = 'from halfstep.recipe import RecipeError; raise RecipeError("no loss")'
     (tmp_path / "failing.py").write_text(FAILING.replace("STATEMENT", statement))
     write_job(tmp_path, recipe=f"{tmp_path}/failing.py:Failing", config={})

@@ -35,7 +35,7 @@ def own_file(tmp_path):
 
 
 def test_recipes_that_come_along_are_registered():
-    """They are found by the same entry points as third-party ones."""
+    """Built-in recipes are found by the same entry points as third-party ones."""
     assert {"digits", "mlp"} <= set(known_recipes())
     assert load_recipe("digits").title == "Handwritten digits"
 
@@ -59,7 +59,7 @@ def test_an_unknown_recipe_gets_the_known_names(own_file):
 
 
 def test_a_listed_recipe_that_is_not_there_says_why(tmp_path, monkeypatch):
-    """It does not name itself among the known ones."""
+    """A missing recipe does not name itself among the known ones."""
     file = tmp_path / "gone.py"
     monkeypatch.setenv("HALFSTEP_RECIPES", f"{file}:Gone, digitz")
     with pytest.raises(UnknownRecipeError, match=f"cannot be loaded: there is no file {file}$"):
@@ -88,7 +88,9 @@ def test_the_probe_prints_devices_recipes_and_versions():
 
 @pytest.mark.slow
 def test_a_broken_recipe_does_not_hide_the_others(monkeypatch, tmp_path, own_file):
-    """It is advertised with its error, and where that is; what loads by the name it declares."""
+    """The broken recipe is offered with its error and where that is; what loads has its
+    declared name.
+    """
     broken, unread = tmp_path / "broken.py", tmp_path / "unread.py"
     broken.write_text("\n1 / 0")
     unread.write_text("a = 1\nb = (\n")
@@ -153,14 +155,18 @@ def lacking(tmp_path, monkeypatch):
 
 
 def test_a_recipe_with_missing_packages_names_them(lacking):
-    """It is not imported, and the message names the missing packages and how to install them."""
+    """The recipe is not imported, and the message names the missing packages and how to
+    install them.
+    """
     result = r"recipe big needs Nobody.has-this: pip install 'mine\[big\]'"
     with pytest.raises(MissingRequirementError, match=result):
         load_recipe("big")
 
 
 def test_a_recipe_whose_packages_are_missing_is_not_offered(lacking):
-    """It is advertised with its requirements, and without a schema; the others with theirs."""
+    """Such a recipe is listed with its requirements, and without a schema; the others
+    with theirs.
+    """
     recipes = {recipe["name"]: recipe for recipe in to_builtins(probe.recipes())}
     assert recipes["big"] == {
         "name": "big",
@@ -180,7 +186,9 @@ def test_a_recipe_whose_packages_are_missing_is_not_offered(lacking):
     ],
 )
 def test_an_installed_recipe_that_raises_harms_no_other(tmp_path, monkeypatch, text, error, line):
-    """It is reported with package, error, file and line; the others are offered, and load."""
+    """The recipe is reported with package, error, file and line; the others are offered,
+    and load.
+    """
     folder = tmp_path / "fallen-2.1.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: fallen\nVersion: 2.1\n")

@@ -67,6 +67,6 @@ def test_a_resumed_run_continues_its_counts(run_loop, tmp_path):
 
 
 def test_an_unfused_optimizer_cannot_count_applied_steps(run_loop):
-    """It would read the rate on the host, which waits; the message names both fields."""
+    """The optimizer would read the rate on the host, which waits; the message names both fields."""
     with pytest.raises(ConfigError, match=r"schedule_counts is applied, but training\.fused"):
         run_loop(Digits, {"training": {"schedule_counts": "applied", "fused": False}})

@@ -56,7 +56,9 @@ def evil(tmp_path):
 
 @pytest.mark.parametrize("is_checked", [True, False])
 def test_a_checkpoint_with_code_is_rejected(run_loop, evil, is_checked):
-    """It is rejected even if its digest matches, because another process may have written it."""
+    """Such a checkpoint is rejected even if its digest matches, because another process may
+    have written it.
+    """
     path, trace = evil
     with pytest.raises(CheckpointError, match=r"step-00000002\.pt cannot be read"):
         run_loop(Regression, resume=path, is_checked=is_checked)

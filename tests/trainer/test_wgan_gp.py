@@ -82,7 +82,7 @@ def test_drawn_digits_come_nearer_to_real_ones(run_loop):
 
 
 def test_the_distance_of_a_set_to_itself_is_zero():
-    """It grows by the square of a shift of the mean."""
+    """The distance grows by the square of a shift of the mean."""
     images = torch.randn(200, 4)
     assert frechet_distance(images, images) == pytest.approx(0, abs=1e-3)
     assert frechet_distance(images, images + 1) == pytest.approx(4, abs=1e-3)

@@ -86,7 +86,7 @@ def test_of_a_device_that_is_not_listed_nothing_is_claimed(
 
 
 def test_a_loop_reports_it_once_and_survives_a_failing_count(run_loop) -> None:
-    """It is reported before the first step; an error is a failed diagnosis."""
+    """The workload is reported before the first step; an error is a failed diagnosis."""
     run = run_loop(Counted)
     assert [each["examples"] for each in run.of("workload")] == [8]
     run = run_loop(Raising)

@@ -96,7 +96,9 @@ def test_a_recipe_that_is_added_changed_and_broken_is_offered_as_it_is(
 def test_a_recipe_that_never_ends_loading_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its process is killed, and the former capabilities stay; nothing waits for it."""
+    """The process of the recipe is killed, and the former capabilities stay; nothing
+    waits for it.
+    """
     file = tmp_path / "mine.py"
     file.write_text(RECIPE.format(title="First"))
     monkeypatch.setenv("HALFSTEP_RECIPES", f"{file}:Mine")

@@ -106,7 +106,7 @@ def test_a_lost_notification_costs_at_most_a_heartbeat(
 
 @pytest.mark.only_on("postgresql")
 def test_a_drained_worker_that_is_to_stop_hands_its_run_back(site: Site) -> None:
-    """Its training leaves a checkpoint and waits, until the worker takes runs again."""
+    """The training leaves a checkpoint and waits, until the worker takes runs again."""
     with site.gated_worker():
         until(lambda: site.offers("gated"))
         run_id = site.submit(recipe="gated", steps=200)

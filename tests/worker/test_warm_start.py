@@ -146,7 +146,9 @@ def test_a_killed_supervisor_takes_its_training_along(site: Site) -> None:
 
 
 def test_a_killed_warm_process_is_replaced(site: Site) -> None:
-    """Its training ends, and the run goes on in another process, whatever that is forked from."""
+    """The training of the killed process ends, and the run continues in another process,
+    whatever forks it.
+    """
     with site.gated_worker(**WARM) as worker:
         run_id = site.submit(recipe="gated", config=config(150))
         site.wait_for_step(run_id, 1)

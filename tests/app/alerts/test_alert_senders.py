@@ -54,7 +54,7 @@ def sent(settings: Settings, kind: str, address: str, secret: str = "") -> Outco
 
 
 def test_a_webhook_is_signed(inside: Settings, hook: Receiver) -> None:
-    """Its secret signs when it was sent and what; the answer is noted."""
+    """The signature covers the time and the body of the request, and the answer is recorded."""
     assert sent(inside, "webhook", hook.url, "s3cret") == Outcome(True, "200 ok")
     [(headers, body)] = hook.got
     assert body == BODY.encode()

@@ -99,7 +99,7 @@ def test_a_link_is_fresh_for_ten_minutes(browser: TestClient, database: Database
 
 @pytest.mark.slow
 def test_a_token_does_not_open_the_account(app: FastAPI, script: TestClient, ada: User) -> None:
-    """It sets no password and receives no session, by no route of the account."""
+    """By no route of the account does a token set a password or get a session."""
     found = [
         (method, route.path)
         for route in iter_route_contexts(app.routes)
@@ -124,7 +124,9 @@ def test_short_password_is_rejected(browser: TestClient) -> None:
 
 
 def test_token_is_shown_once(browser: TestClient) -> None:
-    """It stands on the page that made it and on no other; revoking takes it off the list."""
+    """The token is shown only by the page that created it, and revoking it removes it
+    from the list.
+    """
     page = browser.post("/account/tokens", data={"name": "ci"}).text
     token = page.partition('class="secret">')[2].partition("<")[0]
     assert token.startswith("hs_")

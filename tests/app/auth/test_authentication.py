@@ -84,7 +84,9 @@ def test_a_token_makes_no_tokens(script: TestClient, browser: TestClient) -> Non
 def test_a_token_that_writes_opens_nothing_but_the_ingest(
     app: FastAPI, database: Database, ada: User, stranger: TestClient
 ) -> None:
-    """It may use ingest and the artifacts that it may read; every other route answers 403."""
+    """A write token may use ingest and the artifacts that it may read; every other route
+    answers 403.
+    """
     writing = {"Authorization": f"Bearer {write_token(database, ada)}"}
     _check_it_only_sends(app, stranger, writing, (404, 422))
 
@@ -93,7 +95,7 @@ def test_a_token_that_writes_opens_nothing_but_the_ingest(
 def test_a_token_for_one_run_opens_nothing_but_its_ingest(
     app: FastAPI, database: Database, ada: User, stranger: TestClient, tmp_path: Path
 ) -> None:
-    """It may not use the ingest of another run, of its owner or of a missing one."""
+    """A token of one run cannot use the ingest of another run, of its owner or of a missing one."""
     with database.writing() as session:
         full, _row = accounts.make_api_token(session, ada, "full")
     uploader = Uploader(stranger, full, tmp_path)

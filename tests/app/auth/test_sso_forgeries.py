@@ -227,7 +227,7 @@ FORGERIES: dict[str, Callable[[Attempt], object]] = {
 def test_a_forged_token_signs_no_one_in(
     stranger: TestClient, database: Database, ada: User, forger: Forger, name: str
 ) -> None:
-    """It is refused, no account is created, and the next genuine one is accepted."""
+    """A forged token is refused, no account is created, and the next genuine one is accepted."""
     attempt = _begin(stranger, forger)
     forger.token = FORGERIES[name](attempt)
     assert _status(stranger, attempt) == 401
@@ -256,7 +256,7 @@ def test_signatures_of_each_allowed_algorithm_are_accepted(
 def test_a_new_key_of_the_provider_is_used_at_once(
     stranger: TestClient, ada: User, forger: Forger
 ) -> None:
-    """Its keys are requested again for a kid that is not among the known ones."""
+    """The provider's keys are requested again for a kid that is not among the known ones."""
     attempt = _begin(stranger, forger)
     forger.token = attempt.signed()
     assert _status(stranger, attempt) == 303
@@ -272,7 +272,7 @@ def test_a_new_key_of_the_provider_is_used_at_once(
 def test_metadata_of_another_issuer_is_rejected(
     stranger: TestClient, ada: User, forger: Forger, about: Claims
 ) -> None:
-    """Its endpoints are not used."""
+    """Endpoints of another issuer's metadata are not used."""
     forger.about = about
     assert stranger.get("/sign-in/sso", follow_redirects=False).status_code == 502
 

@@ -195,7 +195,7 @@ def test_button_leads_to_the_group(
 def test_a_comparison_on_a_cpu_says_so(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """Its fp16 is not a GPU's; shown from the start, by the workers that are up."""
+    """The note that a CPU's fp16 is not a GPU's is shown from the start, by the running workers."""
     submit(database, ada)
     browser.post("/runs/1/comparison")
     note = "On a CPU, autocast leaves more in fp16 than on CUDA"

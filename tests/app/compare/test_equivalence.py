@@ -160,7 +160,7 @@ def test_each_decision() -> None:
 
 
 def test_two_pairs_have_one_degree_of_freedom() -> None:
-    """Their interval is 12.7 standard errors wide to each side."""
+    """The interval of two pairs is 12.7 standard errors wide to each side."""
     result = compare_pairs([1.0, 3.0], [0.0, 0.0], 1.0)
     error = math.sqrt(2) / math.sqrt(2)
     half = 12.706204736432095 * error

@@ -74,7 +74,7 @@ def test_a_note_on_a_project_is_written_by_who_may_submit_to_it(
 
 
 def test_the_first_project_has_a_note(browser: TestClient) -> None:
-    """Its name is empty, which a form must not read as no project."""
+    """The name of the Default project is empty, which a form must not read as no project."""
     answer = browser.post("/notes", data={"project": "", "note": "Our **plan**", "seen": ""})
     assert answer.headers["location"] == "/projects"
     assert "<strong>plan</strong>" in browser.get("/projects").text

@@ -224,7 +224,9 @@ def test_runs_that_differ_in_more_are_not_compared_by_themselves(
 def test_runs_of_other_length_or_origin_are_not_compared_by_themselves(
     make: Callable[..., Run], database: Database, script: TestClient
 ) -> None:
-    """Their number of steps, and whether they continue a checkpoint, differ like a setting."""
+    """Another number of steps, or the continuation of a checkpoint, counts like a
+    differing setting.
+    """
     for seed in range(2):
         make("fp16", seed, 0.9 + seed / 50)
         make("fp32", seed, 0.95, steps=2 + seed)
@@ -358,7 +360,7 @@ def test_areas_of_long_curves_name_their_buckets(
 def test_a_group_of_another_length_has_steps_of_its_own(
     make: Callable[..., Run], script: TestClient
 ) -> None:
-    """It does not shorten the others' curves."""
+    """A shorter group does not shorten the curves of the others."""
     runs = with_curves(
         make,
         {
@@ -419,7 +421,9 @@ def test_times_to_a_target_are_compared(make: Callable[..., Run], script: TestCl
 def test_a_run_that_never_reaches_the_target_has_no_time(
     make: Callable[..., Run], script: TestClient, database: Database, browser: TestClient
 ) -> None:
-    """It is named and never counted as a value; nor is the time of an interrupted run known."""
+    """Such a run is named and never counted as a value; the time of an interrupted run is
+    unknown too.
+    """
     curves = {"fp32": [[0.5, 0.9], [0.5, 0.95]], "fp16": [[0.5, 0.9], [0.5, 0.6]]}
     runs = with_curves(make, curves, "val/acc")
     query: dict[str, Any] = {"metric": "val/acc", "value": "time_to_target", "target": 0.9}
@@ -858,7 +862,9 @@ def test_the_page_names_what_cannot_be_compared(
 def test_a_read_only_link_shows_it_without_links_to_runs(
     database: Database, ada: User, browser: TestClient, stranger: TestClient
 ) -> None:
-    """Its holder may not open the runs, and chooses the metric and the margin likewise."""
+    """The holder of a link cannot open the runs, and chooses the metric and the margin
+    like others.
+    """
     runs = [int(run_id) for run_id in two_precisions(database, ada).split(",")]
     link = browser.post("/api/v1/links", json={"runs": runs, "days": 7})
     assert link.status_code == 201, link.text
@@ -893,7 +899,7 @@ def test_the_worked_example_is_what_is_stated(make: Callable[..., Run], script: 
 def test_the_worked_example_of_curves_is_what_is_stated(
     make: Callable[..., Run], script: TestClient
 ) -> None:
-    """Its area and its times follow from its table."""
+    """The area and the times in the document follow from its table."""
     number = r" \| (\d\.\d+)"
     rows, quoted = documented(rf"^\| (\d) \| (\w+){number * 7} \|$")
     assert len(rows) == 9

@@ -98,8 +98,9 @@ def test_a_link_opens_what_it_shows_and_no_other_route(
 def test_a_shared_run_is_there_to_look_at(
     app: FastAPI, database: Database, member: User, run: Run, stranger: TestClient
 ) -> None:
-    """Its figures, skips, metrics, settings and history, without actions, downloads or users;
-    the secret is neither in a URL nor on the page."""
+    """The page has figures, skips, metrics, settings and history, without actions, downloads or
+    users; the secret is neither in a URL nor on the page.
+    """
     with database.writing() as session:
         session.get_one(Run, run.id).nodes = 2
     secret = shared(browser_of(app, database, member), run.id)
@@ -123,7 +124,7 @@ def test_a_shared_run_is_there_to_look_at(
 def test_a_shared_run_without_a_recipe_has_its_kind_instead(
     app: FastAPI, database: Database, member: User, run: Run, stranger: TestClient, source: str
 ) -> None:
-    """Its heading does not begin with a separator."""
+    """The heading of a run without a recipe does not begin with a separator."""
     with database.writing() as session:
         row = session.get_one(Run, run.id)
         row.source, row.recipe = source, ""

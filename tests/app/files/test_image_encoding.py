@@ -108,7 +108,7 @@ def test_a_png_keeps_its_pixels(mode: str) -> None:
 
 
 def test_a_photo_is_stored_upright() -> None:
-    """Its EXIF, which said how to turn it, is dropped."""
+    """The photo is rotated as its EXIF says, and the EXIF is dropped."""
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by 90 degrees
     image = encode_again(picture(kind="JPEG", size=(20, 10), exif=exif))

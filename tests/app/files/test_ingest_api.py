@@ -122,7 +122,7 @@ def test_a_piece_may_be_cut_anywhere(uploader: Uploader, database: Database) -> 
 
 
 def test_a_piece_that_is_sent_again_changes_nothing(uploader: Uploader, database: Database) -> None:
-    """It is rejected with the current offset, and so is one that leaves a gap."""
+    """A repeated piece is rejected with the current offset, and so is one that leaves a gap."""
     uploader.begin()
     content = spool_steps(uploader, 2, 3)
     uploader.send()
@@ -283,7 +283,9 @@ def test_any_configuration_is_kept(uploader: Uploader, script: TestClient, confi
 
 
 def test_the_environment_of_an_attempt_is_recorded(uploader: Uploader, script: TestClient) -> None:
-    """Its machine, and command and folder if the uploader sends them, of the latest attempt."""
+    """The latest attempt's machine is recorded, and command and folder if the uploader
+    sends them.
+    """
     uploader.begin()
     result = script.get("/api/v1/runs/1/environment").json()
     assert (result["host"], result["command"], result["folder"]) == ("gpu-7", [], None)
@@ -302,7 +304,9 @@ def test_the_environment_of_an_attempt_is_recorded(uploader: Uploader, script: T
 def test_git_state_and_packages_are_recorded_and_shown(
     uploader: Uploader, script: TestClient, browser: TestClient
 ) -> None:
-    """They are stored as sent and escaped on the page; values beyond the bounds are rejected."""
+    """Git state and packages are stored as sent and escaped on the page; values beyond the
+    bounds are rejected.
+    """
     uploader.begin(command=["python", "train.py"], folder="/home/ada")
     git = {"commit": "c0ffee", "branch": "<main>", "remote": "https://host/a.git", "folder": "src/"}
     git |= {"is_dirty": True, "changed": ["<b>.py"], "changed_count": 7, "is_pushed": False}
@@ -331,7 +335,7 @@ def test_git_state_and_packages_are_recorded_and_shown(
 def test_a_preempted_run_is_cancelled_until_it_goes_on(
     uploader: Uploader, script: TestClient
 ) -> None:
-    """Its reason has the signal and the job, and its next attempt continues it."""
+    """The reason has the signal and the job, and the run's next attempt continues it."""
     uploader.begin()
     ended = {"exit_code": -15, "preemption": "SIGTERM in Slurm job 42"}
     for _ in range(2):
@@ -524,7 +528,7 @@ def test_a_project_without_permission_is_named(uploader: Uploader, database: Dat
 
 
 def test_a_full_token_may_send_too(uploader: Uploader, script: TestClient) -> None:
-    """It may do all that its owner may."""
+    """A full token may do all that its owner may."""
     uploader.headers = {"Authorization": script.headers["Authorization"]}
     assert uploader.begin().status_code == 200
 
@@ -632,7 +636,9 @@ def test_an_alert_of_a_script_is_its_owners(
 
 
 def test_a_run_may_make_no_step(uploader: Uploader, database: Database, script: TestClient) -> None:
-    """Its numbers are there at once; those of a later attempt replace them from its first step."""
+    """Numbers of a run without steps are recorded at once; those of a later attempt replace
+    them from its first step.
+    """
     uploader.begin()
     with uploader.spool() as spool:
         for step in (1, 2, 3):

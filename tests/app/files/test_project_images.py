@@ -64,7 +64,9 @@ def test_what_is_not_allowed_stores_nothing(
 
 
 def test_a_full_project_takes_no_further_image(database: Database, browser: TestClient) -> None:
-    """Its limit of storage holds for images, too; one that it has already needs no room."""
+    """The project's storage limit applies to images; an image that it has already needs
+    no space.
+    """
     assert browser.post(PATH, content=PICTURE).status_code == 201
     with database.writing() as session:
         session.get_one(Project, "").stored_gib = 1 / quotas.GIB

@@ -19,7 +19,7 @@ from tests.db.telemetry.telemetry_made import make_steps, record
 def test_a_run_says_that_it_is_being_converted(
     database: Database, running: Run, browser: TestClient, script: TestClient
 ) -> None:
-    """Its page and its steps, but no list; a moment later all is there."""
+    """Page and steps of the run say so, but no list; a moment later all steps are there."""
     record(database, running, make_steps([1.0] * 300))
     as_rows(database, running)
     for path in ("/runs/1", "/api/v1/runs/1/series"):
@@ -38,7 +38,7 @@ def test_a_run_that_cannot_be_converted_delays_no_other(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Its file is missing: it is tried again later, and after the file is restored."""
+    """A run whose file is missing is tried again later, and after the file is restored."""
     store = MemoryStore()
     database.open_store = lambda: store
     record(database, running, make_steps([1.0] * 300))

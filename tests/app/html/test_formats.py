@@ -13,7 +13,7 @@ from app.html import formats
     ("value", "text"), [(2.0**19, "2<sup>19</sup>"), (2.0**-10, "2<sup>−10</sup>"), (None, "–")]
 )
 def test_a_scale_has_its_exponent_raised(value: float | None, text: str) -> None:
-    """Its digits are those of number_formats."""
+    """The digits of a scale are those of number_formats."""
     assert formats.scale(value) == text
 
 

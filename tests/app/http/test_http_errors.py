@@ -66,7 +66,7 @@ def test_files_that_an_upgrade_removes_are_not_needed(
 def test_an_unexpected_error_is_a_response_like_others(
     app: FastAPI, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It has the headers of every response, no details, and is logged."""
+    """The response has the headers of every response and no details, and the error is logged."""
 
     @app.get("/api/v1/broken")
     @app.get("/broken")

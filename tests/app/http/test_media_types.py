@@ -70,7 +70,9 @@ def test_nested_json_is_rejected_in_any_spelling(
 def test_json_in_another_encoding_is_rejected(
     running: Run, script: TestClient, encoding: str
 ) -> None:
-    """Its bytes can hide brackets from the limit of nesting: U+0122 contains that of a quote."""
+    """Bytes of another encoding could hide brackets from the nesting limit: U+0122 contains
+    that of a quote.
+    """
     text = f'{{"\u0122": "", "recipe": "digits", "config": {"[" * 800}{"]" * 800}}}'
     headers = {"content-type": "application/json"}
     for body in (text, text.replace("\u0122", "x"), '{"recipe": "digits"}'):
@@ -82,7 +84,7 @@ def test_json_in_another_encoding_is_rejected(
 def test_nested_text_of_another_type_is_no_error_of_the_server(
     running: Run, script: TestClient, kind: str
 ) -> None:
-    """It is not parsed."""
+    """Text of another media type is not parsed."""
     body = b'{"recipe": "digits", "config": %s%s}' % (b"[" * 500, b"]" * 500)
     answer = script.post("/api/v1/runs", content=body, headers={"content-type": kind})
     assert answer.status_code == 422

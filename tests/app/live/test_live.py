@@ -151,7 +151,7 @@ class Watched:
 
 
 def test_a_watched_subject_is_polled_when_it_is_woken() -> None:
-    """It is also polled when a viewer comes, and its task ends with the last viewer."""
+    """A subject is also polled when a viewer comes, and its task ends with the last viewer."""
 
     async def play(live: Live, story: Story) -> None:
         watched = Watched()
@@ -198,7 +198,7 @@ def test_a_viewer_that_has_been_sent_away_is_not_watched_for() -> None:
 
 
 def test_a_viewer_that_comes_during_a_poll_of_a_watched_subject_is_not_forgotten() -> None:
-    """It is polled next, without a change."""
+    """The subject is polled again for the viewer, without a change."""
 
     async def play(live: Live, story: Story) -> None:
         watched, is_polling, has_come = Watched(), Event(), Event()

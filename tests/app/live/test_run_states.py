@@ -86,7 +86,7 @@ def test_runs_that_are_watched_at_once_share_a_query(
 def test_a_run_that_is_watched_during_a_query_is_part_of_the_next_one(
     database: Database, ada: User, offered: None
 ) -> None:
-    """Its state is not taken for unknown."""
+    """The state of such a run is not taken for unknown."""
     runs_watched = [start_run(database, ada).id for _ in range(2)]
     has_begun, is_watched = threading.Event(), threading.Event()
 
@@ -143,7 +143,9 @@ def test_a_failed_query_is_logged_and_repeated(
 
 
 def test_an_error_that_is_no_outage_wakes_the_streams(database: Database, running: Run) -> None:
-    """Their polls meet it, too, and end them; otherwise it would be logged for ever."""
+    """The streams' own polls raise the error too and end them; otherwise it would be
+    logged forever.
+    """
 
     class Failing(Noted):
         def _query(self, run_ids: set[int]) -> dict[int, State]:

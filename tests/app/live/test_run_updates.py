@@ -113,7 +113,7 @@ def test_the_end_is_sent_once_and_closes_the_stream(
 def test_a_queued_run_has_a_pending_reason(
     database: Database, settings: Settings, ada: User
 ) -> None:
-    """Its place and its reason change by what others do; its page and its row follow."""
+    """Position and reason change by actions on other runs; page and row follow."""
     clock = count(step=run_updates.PLACES_SECONDS)
     first, second = submit(database, ada), submit(database, ada)
     looks = [
@@ -235,7 +235,9 @@ def test_a_cursor_that_makes_no_sense_is_none(
 def test_the_poll_of_a_run_that_was_deleted_for_good_fails(
     database: Database, settings: Settings, running: Run
 ) -> None:
-    """Its stream ends; one of a run that the viewer no longer sees is ended by its permission."""
+    """The stream of a deleted run ends; that of a run that the viewer no longer sees is ended
+    by its permission.
+    """
     hidden = Grants(0, False, {})
     assert run_updates.of_run(database, settings, running.id, grants=hidden)("") is None
     with pytest.raises(NotFound):

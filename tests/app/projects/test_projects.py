@@ -218,7 +218,9 @@ def test_who_looks_on_sees_no_more_of_a_run_that_is_moved_away(
 def test_a_watched_run_stays_where_it_was_moved(
     stranger: TestClient, database: Database, mel: User, tmp_path: Path
 ) -> None:
-    """Its script cannot move it back, and a token of the former project can no longer send it."""
+    """The script cannot move the run back, and a token of the former project can no
+    longer send it.
+    """
     with database.writing() as session:
         of_vision, _row = accounts.make_api_token(session, mel, "a", "write", project="vision")
         of_all, _row = accounts.make_api_token(session, mel, "b", "write")

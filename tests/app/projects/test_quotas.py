@@ -77,7 +77,9 @@ def test_a_user_has_so_many_queued(
 def test_a_sweep_waits_for_quota(
     full: None, database: Database, ada: User, browser: TestClient
 ) -> None:
-    """It does not fail, its page gives the reason, and it continues automatically."""
+    """A sweep without quota does not fail, its page gives the reason, and it continues
+    automatically.
+    """
     begin(database, ada)
     assert members(database, 1) == []
     assert "It waits before it submits more: Default project has 1" in browser.get("/sweeps/1").text

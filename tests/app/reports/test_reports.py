@@ -317,7 +317,9 @@ def test_the_form_appends_panels_and_the_editor_keeps_what_was_typed(
 def test_a_report_goes_from_the_trash_with_its_images_and_links(
     settings: Settings, database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """It is listed in the trash, and its project cannot be deleted while it is there."""
+    """A deleted report is listed in the trash, and its project cannot be deleted until it
+    is erased.
+    """
     with database.writing() as session:
         projects.make(session, "old")
     report_id = made(browser, project="old")

@@ -88,7 +88,7 @@ def test_a_log_axis_of_the_loss_that_was_kept_for_all_runs_stays_until_a_recipe_
 def test_an_arrangement_of_an_earlier_version_stays(
     database: Database, ada: User, browser: TestClient
 ) -> None:
-    """It has no log axis of the loss and ignores no outliers."""
+    """The earlier arrangement has no log axis of the loss and ignores no outliers."""
     with database.writing() as session:
         chart_preferences.write(session, ada, "panels:digits", OLD_PANELS)
     panels = browser.get("/api/v1/preferences?recipe=digits").json()["panels"]

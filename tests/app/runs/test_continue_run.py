@@ -12,7 +12,9 @@ from tests.app.runs.continue_run_made import end
 def test_a_cancelled_run_continues_from_its_last_checkpoint(
     database: Database, running: Run, browser: TestClient, script: TestClient
 ) -> None:
-    """Its settings, name and tags; once, until that one has ended, too."""
+    """The new run has settings, name and tags of the cancelled one, and cannot be repeated
+    before it has ended.
+    """
     address = f"/api/v1/runs/{running.id}/continuation"
     early = script.post(address)
     assert (early.status_code, "is running" in early.json()["detail"]) == (409, True)

@@ -142,7 +142,7 @@ def test_a_wrong_word_is_named_with_the_allowed_words(browser: TestClient) -> No
 
 
 def test_an_unknown_run_name_is_reported(listed: None, browser: TestClient) -> None:
-    """It is not an error, since a later run may have it; nothing matches, with a note."""
+    """An unknown name is no error, since a later run may have it: nothing matches, with a note."""
     query = {"filter": "val/acuracy>0.5", "sort": "-batchsize"}
     answer = browser.get("/api/v1/runs", params=query).json()
     assert answer["notes"] == [

@@ -210,7 +210,7 @@ def test_many_runs_lead_to_no_parity(
 def test_runs_without_a_scaler_have_no_scale(
     database: Database, ada: User, script: TestClient
 ) -> None:
-    """They record 1 in each step, which is not the mean of anything."""
+    """Runs without a scaler record 1 in each step, which is no scale to average."""
     for scale, skipped in ((1.0, 0), (1.0, 0), (1.0, 3), (512.0, 0)):
         run = submit(database, ada)
         with database.writing() as session:

@@ -50,7 +50,7 @@ def test_what_a_run_does_not_have_is_a_dash_in_the_list_and_on_its_page(
 def test_a_share_of_all_steps_is_stated_as_all(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """It fits where the decimal of 100.0 % would be cut off."""
+    """A share of 100 % fits where the decimal of 100.0 % would be cut off."""
     record(database, running, make_steps([1.0, 1.0], skipped=[1, 2]))
     assert "<small>100 %</small>" in browser.get("/runs/1").text
 
@@ -89,7 +89,7 @@ def test_a_run_that_applied_nothing_says_so(
 def test_a_run_that_a_rule_has_stopped_is_no_error_in_the_code(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """It was stopped as configured."""
+    """A stop by a rule is configured, so no error is shown."""
     record(database, running, make_steps([1.0]))
     with database.writing() as session:
         reason = "step 1 was skipped although the loss scale, 16, is at its floor"

@@ -331,7 +331,7 @@ def test_a_run_without_skips_explains_them_by_its_scaler(
 def test_spikes_are_listed_with_the_step_of_the_rollback(
     database: Database, running: Run, browser: TestClient, script: TestClient
 ) -> None:
-    """They are on the page and in the series of the chart; without spikes the page says so."""
+    """Spikes are on the page and in the series of the chart; without spikes the page says so."""
     assert "Not examined" in browser.get("/runs/1").text  # by this configuration
     spikes = [
         {"event": "spike", "step": 7, "loss": 20.5, "z": 99.5, "rolled_back_to": 5},
@@ -360,7 +360,9 @@ def test_the_tab_in_the_address_is_shown_first(running: Run, browser: TestClient
 def test_changed_settings_are_next_to_the_facts(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """Their number is on the tab of the configuration, and the API names each with its default."""
+    """The number of changed settings is on the tab of the configuration, and the API has each
+    with its default.
+    """
     changed = {"batch_size": 96, "steps": 401}
     config = {**CONFIG, "training": {**CONFIG["training"], **changed}, "strange": {"field": 1}}
     start_run(database, ada, config=config)

@@ -119,8 +119,8 @@ def test_a_logarithmic_axis_has_at_least_three_labels(
 def test_values_that_are_not_finite_are_marked(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """They are marked at the edges, with their signs in the legend; the last loss is
-    shown as NaN.
+    """Such values are marked at the edges, with their signs in the legend; the last loss
+    is shown as NaN.
     """
     nan, inf = float("nan"), float("inf")
     events = [make_metric(1, -inf, "val/loss"), make_metric(4, 1.0, "val/loss")]

@@ -55,7 +55,7 @@ def test_a_command_opens_on_its_log(
     reason: str | None,
     labels: list[str],
 ) -> None:
-    """It has its duration, exit code and parameters, and nothing about steps."""
+    """A command's page has its duration, exit code and parameters, and nothing about steps."""
     end(database, command, status, reason)
     page = browser.get(f"/runs/{command.id}").text
     assert tiles(page) == labels
@@ -99,7 +99,7 @@ def test_a_run_without_steps_shows_only_tabs_and_tools_that_it_can_have(
 def test_a_script_that_only_logs_numbers_shows_them(
     database: Database, command: Run, browser: TestClient
 ) -> None:
-    """Its latest numbers are the tiles until its first step."""
+    """The latest numbers of the script are the tiles until its first step."""
     events = [make_metric(1, 0.5, "val/acc"), make_metric(1, 2.0, "x")]
     record(database, command, events=events)
     page = browser.get(f"/runs/{command.id}").text

@@ -12,7 +12,9 @@ from tests.app.conftest import submit
 
 
 def test_a_view_is_saved_shown_and_deleted(browser: TestClient) -> None:
-    """It leads to its filter, order and columns; deleting it leads there too, to save it again."""
+    """A view links to its filter, order and columns; its deletion leads there too, so that it
+    can be saved again.
+    """
     view = {"name": " slow ", "filter": "status:ended", "sort": "-duration", "columns": "name,lr"}
     saved = browser.post("/views", data=view)
     address = "/runs?filter=status%3Aended&sort=-duration&columns=name%2Clr"

@@ -128,7 +128,7 @@ def test_the_page_of_a_watched_run_has_all_its_telemetry(
 def test_any_configuration_has_a_page(
     watched: Uploader, browser: TestClient, script: TestClient, config: Any
 ) -> None:
-    """It is shown unchanged, and not interpreted."""
+    """Any configuration is shown unchanged and not interpreted."""
     watched.begin(id="f" * 32, config=config)
     tell(watched)
     for path in ("runs/2", "runs", *(f"api/v1/runs/2/{part}" for part in PARTS)):

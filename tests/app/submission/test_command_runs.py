@@ -120,7 +120,9 @@ def test_a_value_is_what_its_parameter_allows(script: TestClient, value: Any, me
 
 
 def test_other_things_that_a_command_is_not(script: TestClient, offered: None) -> None:
-    """It has no recipe, no checkpoint to start from, and ranks only where torchrun starts them."""
+    """A command has no recipe and no checkpoint to start from, and ranks only where
+    torchrun starts them.
+    """
     for body, message in (
         ({"recipe": "digits", "command": {"line": "true"}}, "allowed: one of the two"),
         ({"command": {"line": "true"}, "parent_id": 1}, "cannot start from a checkpoint"),

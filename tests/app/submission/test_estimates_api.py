@@ -42,7 +42,9 @@ def test_a_cost_has_numbers_and_sentences(
 def test_runs_of_other_sizes_are_not_alike(
     database: Database, ada: User, offered: None, script: TestClient
 ) -> None:
-    """Their checkpoints are ignored, and the sentence names their sizes; rates do not matter."""
+    """Checkpoints of other sizes are ignored, and the sentence names their sizes; rates
+    do not matter.
+    """
     finished(database, ada, 2.0, 8, 1_000_000)
     settings = {"width": 64, "name": "tanh", "rate": 0.1}
     with database.writing() as session:

@@ -53,7 +53,7 @@ def test_restored_from_a_form_it_leads_back_there(ended: int, browser: TestClien
 
 
 def test_deleted_for_good_it_is_only_waited_for(ended: int, browser: TestClient) -> None:
-    """Its row offers no action any more."""
+    """The row of a run that is being erased offers no action any more."""
     browser.post(f"/runs/{ended}/deletion")
     assert browser.post(f"/runs/{ended}/erasure").headers["location"] == "/trash"
     page = browser.get("/trash").text

@@ -69,7 +69,7 @@ def test_runs_ahead_are_named_to_who_sees_them(
 def test_runs_with_the_devices_are_named_to_users_who_may_see_them(
     database: Database, settings: Settings, ada: User, browser: TestClient, other: TestClient
 ) -> None:
-    """Their names are also sent in the stream of a run that both users watch."""
+    """The names of these runs are also sent in the stream of a run that both users watch."""
     offer_digits(database)
     start_run(database, ada, name="hidden-one", project="hush")
     follower = submit(database, ada, after_id=1)

@@ -55,7 +55,7 @@ def test_a_deleted_secret_is_gone(database: Database, ada: User, key: Path) -> N
 def test_a_missing_or_wrong_key_is_an_error(
     database: Database, ada: User, key: Path, tmp_path: Path
 ) -> None:
-    """It names the setting and the file; without secrets no key is needed."""
+    """The error has the setting and the file; without secrets no key is needed."""
     with database.writing() as session:
         secrets.put(session, key, ada, "TOKEN", VALUE)
     other, broken = tmp_path / "other.key", tmp_path / "broken.key"

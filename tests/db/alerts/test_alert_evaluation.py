@@ -341,7 +341,7 @@ def test_how_runs_finish(database: Database, running: Run, ada: User) -> None:
 
 
 def test_a_run_that_makes_no_step(database: Database, running: Run, ada: User) -> None:
-    """It is reported though no row of the run changes, and resolved by the next step."""
+    """The run is reported though its row does not change, and resolved by the next step."""
     rule(database, ada, "no_progress", value=10.0)
     seen = Seen()
     assert evaluate(database, seen, ADDRESS) == 0

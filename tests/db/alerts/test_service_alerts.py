@@ -151,7 +151,7 @@ def test_only_admins_have_alerts_of_the_service(
 
 
 def test_rules_have_the_conditions_of_their_scope(database: Database, operator: User) -> None:
-    """They are described with their numbers."""
+    """Rules are described with their numbers."""
     made = rule(database, operator, "worker_silent", 5)
     assert describe(made) == "a worker does not report for 5 minutes"
     with pytest.raises(Invalid, match="allowed with the scope service: worker_silent, "):

@@ -376,7 +376,9 @@ def test_a_backup_has_artifacts_and_leaves_out_what_is_damaged(
 def test_a_version_whose_content_is_lost_is_not_completed_meanwhile(
     database: Database, ada: User, store: LocalStore
 ) -> None:
-    """Its last file is stored while `storage check --mend` deletes the row of another one."""
+    """The version's last file is stored while `storage check --mend` deletes the row of
+    another one.
+    """
     version = save(database, ada, A, B)
     upload(database, store, version, A)
     with database.reading() as session:

@@ -321,7 +321,7 @@ def test_a_backup_by_an_earlier_version_is_converted(
 def test_summaries_are_the_same_after_a_restore(
     database: Database, running: Run, tmp_path: Path
 ) -> None:
-    """They are in no backup: their points lead to the same bytes, in whatever flushes they came."""
+    """No backup has summaries: the points lead to the same bytes, in whatever flushes they came."""
     for first in range(1, 9000, 900):
         events = [
             make_metric(step, step / 7, name)
@@ -373,7 +373,7 @@ def test_restored_sign_ins_end_and_valid_secrets_are_listed(
 def test_deliveries_that_were_due_are_not_sent_after_a_restore(
     database: Database, ada: User, tmp_path: Path, request: pytest.FixtureRequest, kind: str
 ) -> None:
-    """They may have been sent since the backup; what had ended stays as it was."""
+    """Due deliveries may have been sent since the backup; ended ones stay as they were."""
     with database.writing() as session:
         channel = Channel(user_id=ada.id, name="c", kind="webhook", target="", ciphertext="")
         session.add(channel)

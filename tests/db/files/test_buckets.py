@@ -66,7 +66,9 @@ def sha256(large: Path) -> str:
 def test_a_large_file_goes_in_parts_and_comes_back_by_one_request_without_conditions(
     bucket: Bucket, settings: Settings, large: Path, sha256: str, tmp_path: Path
 ) -> None:
-    """It does not exist before it is complete; the content read back is the one sent."""
+    """The object does not exist before it is complete, and the content read back is the
+    one sent.
+    """
     store = open_store(settings)
     put_file(store, KEY, large)
     assert bucket.proxy.requests["part"] == PARTS + 1
@@ -82,8 +84,9 @@ def test_a_large_file_goes_in_parts_and_comes_back_by_one_request_without_condit
 def test_remains_of_a_killed_upload_do_no_harm(
     bucket: Bucket, settings: Settings, large: Path, sha256: str, tmp_path: Path
 ) -> None:
-    """It is not a file, so half of one is never read; the next upload is complete, and leaves
-    nothing."""
+    """An unfinished upload is no file, so half of one is never read; the next upload is
+    complete, and leaves nothing.
+    """
     bucket.proxy.most_parts = 3
     words = [sys.executable, "-c", PUT, KEY, str(large)]
     with subprocess.Popen(words) as uploading:
@@ -129,8 +132,9 @@ def test_a_server_that_fails_for_a_while_is_tried_again(
 def test_a_bucket_that_is_gone_has_not_lost_its_files(
     settings: Settings, bucket: Bucket, large: Path, tmp_path: Path
 ) -> None:
-    """It is waited for like an unavailable one; otherwise a run would restart without its
-    checkpoint."""
+    """A missing bucket is waited for like an unavailable one; otherwise a run would restart
+    without its checkpoint.
+    """
     store = open_store(settings)
     with pytest.raises(FileNotFoundError):
         get_file(store, KEY, tmp_path / "copy.pt", sha256="")

@@ -102,8 +102,8 @@ def test_a_checkpoint_that_another_run_started_from_is_kept(
 def test_checkpoints_that_a_run_waits_to_measure_are_kept(
     database: Database, running: Run, ada: User, steps: list[str], kept: list[int]
 ) -> None:
-    """They are kept until the measurement has ended, which unlike a fork does not need
-    them again.
+    """Checkpoints are kept until the measurement has ended, which unlike a fork does not
+    need them again.
     """
     lab = {"task": "precision_plan", "checkpoints": steps}
     with database.writing() as session:

@@ -94,7 +94,9 @@ def test_old_checkpoints_are_previewed_and_deleted(
 def test_pinned_runs_and_parents_of_forks_keep_all(
     database: Database, old: int, store: LocalStore, ada: User
 ) -> None:
-    """They are neither planned nor deleted, even if they were planned earlier."""
+    """Checkpoints of such runs are neither planned nor deleted, even if they were planned
+    earlier.
+    """
     rules = Rules(checkpoint_days=30, log_days=30)
     with database.writing() as session:
         runs.get(session, old).tags = "a, pinned"

@@ -92,7 +92,7 @@ def test_unchanged_files_are_linked_and_the_newest_backups_kept(
 def test_a_failed_backup_is_tried_again_after_a_while(
     settings: Settings, database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is logged and recorded, and leaves nothing."""
+    """A failed backup is logged and recorded, and leaves nothing."""
     assert settings.backup_folder
     settings.backup_folder.write_text("a file")
     assert back_up_if_due(settings, database) is None
@@ -130,7 +130,9 @@ def test_a_killed_backup_is_made_again(settings: Settings, database: Database) -
 def test_a_backup_that_lacks_rows_gets_no_name(
     settings: Settings, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is restored into a scratch database first."""
+    """A backup gets its name after a restore into a scratch database, which finds the
+    missing rows.
+    """
     monkeypatch.setattr(backup, "_read_table", lambda *_: iter(()))
     store = LocalStore(settings.data)
     with pytest.raises(Conflict, match="but restores 0 and 1"):

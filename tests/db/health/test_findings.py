@@ -363,7 +363,7 @@ def test_a_message_to_a_script_names_the_remedy(
 
 
 def test_a_replay_is_suggested_only_while_the_run_trains(database: Database, running: Run) -> None:
-    """Its button is gone with the training."""
+    """The button of the replay disappears with the training."""
     steps = make_steps([1.0] * 40, skipped=range(1, 41))
     steps["scale"] = 0.5
     record(database, running, steps, events=[make_skip(n) for n in range(1, 41)])
@@ -489,7 +489,7 @@ def test_little_headroom_is_the_first_warning(database: Database, running: Run) 
 
 
 def test_headroom_of_a_run_in_bf16_is_no_finding(database: Database, ada: User) -> None:
-    """It has the exponents of fp32."""
+    """bf16 has the exponents of fp32, so its headroom is no finding."""
     with database.writing() as session:
         run = submit(session, ada, config=config(precision="bf16"))
         look = Diagnosis(run_id=run.id, kind="headroom", step=100)

@@ -34,8 +34,8 @@ def take(database: Database, run: Run, *, only_run_id: int | None) -> None:
 
 
 def test_workers_are_needed_as_long_as_they_train_the_run(database: Database, ada: User) -> None:
-    """They are needed while they train the run, whatever the cluster last reported, which
-    may be old.
+    """Workers are needed while they train the run, whatever the cluster last reported,
+    which may be old.
     """
     with database.writing() as session:
         run = submit(session, ada)

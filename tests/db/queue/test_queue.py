@@ -71,7 +71,7 @@ def test_claim_passes_over_what_does_not_fit(database: Database, ada: User, work
 def test_a_request_for_more_memory_than_any_number_of_bytes_waits(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """It hinders no other run's claim, and the list says why it waits."""
+    """Such a request delays no other claim, and the list has the reason."""
     with database.writing() as session:
         bad = submit(session, ada, config=config(device_memory_gib=1e308))
         fits = submit(session, ada)
@@ -379,7 +379,7 @@ def test_a_cancelled_run_that_is_killed_ends_cancelled(
 
 
 def test_a_run_killed_on_request_says_so(database: Database, running: Run, ada: User) -> None:
-    """Its killed process is not an error then."""
+    """The killed process of a run that was stopped by force is no error."""
     with database.writing() as session:
         run_control.cancel(session, running.id, ada)
         run_control.kill(session, running.id, ada)
@@ -393,7 +393,7 @@ def test_a_run_killed_on_request_says_so(database: Database, running: Run, ada: 
 def test_a_run_that_finishes_in_spite_of_a_request_does_not_mention_it(
     database: Database, running: Run, ada: User, act: Any
 ) -> None:
-    """Its last step came before the wish did."""
+    """The last step came before the request."""
     with database.writing() as session:
         act(session, running.id, ada)
         queue.end(session, running.id, 1, Status.FINISHED)

@@ -65,7 +65,9 @@ def test_pause_and_resume(database: Database, running: Run, ada: User) -> None:
 def test_a_measurement_is_only_cancelled(
     database: Database, running: Run, ada: User, task: str, act: Any
 ) -> None:
-    """It makes no steps: what a training does between steps is refused, and not left undone."""
+    """A measurement makes no steps, so requests that a training handles between steps are
+    rejected.
+    """
     with database.writing() as session:
         session.get_one(Run, running.id).config = config() | {"lab": {"task": task}}
     with (
@@ -81,7 +83,7 @@ def test_a_measurement_is_only_cancelled(
 
 
 def test_a_queued_measurement_leaves_the_queue(database: Database, ada: User) -> None:
-    """It is paused and resumed like any run that has not started."""
+    """A measurement is paused and resumed like any run that has not started."""
     with database.writing() as session:
         run = submit(session, ada, config=config() | {"lab": {"task": "precision_plan"}})
         assert run_control.pause(session, run.id, ada).status == Status.PAUSED

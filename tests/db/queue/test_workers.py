@@ -121,7 +121,9 @@ def test_a_drained_worker_claims_nothing_as_pending_reasons_say(
 def test_one_statement_says_that_a_worker_is_alive_and_what_there_is_to_do(
     database: Database, running: Run, worker: Worker, ada: User
 ) -> None:
-    """Its nodes, runs in the queue, leases that ran out, and that it is to stop."""
+    """The statement returns the worker's nodes, queued runs, expired leases, and a
+    request to stop.
+    """
     with database.single_write() as session:
         pending = workers.heartbeat(session, worker.id)
     assert pending == replace(IDLE, nodes=1)

@@ -65,7 +65,7 @@ def test_figures_of_a_group_are_counted_averaged_and_spread(database: Database, 
 
 
 def test_a_run_without_a_scaler_has_no_scale_to_average(database: Database, ada: User) -> None:
-    """It is recorded with a scale of 1."""
+    """Its recorded scale of 1 is not averaged."""
     with database.writing() as session:
         for precision, scale in (("fp16", 2.0**16), ("bf16", 1.0), ("fp32", 1.0)):
             submit(session, ada, config=config() | {"precision": precision}).scale = scale

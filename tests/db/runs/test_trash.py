@@ -138,7 +138,7 @@ def test_nothing_new_refers_to_a_deleted_run(database: Database, ended: int, ada
 
 
 def test_a_watched_run_in_the_trash_takes_nothing(database: Database, ada: User) -> None:
-    """Its script gets the reason; after the erasure the script begins another run."""
+    """The script of such a run gets the reason; after the erasure it begins another run."""
     with database.writing() as session:
         run_id = ingest.begin(session, ada, "a" * 32, 1, **WATCHED).run_id
         ingest.end(session, ada, run_id, 1, "finished", step=0, error=None)

@@ -41,7 +41,7 @@ def test_arguments_go_before_the_environment_and_that_before_the_file(
 
 
 def test_a_stored_token_is_shown_to_no_other_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is for the server that it was stored with, however its address is spelled."""
+    """A token is for the server with which it was stored, however its address is spelled."""
     place = credentials.store(STORED)
     assert credentials.known("http://other") is None
     assert credentials.known("http://stored/") == STORED._replace(origin=str(place))

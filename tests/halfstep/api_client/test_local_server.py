@@ -30,7 +30,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_server_is_found_while_it_runs(tmp_path: Path, state: Path) -> None:
-    """Its token can be reused afterwards; only the user may read the file."""
+    """The token of the server can be reused afterwards, and only the user may read the file."""
     assert local_server.running() is None
     with local_server.announced(tmp_path, "http://127.0.0.1:8000", "hs_a"):
         found = local_server.running()
@@ -98,7 +98,9 @@ def _watch(folder: Path) -> str:
 @pytest.mark.extended
 @pytest.mark.slow
 def test_a_script_needs_no_token_for_halfstep_up(tmp_path: Path, database_url: str) -> None:
-    """Its run is the operator's; the next start reuses the token; a stopped server is not found."""
+    """The script's run belongs to the user of `halfstep up`; the next start reuses the token,
+    and a stopped server is not found.
+    """
     installation = Installation(tmp_path / "data", database_url)
     for count in (1, 2):
         with installation.running() as admin:
@@ -119,7 +121,7 @@ def test_scripts_do_not_find_a_server_that_forbids_it(tmp_path: Path, database_u
 def test_a_queued_run_uses_only_the_server_of_its_data_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its worker may belong to another server than the one that the same user runs here."""
+    """The worker may belong to another server than the one that the same user runs here."""
     monkeypatch.delenv("HALFSTEP_URL", raising=False)
     monkeypatch.delenv("HALFSTEP_TOKEN", raising=False)
     monkeypatch.setenv("HALFSTEP_ATTEMPT", "1")

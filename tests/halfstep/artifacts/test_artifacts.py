@@ -350,7 +350,7 @@ def test_a_child_process_uses_artifacts_of_its_parents_project(data: Path) -> No
 def test_a_version_outlives_the_run_that_saved_it(
     data: Path, database: Database, server: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its folder is deleted after the upload: the server has the files."""
+    """The folder of the run is deleted after the upload: the server has the files."""
     for name, value in server.items():
         monkeypatch.setenv(name, value)
     with halfstep.watch(name="maker") as watch:

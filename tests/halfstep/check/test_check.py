@@ -149,7 +149,7 @@ def test_a_baseline_that_is_missing_is_named(folder: Path) -> None:
 
 
 def test_a_module_runs_with_m(folder: Path) -> None:
-    """Its relative imports work."""
+    """Relative imports of the module work."""
     (folder / "pkg").mkdir()
     (folder / "pkg" / "__init__.py").write_text("")
     (folder / "pkg" / "size.py").write_text("LR = 0.1\n")

@@ -54,14 +54,14 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Handler]]:
 def test_what_an_older_server_lacks_is_one_sentence(
     server: type[Handler], words: list[str], problem: str
 ) -> None:
-    """It names what to update."""
+    """The message names what to update."""
     ended = str(type_command(*words))
     assert problem in ended
     assert protocol.OLDER_SERVER in ended
 
 
 def test_a_wrong_response_of_this_version_is_a_traceback(server: type[Handler]) -> None:
-    """It is an error of ours, not of versions."""
+    """A wrong response of the same version is an internal error."""
     server.protocol_number = protocol.PROTOCOL
     with pytest.raises(KeyError):
         type_command("workers")

@@ -29,7 +29,7 @@ def test_the_number_of_skips_is_unknown_without_steps(own_steps: int, text: str)
 
 @pytest.mark.parametrize(("is_scaled", "text"), [(True, "1"), (False, "–")])
 def test_a_run_without_a_scaler_has_no_scale(is_scaled: bool, text: str) -> None:
-    """Its steps are recorded with a scale of 1, which is not shown."""
+    """Steps without a scaler are recorded with a scale of 1, which is not shown."""
     run = RUN | {"scale": 1.0, "is_scaled": is_scaled}
     assert formats.run_scale(run) == text
     assert ("scale 1 " in formats.run_line(run)) == is_scaled

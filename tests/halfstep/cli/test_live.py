@@ -129,7 +129,7 @@ def test_the_page_of_a_run_is_opened(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Its link is printed; a run that does not exist is an error, and opens nothing."""
+    """The link is printed; a run that does not exist is an error, and opens nothing."""
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     link = f"{known['HALFSTEP_URL']}/runs/{running.id}"

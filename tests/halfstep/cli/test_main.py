@@ -88,7 +88,7 @@ def test_another_package_adds_a_command(tmp_path: Path) -> None:
 
 @pytest.mark.extended
 def test_another_package_adds_a_typer_application(tmp_path: Path) -> None:
-    """Its commands are a group under the name of the entry point."""
+    """The commands of the application are a group under the name of the entry point."""
     code = (
         "import typer\napp = typer.Typer(help='Greetings.')\n"
         "@app.command()\ndef hello(name: str):\n    print('hello', name)\n"
@@ -102,7 +102,7 @@ def test_another_package_adds_a_typer_application(tmp_path: Path) -> None:
 
 @pytest.mark.extended
 def test_a_broken_package_hides_no_command(tmp_path: Path) -> None:
-    """Its line has the error; the others are listed."""
+    """The package's line has the error, and the others are listed."""
     environment = joined(tmp_path, "greet = guest:greet", "1 / 0")
     shown = help_of("--help", **environment)
     assert "cannot be loaded: ZeroDivisionError" in shown
@@ -188,7 +188,7 @@ def test_every_command_has_json(words: tuple[str, ...]) -> None:
 def test_runs_are_sorted_in_descending_order_by_a_word_with_a_dash(
     monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
-    """It is no option; a real option after --sort still is."""
+    """A word with a dash is no option after --sort, but a real option still is."""
     asked: list[str] = []
 
     def run_page(_self: Client, _filter: str, *, sort: str, limit: int) -> dict[str, Any]:
@@ -279,7 +279,7 @@ def test_errors_are_json_if_requested(
 
 @pytest.mark.slow
 def test_a_list_of_runs_loads_nothing_that_it_does_not_need(tmp_path: Path) -> None:
-    """Its start is quick: neither numpy nor torch nor pydantic."""
+    """The start is quick: neither numpy nor torch nor pydantic is loaded."""
     code = """
 import sys
 from halfstep.cli.main import main

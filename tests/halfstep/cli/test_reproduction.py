@@ -64,8 +64,8 @@ def test_builds_of_torch_need_their_index() -> None:
 
 
 def test_a_pushed_commit_without_changes_can_be_queued() -> None:
-    """It is queued with its command, whose braces stay braces; anything else is rejected
-    with the reasons.
+    """The commit is queued with its command, whose braces stay braces; anything else is
+    rejected with the reasons.
     """
     assert reproduction.obstacles(environment()) == []
     assert reproduction.command_of(environment()) == {

@@ -49,7 +49,7 @@ def metrics(written: Written) -> dict[str, list[tuple[int, Any]]]:
 
 
 def test_a_wandb_run(imported: Import) -> None:
-    """Its loss, rate and scale are columns of the steps, which are counted from 1."""
+    """Loss, rate and scale of W&B are columns of the steps, which are counted from 1."""
     [result] = imported("wandb", RECORDED / "wandb")
     assert (result["steps"], result["numbers"]) == (12, 14)
     assert (result["media"], result["left_out"]) == (1, {"text": 1})
@@ -507,7 +507,7 @@ def test_neptunes_runs(imported: Import, tmp_path: Path) -> None:
 
 
 def test_neptunes_files(imported: Import, tmp_path: Path) -> None:
-    """They are next to the data, by project; a file without a step is at step 0.
+    """Files are next to the data, by project; a file without a step is at step 0.
 
     Files outside of the project's folder, and those missing in the export, are left out.
     """
@@ -591,7 +591,7 @@ def test_the_same_twice_is_one_run(imported: Import, tmp_path: Path) -> None:
 
 
 def test_an_import_that_was_broken_off_is_done_over(imported: Import, tmp_path: Path) -> None:
-    """Its remains are not a run, and do not disturb the next import."""
+    """The remains of an interrupted import are no run, and do not disturb the next import."""
     event_file(tmp_path / "logs", scalar("loss", 1, 0.5))
     left = tmp_path / "halfstep" / "logs" / "spool"
     left.mkdir(parents=True)

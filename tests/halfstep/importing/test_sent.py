@@ -28,7 +28,7 @@ def import_into(folder: Path, source: str, path: Path) -> None:
 
 
 def test_an_imported_run_exists_once(server: None, database: Database, tmp_path: Path) -> None:
-    """It keeps its own time, and a second import, also from another folder, adds nothing."""
+    """The run keeps its own time, and a second import, also from another folder, adds nothing."""
     for folder in ("here", "here", "there"):
         import_into(tmp_path / folder, "wandb", RECORDED / "wandb")
     with database.reading() as session:
@@ -58,7 +58,7 @@ def test_logged_files_are_on_the_server(server: None, database: Database, tmp_pa
 def test_a_run_without_a_loss_has_its_numbers(
     server: None, database: Database, tmp_path: Path
 ) -> None:
-    """It makes no steps; when there is more of it, that comes too."""
+    """A run without a loss has no steps, and a later import adds further numbers."""
     logs = tmp_path / "logs"
     path = event_file(logs, *(scalar("accuracy", step, step / 8) for step in range(5)))
     import_into(tmp_path / "halfstep", "tensorboard", logs)

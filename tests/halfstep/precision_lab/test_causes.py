@@ -21,7 +21,9 @@ def squared(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_planted_cause_is_the_first(dtype: torch.dtype) -> None:
-    """It causes nearly all of the error; shares of operations and memory add up to the whole."""
+    """The planted cause has nearly all of the error; shares of operations and memory add
+    up to the whole.
+    """
     torch.manual_seed(0)
     model, batch = between(cancelled(300)), torch.randn(16, 32)
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -53,7 +55,7 @@ def test_causes_are_measured_on_request() -> None:
 
 
 def test_model_in_half_precision_has_no_causes() -> None:
-    """Its modules cannot be computed in fp32 alone."""
+    """Modules in half precision cannot be computed in fp32 individually."""
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1)).bfloat16()
     batch = torch.randn(4, 8, dtype=torch.bfloat16)
     assert precision_diff(model, batch, squared, torch.bfloat16, causes=5).causes == []

@@ -95,7 +95,7 @@ def test_what_stays_wrong_is_stated() -> None:
 
 
 def test_loss_function_is_named_if_fp32_repairs_it() -> None:
-    """Its operations overflow under autocast, and are finite without."""
+    """Operations of the loss function overflow under autocast, and are finite without."""
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         out = model(batch[0])[None] * 300

@@ -43,7 +43,7 @@ def events(folder: Path) -> list[Event]:
 
 
 def test_diff_is_an_event_of_its_step(tmp_path: Path) -> None:
-    """It has the scaler's scale, and neither the training nor the other records change."""
+    """The event has the scaler's scale, and neither the training nor the other records change."""
     without, _ = train(tmp_path / "a", diffs=False)
     with_diffs, reports = train(tmp_path / "b", diffs=True)
     assert all(map(torch.equal, with_diffs, without))

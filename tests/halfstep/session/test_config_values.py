@@ -209,7 +209,7 @@ BAD["self-list"].append(BAD["self-list"])  # type: ignore[attr-defined]
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_value_costs_that_value_only(name: str) -> None:
-    """It is noted, in one line; the others are there, and all of it can be recorded."""
+    """The bad value is noted in one line; the other values are recorded."""
     losses: list[str] = []
     found = as_config({"lr": 0.1, "bad": BAD[name], "bs": np.int64(8)}, losses.append)
     assert (found["lr"], found["bs"]) == (0.1, 8)

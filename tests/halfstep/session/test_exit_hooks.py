@@ -267,7 +267,7 @@ def check(found: dict[str, Any], status: str, code: int | None, error: str | Non
 
 @pytest.mark.parametrize("end", [*sorted(ENDS.keys() - VARIATIONS), *extended(sorted(VARIATIONS))])
 def test_the_outcome_of_a_script_has_its_exit_code(script: Path, end: str) -> None:
-    """It is the code that the process exits with, and no step or number is lost."""
+    """The outcome has the code with which the process exits, and no step or number is lost."""
     done = run(script, "main", end)
     status, code, error = ENDS[end]
     assert done.returncode == code, done.stderr

@@ -167,7 +167,7 @@ def test_a_fork_finds_no_thread_and_the_parent_goes_on(tmp_path: Path) -> None:
 
 
 def test_an_error_ends_the_thread_only() -> None:
-    """It is reported once."""
+    """An error of the thread is reported once."""
     said: list[str] = []
     calls: list[None] = []
 

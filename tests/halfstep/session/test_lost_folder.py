@@ -126,7 +126,7 @@ def test_a_full_disk_costs_nothing(
 def test_a_later_attempt_has_what_the_refuge_holds(
     full: Callable[[Path], None], own_refuge: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It copies the files into the run's folder, if there is space again."""
+    """A later attempt copies the files into the run's folder, if there is space again."""
     train(full, mode="offline")
     assert list(own_refuge.rglob("*.spool"))
     monkeypatch.undo()

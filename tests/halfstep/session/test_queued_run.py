@@ -60,7 +60,7 @@ def test_the_run_is_the_queues_whatever_the_script_calls_it(
 
 
 def test_a_wandb_script_logs_to_the_queued_run(folder: Path) -> None:
-    """Its own configuration is shown next to the submitted one."""
+    """The script's own configuration is shown next to the submitted one."""
     run = halfstep.init(name="mine", config={"lr": 0.1})
     run.config.update({"more": 1})
     halfstep.log({"accuracy": 0.5})
@@ -102,7 +102,7 @@ def test_several_trainings_of_one_script_continue_each_other(folder: Path) -> No
 
 
 def test_a_killed_one_is_continued(folder: Path) -> None:
-    """It could not say where it was, and its spool does."""
+    """The position of a killed process follows from its spool."""
     SCRIPT.train(halfstep.watch)
     halfstep.watch()._loop.drain(60.0)
     watch = halfstep.watch()
@@ -139,7 +139,7 @@ def test_the_next_attempt_starts_over_unless_it_resumes(
 def test_a_second_process_at_once_trains_unwatched(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It prints so and continues."""
+    """The second process prints that it is not watched, and continues."""
     holds = (
         "from halfstep.session.queued_run import QueuedRun as Q; q = Q.taken(); print(flush=True)"
     )

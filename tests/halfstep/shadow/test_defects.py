@@ -778,7 +778,7 @@ def test_a_nan_that_is_swallowed_does_not_hide_the_overflow() -> None:
 
 
 def test_a_step_over_the_budget_is_left_out_and_runs_on() -> None:
-    """Its shadows are dropped."""
+    """The shadows of a step over the budget are dropped."""
     found: list[Any] = []
     sanitizer = Sanitizer(found.extend, budget_bytes=1000)
     sanitizer.arm(1)

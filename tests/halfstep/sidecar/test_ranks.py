@@ -176,7 +176,7 @@ raise ValueError("a bad batch")
 def test_variables_that_are_no_numbers_are_ignored(
     tmp_path: Path, variables: dict[str, str]
 ) -> None:
-    """They may be of another program: the script is watched as the first rank."""
+    """Such variables may belong to another program, so the script is watched as the first rank."""
     done = subprocess.run(
         [sys.executable, "-c", "import halfstep\nprint(halfstep.watch(name='it').folder)"],
         cwd=tmp_path,

@@ -106,7 +106,9 @@ def test_traffic_is_what_a_counter_grew_by(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_script_has_more_in_the_hosts_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its memory, and the traffic of disks and network; a worker's samples have none."""
+    """A script's sample has its memory and the traffic of disks and network; a worker's
+    has none.
+    """
     monitor = SystemMonitor([], os.getpid())
     moment = clock()
     while clock() == moment:

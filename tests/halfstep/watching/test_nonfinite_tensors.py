@@ -53,7 +53,7 @@ def test_tensors_without_a_norm_are_left_out() -> None:
 
 
 def test_values_of_a_sparse_tensor_are_searched() -> None:
-    """Its zeros need no search."""
+    """Zeros of a sparse tensor need no search."""
     sparse = torch.sparse_coo_tensor(
         torch.tensor([[0, 1]]), torch.tensor([1.0, math.inf]), (4,), check_invariants=True
     )

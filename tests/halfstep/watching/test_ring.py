@@ -46,7 +46,7 @@ def test_rows_arrive_once_and_in_order_round_after_round(monkeypatch: pytest.Mon
 def test_a_devices_first_rows_and_those_after_a_skip_arrive_soon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """They are known in time for the next steps; later rows wait."""
+    """Rows are known in time for the next steps; later rows wait."""
     monkeypatch.setattr("halfstep.recording.ring.DRAIN_SECONDS", math.inf)
     monkeypatch.setattr("halfstep.recording.ring.EAGER_SHARE", math.inf)
     handed: list[int] = []

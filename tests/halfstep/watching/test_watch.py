@@ -71,7 +71,7 @@ def test_every_step_is_the_reference_loops(tmp_path: Path, name: str) -> None:
 def test_a_device_that_the_host_cannot_read_gives_the_same_result(
     tmp_path: Path, name: str
 ) -> None:
-    """Its skips are known only when its rows arrive."""
+    """Skips on a device are known only when its rows arrive."""
     with unreadable(), halfstep.watch(folder=tmp_path, name="it") as watch:
         truth = SCRIPTS[name].train(watch.add)
     written = Written(tmp_path / "it").truth()
@@ -122,7 +122,9 @@ def test_a_captured_step_is_left_alone(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_norms_are_unscaled_and_before_the_clip(tmp_path: Path, fused: bool) -> None:
-    """They are clip_grad_norm_'s own, whether the loop unscales or a fused optimizer does."""
+    """The norms are those of clip_grad_norm_, whether the loop unscales or a fused
+    optimizer does.
+    """
     for clip in (1e-3, None):
         with halfstep.watch(folder=tmp_path, name=f"clip-{clip}") as watch:
             truth = Script(fused=fused, clip=clip).train(watch.add, steps=12)
@@ -260,7 +262,9 @@ def test_measurements_belong_to_their_row(tmp_path: Path) -> None:
 
 
 def test_parameters_that_are_added_within_a_step_end_no_watching(tmp_path: Path) -> None:
-    """Their optimizer was measured already, and has no gradients when it is registered again."""
+    """The optimizer of added parameters was measured already, and has no gradients when it is
+    registered again.
+    """
     weight, scaler = nn.Parameter(torch.ones(1)), torch.amp.GradScaler("cpu", 8.0)
     optimizer = torch.optim.SGD([weight], lr=0.0)
     with halfstep.watch(folder=tmp_path, name="it", layers_every=1):
@@ -586,7 +590,7 @@ def test_rejected_values_are_named_with_the_allowed_ones(
 
 
 def test_a_checkpoint_is_registered_with_size_and_digest(tmp_path: Path) -> None:
-    """It is in the run's folder too, as a link instead of a copy."""
+    """The checkpoint is also in the run's folder, as a link instead of a copy."""
     path = tmp_path / "model.pt"
     path.write_bytes(b"weights")
     with halfstep.watch(folder=tmp_path, name="it") as watch:
@@ -635,8 +639,8 @@ def test_whole_numbers_that_no_browser_holds_are_texts_of_the_configuration(
 
 @pytest.mark.parametrize("how", ["run", "file"])
 def test_a_resumed_run_is_the_next_attempt(tmp_path: Path, how: str) -> None:
-    """It is named by run= or by a file in the folder. Its steps continue, or begin where the
-    script sets them.
+    """The run is named by run= or by a file in the folder. Its steps continue, or begin where
+    the script sets them.
     """
     with halfstep.watch(folder=tmp_path, name="it") as watch:
         bf16(watch, epochs=5)
@@ -931,7 +935,7 @@ def test_with_invalid_filters_all_is_recorded(
 def test_an_error_of_ours_ends_no_loop(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is one line; the wrappers are removed, and the weights are unchanged."""
+    """An internal error is one line; the wrappers are removed, and the weights are unchanged."""
     bare = Script().train(steps=12)
     write, calls = halfstep.watching.row_writer.RowWriter.write, iter(range(100))
 
@@ -957,7 +961,7 @@ def test_an_error_of_ours_ends_no_loop(
 def test_a_script_that_raises_after_an_error_of_ours_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its last steps are missing, but its outcome is recorded."""
+    """The last steps of the script are missing, but its outcome is recorded."""
 
     def failing(*_: Any) -> Any:
         raise OSError("no space left")
@@ -1076,7 +1080,7 @@ def test_an_uploader_that_cannot_be_started_again_ends_no_watching(
 
 @pytest.mark.parametrize("name", PRIVATE)
 def test_torch_has_the_attributes_that_are_read(name: str) -> None:
-    """They are private: a torch without one of them must be noticed here."""
+    """The attributes are private: a torch without one of them must be noticed here."""
     scaler = GradScaler("cpu")
     scaler.scale(torch.ones((), requires_grad=True))
     assert hasattr(scaler, name)
@@ -1160,7 +1164,7 @@ main(globals()[sys.argv[2]])
 def test_however_a_script_ends_its_last_rows_are_there(
     tmp_path: Path, end: str, code: int, status: str, error: str | None
 ) -> None:
-    """Its exit code is unchanged, and only the watching process has written."""
+    """The exit code of the script is unchanged, and only the watching process has written."""
     done = preloaded.run(
         [sys.executable, "-c", SCRIPT, tmp_path, end],
         env={**os.environ, "PYTHONPATH": str(Path(halfstep.__file__).parents[1])},
@@ -1359,7 +1363,7 @@ def test_secrets_are_not_written_down(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_torch_with_cuda_and_no_driver_is_watched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its question about a capture raises there, and is not asked."""
+    """Such a torch raises when it is asked for a capture, so it is not asked."""
 
     def no_driver() -> bool:
         raise RuntimeError("CUDA driver version is insufficient for CUDA runtime version")

@@ -83,7 +83,7 @@ def test_a_clip_of_other_gradients_is_not(
 
 
 def test_a_clip_of_other_parameters_is_not(tmp_path: Path) -> None:
-    """They are no optimizer's."""
+    """The clipped parameters belong to no optimizer."""
     other = nn.Parameter(torch.ones(2))
     other.grad = torch.ones(2)
 
@@ -216,7 +216,7 @@ def test_a_clip_of_gradients_of_different_precisions_is_watched(tmp_path: Path) 
 @pytest.mark.parametrize("how", ["plain", "unscaled", "scaled", "fused", "float64", "half"])
 @pytest.mark.parametrize("limit", [0.1, 1e6])
 def test_the_norm_after_a_clip_is_recorded(tmp_path: Path, how: str, limit: float) -> None:
-    """It is recorded from the first step on; where the clip changes nothing, it equals
+    """The norm is recorded from the first step on; where the clip changes nothing, it equals
     the norm before.
     """
     torch.manual_seed(0)

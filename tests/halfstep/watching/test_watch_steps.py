@@ -323,7 +323,7 @@ def test_steps_without_any_gradient_are_counted_and_reported(tmp_path: Path) -> 
 def test_a_short_loop_without_any_gradient_reports_its_own_steps(
     tmp_path: Path, is_scaled: bool
 ) -> None:
-    """It is reported with its own number of steps; a scaler rejects such a step."""
+    """The loop is reported with its own number of steps; a scaler rejects such a step."""
     net, other = nn.Linear(2, 1), nn.Parameter(torch.ones(1))
     optimizer, scaler = torch.optim.SGD(net.parameters(), 0.1), GradScaler("cpu")
     with halfstep.watch(net, folder=tmp_path, name="it", mode="offline"):
@@ -519,8 +519,8 @@ def test_a_loss_that_is_changed_by_its_data_is_recorded_as_it_was(tmp_path: Path
 def test_parameters_that_join_a_clipped_optimizer_are_measured(
     tmp_path: Path, is_scaled: bool
 ) -> None:
-    """They are measured in their first step too: the clip's norms are those of the parameters
-    that it clips.
+    """Such parameters are measured in their first step: the clip's norms are those of the
+    parameters that it clips.
     """
     layers = nn.Sequential(*(nn.Linear(3, 3) for _ in range(3)))
     optimizer = torch.optim.SGD(layers[2].parameters(), lr=0.01)

@@ -56,7 +56,7 @@ def test_a_resumed_run_is_bit_exact(run_loop, tmp_path, fused):
 
 
 def test_a_checkpoint_holds_what_the_next_step_needs(run_loop, tmp_path):
-    """It loads without running code, and names its parts."""
+    """A checkpoint loads without running code, and names its parts."""
     run = run_loop(Pair, {"training": {"steps": 3}}, folder=tmp_path)
     state = torch.load(tmp_path / "step-00000003.pt", weights_only=True)
     assert state["progress"] == {
@@ -75,8 +75,9 @@ def test_a_checkpoint_holds_what_the_next_step_needs(run_loop, tmp_path):
 
 @pytest.mark.slow
 def test_a_moving_average_among_the_modules_is_kept(run_loop, tmp_path):
-    """It is resumed to the last bit, has a file of its own, and no step that replay watches copies
-    it: `state_dict()` is empty."""
+    """The average is resumed to the last bit and has a file of its own. Its `state_dict()` is
+    empty, so no step that replay watches copies it.
+    """
 
     class Averaged(Pair):
         def __init__(self, config, device):
@@ -201,7 +202,7 @@ def test_files_that_are_no_checkpoints_are_rejected(tmp_path):
 
 
 def test_a_resume_under_other_circumstances_says_so(run_loop, saved, monkeypatch):
-    """It continues, and names each difference that may change the bits."""
+    """The run continues, and names each difference that may change the bits."""
     monkeypatch.setattr("trainer.machine.device_name", lambda device: "another processor")
     values = {"training": {"steps": 4}, "recipe": {"learning_rate": 0.5}}
     run = run_loop(Regression, values, resume=saved)

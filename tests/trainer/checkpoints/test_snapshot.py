@@ -61,7 +61,7 @@ def test_what_changes_later_does_not_reach_it():
 
 
 def test_a_conjugate_keeps_its_values():
-    """It is a flag on memory that others may share; the copy has values of its own."""
+    """Conjugation is a flag on memory that may be shared; the copy has values of its own."""
     conjugate = torch.tensor([1 + 2j, 3 - 1j]).conj()
     copied = Staging(CPU).take([conjugate]).state[0]
     assert torch.equal(copied, torch.tensor([1 - 2j, 3 + 1j]))

@@ -39,7 +39,7 @@ def test_files_of_torch_save(tmp_path, content, expected):
 
 
 def test_a_file_of_torch_save_from_before_1_6(tmp_path):
-    """It is no archive, and read all the same."""
+    """Such a file is no archive, and can be read all the same."""
     torch.save(ONE, tmp_path / "net.pth", _use_new_zipfile_serialization=False)
     assert names(tmp_path / "net.pth") == ["a.weight"]
 
@@ -129,7 +129,7 @@ def test_invalid_files_are_explained(tmp_path, capsys, name, write, message):
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"weight_map": 3}', "{}"])
 def test_an_index_that_is_none(tmp_path, text):
-    """It is named."""
+    """The error names the invalid index."""
     (tmp_path / "model.safetensors.index.json").write_text(text)
     with pytest.raises(WeightsError, match="not an index of shards"):
         read_weights(tmp_path)

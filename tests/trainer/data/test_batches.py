@@ -40,7 +40,7 @@ def resume(run_loop, tmp_path, recipe):
 
 
 def test_a_recipe_that_ignores_its_indices_is_not_called_exact(run_loop, tmp_path):
-    """It resumes with other data, with a note."""
+    """The run resumes with other data, and a note says so."""
     whole, resumed = resume(run_loop, tmp_path, Shuffled)
     [result] = resumed.of("resumed")
     assert not result["exact"]
@@ -140,7 +140,7 @@ def test_the_data_wait_of_a_step_is_in_its_row(run_loop, monkeypatch):
 
 
 def test_a_checkpoint_from_before_orders_were_computed_says_that_it_is(run_loop, tmp_path):
-    """Its position refers to an order that no longer exists: the recipe is not blamed."""
+    """The position refers to an order that no longer exists, so the recipe is not blamed."""
     run_loop(Regression, VALUES, tmp_path / "a")
     path = tmp_path / "a" / "step-00000003.pt"
     state = torch.load(path, weights_only=True)

@@ -212,7 +212,7 @@ def test_a_worker_that_is_killed_is_named_with_its_example(run_loop):
 
 
 def test_a_long_wait_shows_where_the_worker_is(run_loop, monkeypatch, tmp_path):
-    """It is reported with the worker's stack and its example, and the run continues."""
+    """The wait is reported with the worker's stack and its example, and the run continues."""
     gate = tmp_path / "gate"
     os.mkfifo(gate)
 
@@ -283,7 +283,7 @@ def test_a_batch_beyond_shared_memory_is_reported(run_loop):
 
 
 def test_workers_that_are_stuck_end_with_the_training(run_loop, monkeypatch, tmp_path):
-    """They get no request to end, which they would not receive, and are not waited for."""
+    """A stuck worker gets no request to end, which it would not receive, and is not waited for."""
     gate = tmp_path / "gate"
     os.mkfifo(gate)
 

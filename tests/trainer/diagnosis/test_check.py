@@ -46,7 +46,9 @@ def line_of(tmp_path, part):
 
 
 def test_the_template_passes(tmp_path, capsys):
-    """It has neither an error nor a warning, and its steps are shown in each precision."""
+    """The template has neither an error nor a warning, and its steps are shown in each
+    precision.
+    """
     code, text = checked(tmp_path, capsys)
     assert code == 0
     assert "No mistakes found." in text
@@ -57,7 +59,7 @@ def test_the_template_passes(tmp_path, capsys):
 
 @pytest.mark.parametrize("name", ["digits", "wgan-gp", *extended(["gpt"])])
 def test_recipes_that_come_along_pass(capsys, monkeypatch, name):
-    """They have no findings."""
+    """Built-in recipes have no findings."""
     monkeypatch.setattr(gpt, "SAMPLE_BYTES", 8)  # of 400, which every evaluation writes
     monkeypatch.setattr(gpt, "EVALUATION_WINDOWS", 4)  # of 64
     settings = {
@@ -568,7 +570,7 @@ def test_an_attack_on_the_inputs_is_no_step_of_its_own(tmp_path, capsys):
 
 
 def test_a_batch_that_is_an_object_is_no_other_each_time(tmp_path, capsys):
-    """Its address in memory is no example."""
+    """The address of an object in memory does not count as a difference of batches."""
     unpack = """rows, self.kept = batch.rows, batch
         inputs, targets = self.train_inputs[rows], self.train_targets[rows]"""
     code, text = checked(

@@ -42,7 +42,7 @@ def measured(recipe: Any, values: dict[str, Any], files: Sequence[Path] = ()) ->
 
 
 def test_a_diff_at_a_checkpoint_is_of_the_next_step(tmp_path: Path, run_loop: Any) -> None:
-    """Its loss and scale are those that the training then had, to the bit."""
+    """Loss and scale of the diff are those of the training's next step, to the bit."""
     run = run_loop(Regression, VALUES, tmp_path)
     files = sorted(tmp_path.glob("*.pt"))
     [diff] = measured(Regression, {"lab": {"task": "precision_diff"}}, files[:1])

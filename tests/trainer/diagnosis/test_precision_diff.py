@@ -40,7 +40,9 @@ def trained(requests: dict[int, Request], **values: Any) -> tuple[list[Any], lis
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_requested_diff_changes_no_step(precision: str) -> None:
-    """It is acknowledged, names modules as the configuration does, and all steps stay equal."""
+    """The diff is acknowledged, names modules as the configuration does, and all steps
+    stay equal.
+    """
     request = Request(id=7, kind="precision_diff", value=0.0)
     events, steps = trained({2: request, 4: request}, precision=precision)
     plain_events, plain_steps = trained({}, precision=precision)

@@ -269,7 +269,9 @@ def test_a_fork_replays_as_many_skips_as_any_run(run_loop, tmp_path):
 
 
 def test_a_step_to_come_is_replayed_on_request(run_loop):
-    """It is replayed once it has been attempted, and the event says that it was not skipped."""
+    """The step is replayed once it has been attempted, and the event says that it was not
+    skipped.
+    """
     controls = iter([Control(request=Request(id_, "replay", 12.0)) for id_ in (3, 4)])
     run = run_loop(
         Digits,
@@ -447,7 +449,7 @@ def test_replay_watches_for_a_bounded_time(run_loop, monkeypatch):
 
 @pytest.mark.parametrize("accumulation_steps", [1, 2])
 def test_a_replay_counts_what_the_step_counted(run_loop, accumulation_steps):
-    """Its culprits are the step's own: on a GPU they are the only ones with counts."""
+    """Culprits of the replay are the step's own: on a GPU they are the only ones with counts."""
     training = {"steps": 150, "batch_size": 8, "accumulation_steps": accumulation_steps}
     run = run_loop(PlantedBackward, {"training": training})
     skips = {event["step"]: event["culprits"] for event in run.of("scaler", kind="skip")}

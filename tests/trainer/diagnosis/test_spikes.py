@@ -202,7 +202,9 @@ def test_a_step_from_before_a_rewind_is_replayed_with_its_own_examples(run_loop,
 
 @pytest.mark.parametrize("is_scaled", [True, False])
 def test_a_fork_goes_back_for_spikes_of_its_own(is_scaled):
-    """It has the losses before it for a window, and may rewind as often as any other run."""
+    """A fork uses the losses before it for its window, and may roll back as often as any
+    other run.
+    """
     spikes = Spikes(Spike(), print)
     spike = events.Spike(step=7, loss=9.0, z=12.0)
     spikes.pending, spikes.rollbacks = spike, 2

@@ -26,7 +26,7 @@ class Attentive(Regression):
 
 @pytest.mark.parametrize("field", ["fp32", "bf16", "checkpointed"])
 def test_patterns_that_match_no_called_module_are_reported(run_loop, field):
-    """They are reported once after the first step; modules that are called are not."""
+    """Such patterns are reported once after the first step; modules that are called are not."""
     names = ["model.attention.out_proj", "model.head"]
     run = run_loop(Attentive, {"precision": "fp16", "modules": {field: names}})
     [event] = run.of("uncalled")

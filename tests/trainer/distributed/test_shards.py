@@ -126,7 +126,7 @@ def test_blocks_of_a_transformer_are_shards_of_their_own(found):
 
 
 def test_an_overflow_in_one_shard_skips_the_step_on_all_ranks(found):
-    """Its parameter is named, with how much of it overflowed; the scale stays one."""
+    """The overflowed parameter is named with its counts, and the ranks keep a common scale."""
     shards, whole = both(found, "overflow")
     assert_alike(shards, whole)
     without = ("elapsed_ms",)
@@ -140,7 +140,7 @@ def test_an_overflow_in_one_shard_skips_the_step_on_all_ranks(found):
 
 
 def test_a_replay_is_left_out_and_says_so(found):
-    """It is reported once, and a request is acknowledged without a replay."""
+    """The omission is reported once, and a request is acknowledged without a replay."""
     shards = found[0]["overflow fsdp"]
     [result] = events(shards, "left_out")
     assert result["diagnosis"] == "replay"

@@ -53,7 +53,7 @@ def test_updates_that_round_away_are_counted(run_loop, weights, rate, lost):
 
 
 def test_a_second_loss_does_not_change_the_count(run_loop):
-    """Its gradients reach weights that another optimizer has stepped already."""
+    """Gradients of the second loss reach weights that another optimizer has stepped already."""
 
     class Twice(Large):
         def __init__(self, config, device):

@@ -144,7 +144,7 @@ def test_restored_buffers_are_those_before_the_skip(run_loop):
 
 
 def test_expanded_buffers_are_not_changed():
-    """They cannot be written in place; other buffers are restored."""
+    """Expanded buffers cannot be written in place; other buffers are restored."""
     module = nn.BatchNorm1d(4)
     module.register_buffer("shared", torch.zeros(1, 1).expand(4, 4))
     rule = BufferRule({"model": module}, is_on=True)

@@ -58,7 +58,7 @@ def test_weights_and_moments_lie_with_their_channels_last(run_loop, kind):
 
 @pytest.mark.parametrize(("before", "after"), [({}, LAST), (LAST, {})])
 def test_a_fork_may_change_the_order(run_loop, tmp_path, before, after):
-    """It continues like its parent, up to rounding, in either direction.
+    """The fork continues like its parent, up to rounding, in either direction.
 
     Catches moments in their saved layout, which a fused step would assign to other weights.
     """

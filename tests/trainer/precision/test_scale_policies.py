@@ -202,7 +202,8 @@ def test_the_stop_rule_survives_a_resume(run_loop, tmp_path):
     "unscaled", [{"precision": "bf16"}, {"precision": "fp32"}, {"scaler": {"enabled": False}}]
 )
 def test_a_fork_from_an_unscaled_run_has_its_scale_still_to_find(run_loop, tmp_path, unscaled):
-    """It may skip more often in a row than a calibrated run, and these skips are not replayed.
+    """Such a fork may skip more often in a row than a calibrated run, and these skips are not
+    replayed.
 
     Catches steps without a scaler, which never skip, counted as calibration, and the parent's
     patience.
@@ -224,7 +225,7 @@ def test_a_fork_from_an_unscaled_run_has_its_scale_still_to_find(run_loop, tmp_p
     ("wanted", "scale"), [(512.0, 512.0), (1024, 1024.0), (1.0, 4.0), (2.0**20, 2.0**14)]
 )
 def test_the_scale_can_be_set_while_a_run_runs(run_loop, wanted, scale):
-    """It applies from the next step on, within the bounds, and is a separate event.
+    """The scale applies from the next step on, within the bounds, and is a separate event.
 
     Catches an int, which `GradScaler.update` rejects, and a set scale reported as a growth.
     """
@@ -247,7 +248,9 @@ def test_the_scale_can_be_set_while_a_run_runs(run_loop, wanted, scale):
 
 
 def test_a_scale_set_as_a_run_pauses_is_in_its_checkpoint(run_loop, tmp_path):
-    """It was acknowledged, so the resumed run continues with it and reports it; a fork does not."""
+    """The scale was acknowledged, so the resumed run continues with it and reports it; a
+    fork does not.
+    """
     values = {"scaler": {"init_scale": 64.1}, "training": {"steps": 2}}
     run = run_loop(
         Digits,

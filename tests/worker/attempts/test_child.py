@@ -16,7 +16,7 @@ from worker.sandbox import run_environment
 def test_a_training_cannot_reach_the_database(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Its environment has only harmless variables and those that the admin allows."""
+    """The environment of a training has only harmless variables and those that the admin allows."""
     monkeypatch.setenv("HALFSTEP_DATABASE_URL", "postgresql://h:sesame@host/h")
     monkeypatch.setenv("HALFSTEP_STORAGE_URL", "s3://sesame@bucket")
     for name in ("PGPASSWORD", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "WANDB_API_KEY", "MINED"):

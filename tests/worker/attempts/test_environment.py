@@ -55,7 +55,7 @@ def test_a_clean_and_a_changed_folder(folder: Path) -> None:
 
 
 def test_an_index_that_is_split(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Its shared part is found, also for a worktree."""
+    """The shared part of a split index is found, also for a worktree."""
     beside = tmp_path_factory.mktemp("beside") / "tree"
     git(folder, "worktree", "add", str(beside))
     for tree in (folder, beside):
@@ -106,7 +106,9 @@ def test_what_fails_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture
 
 
 def test_a_repository_is_compared_by_its_own_settings(folder: Path) -> None:
-    """Its exclusions and line endings apply; worktrees and SHA-256 repositories work."""
+    """Exclusions and line endings of the repository apply; worktrees and SHA-256
+    repositories work.
+    """
     git(folder, "config", "core.fileMode", "false")
     (folder / ".git" / "info" / "exclude").write_text("*.out\n")
     (folder / "a.out").write_text("")

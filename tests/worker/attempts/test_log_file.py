@@ -86,7 +86,7 @@ def test_a_log_printed_quickly_is_kept_whole(site: Site, tmp_path: Path) -> None
 
 @pytest.mark.only_on("sqlite")
 def test_a_recipe_has_a_file_of_its_log_too(site: Site) -> None:
-    """It contains the training's output as the page shows it."""
+    """The log file contains the training's output as the page shows it."""
     settings = Settings(data=site.data, database_url=site.url)
     run_id = site.submit(steps=3)
     with site.worker():

@@ -239,7 +239,7 @@ def test_who_is_to_blame_for_an_end() -> None:
 
 @pytest.mark.only_on("postgresql")
 def test_an_error_on_the_second_node_is_the_runs(machines: Machines, site: Site) -> None:
-    """Its message ends the run, not the first node's about the lost peer."""
+    """The second node's message ends the run, not the first node's about the lost peer."""
     text = "A rank of the second machine fails."
     recipe = machines.folder / "failing.py"
     recipe.write_text(

@@ -147,7 +147,7 @@ class Attempts:
 
 
 def test_a_command_that_only_logs_has_its_numbers(attempts: Attempts) -> None:
-    """They need no step; the next attempt restarts, and its values replace the earlier ones."""
+    """Numbers need no step; the next attempt restarts, and its values replace the earlier ones."""
     for number in (1, 2):
         attempts.take_for(RECIPE)  # which the worker is one for
         spool = attempts.next()
@@ -353,7 +353,9 @@ def test_events_of_an_attempt_without_steps_are_withdrawn(attempts: Attempts) ->
 def test_an_event_that_cannot_be_recorded_is_kept_and_the_rest_is_recorded(
     attempts: Attempts,
 ) -> None:
-    """Its frame is stored in a folder next to the spool, which the error and the run's log name."""
+    """The event's frame is stored in a folder next to the spool, which the error and the
+    run's log name.
+    """
     attempts.next().steps(attempts.steps(1, 4))
     event = make_metric(3, "warm-up", "phase")
     spool_anything(attempts.spool, 1, make_metric(2, 0.5), event, make_metric(4, 0.5))
@@ -496,7 +498,9 @@ PAYLOADS = st.one_of(
 def test_the_recorder_takes_whatever_a_spool_holds(
     database: Database, tmp_path: Path, ada: User, frames: list[tuple[int, bytes]]
 ) -> None:
-    """It never raises and never stops short: the good event at the end is always recorded."""
+    """The recorder never raises and never stops short: the good event at the end is
+    always recorded.
+    """
     attempts = Attempts(database, tmp_path, ada)
     with attempts.closing:
         attempts.next().steps(attempts.steps(1, 2))
@@ -601,7 +605,9 @@ def test_two_rewinds_unseen_are_both_followed(attempts: Attempts) -> None:
 
 
 def test_a_spool_of_the_version_before_is_recorded_and_added_to(attempts: Attempts) -> None:
-    """Its steps have no wait for data; those of the same run after the upgrade have theirs."""
+    """Steps of such a spool have no wait for data; those of the same run after the
+    upgrade have theirs.
+    """
     steps = attempts.steps(1, 70)
     before = steps[:40][list(UNTIMED_DTYPE.names or ())].astype(UNTIMED_DTYPE)
     spool = attempts.next(sequence=1)
@@ -734,7 +740,7 @@ def test_a_checkpoint_is_published_although_what_came_with_it_cannot_be_recorded
 
 @pytest.mark.xdist_group("bucket")
 def test_an_unreachable_bucket_delays_no_steps(attempts: Attempts, bucket: Bucket) -> None:
-    """Their rows go at once, and the files when it is back."""
+    """Rows are recorded at once, and the files when the bucket is back."""
     attempts.storage_url = bucket.url
     spool = attempts.next()
     recorder = attempts.supervisor({"keep_last": 1})
@@ -758,7 +764,7 @@ def test_an_unreachable_bucket_delays_no_steps(attempts: Attempts, bucket: Bucke
 def test_a_run_of_an_earlier_version_that_goes_back_waits_for_the_bucket(
     attempts: Attempts, bucket: Bucket, exact: bool
 ) -> None:
-    """Its file is converted first; nothing is quarantined without the bucket."""
+    """The file of the run is converted first; nothing is quarantined without the bucket."""
     attempts.storage_url = bucket.url
     spool = attempts.next()
     spool.steps(attempts.steps(1, 1500))
@@ -790,7 +796,7 @@ def test_a_run_of_an_earlier_version_that_goes_back_waits_for_the_bucket(
 
 
 def test_named_artifacts_of_a_queued_script_are_stored(attempts: Attempts) -> None:
-    """They are stored once, with the run that made them, and the same content makes no
+    """The artifacts are stored once, with the run that made them, and the same content makes no
     new version.
     """
     content = b"weights"

@@ -64,7 +64,7 @@ def test_an_interrupted_division_continues(settings: Settings) -> None:
 
 @pytest.mark.slow
 def test_a_run_of_an_earlier_version_resumes(site: Site) -> None:
-    """Its checkpoint, and what its spool still has, are found where that version left them."""
+    """Checkpoint and spool are found where the earlier version left them."""
     with site.gated_worker(HALFSTEP_SANDBOX="yes"):
         run_id = site.submit(recipe="gated", steps=60)
         site.wait_for_step(run_id, 5)

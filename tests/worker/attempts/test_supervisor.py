@@ -53,7 +53,7 @@ def test_an_unreachable_store_is_retried(attempt: Supervisor) -> None:
 def test_a_run_that_waits_for_its_store_can_be_cancelled(
     attempt: Supervisor, database: Database, ada: User
 ) -> None:
-    """It ends without a training, and its reason names the storage."""
+    """The run ends without a training, and its reason names the storage."""
     with database.writing() as session:
         run_control.cancel(session, attempt.run_id, ada)
     attempt._prepare = failing(10**6, lambda: None)  # type: ignore[method-assign]

@@ -274,7 +274,7 @@ def test_the_end_of_a_pod_is_explained(
 def test_a_job_that_is_over_makes_way_for_the_next_try(
     engine: Kubernetes, api: KubernetesEmulator
 ) -> None:
-    """Its pods are not the next one's, though they may be there for a while."""
+    """Pods of the earlier job may still exist, and are not those of the next one."""
     engine.place(TWO)
     cluster = Cluster(api)
     cluster.pod(0, "Succeeded")

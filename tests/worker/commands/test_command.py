@@ -199,7 +199,7 @@ def test_a_worker_that_stops_gives_its_command_back(site: Site) -> None:
 
 
 def test_a_worker_without_permission_takes_no_commands(site: Site) -> None:
-    """It trains recipes, and does not claim the command."""
+    """The worker trains recipes, and does not claim the command."""
     command, digits = python(site, "print('no')"), site.submit(steps=1)
     with site.worker():
         assert site.wait(digits).status == Status.FINISHED
@@ -264,7 +264,7 @@ def test_a_script_that_watches_itself_is_the_runs_own_row(site: Site, tmp_path: 
 def test_a_script_uses_artifacts_of_its_runs_project(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str
 ) -> None:
-    """It names none, on any rank."""
+    """The script need not name the project, on any rank."""
     monkeypatch.setenv("HALFSTEP_CACHE", str(tmp_path / "cache"))
     (tmp_path / "data.txt").write_text("of vision")
     options: dict[str, Any] = {"console": False, "system": False, "mode": "offline"}
@@ -284,7 +284,7 @@ def test_a_script_uses_artifacts_of_its_runs_project(
 def test_a_run_with_a_damaged_spool_names_lost_data(
     site: Site, worker: subprocess.Popen[bytes]
 ) -> None:
-    """It is not killed; its status, and so the exit code of who waits for it, is failed."""
+    """The run is not killed; its status, and so the exit code of `--wait`, is failed."""
     damages = f"""
 watch.finish()
 import glob
@@ -310,7 +310,7 @@ print("trained to the end")
 def test_the_next_attempt_of_a_watched_script_replaces_what_the_last_one_made(
     site: Site, worker: subprocess.Popen[bytes]
 ) -> None:
-    """It begins at its first step, and no step of the one that was killed is left."""
+    """The attempt begins at its first step, and no step of the killed one is left."""
     dies = "if step == 20 and __import__('os').environ['HALFSTEP_ATTEMPT'] == '1':\n"
     dies += "        __import__('os').kill(0, 9)\n    with torch.autocast"
     code = SCRIPT.replace("with torch.autocast", dies).replace(
@@ -373,7 +373,7 @@ def test_a_commit_is_checked_out(site: Site, tmp_path: Path) -> None:
 
 @pytest.mark.only_on("sqlite")
 def test_a_clone_that_hangs_can_be_cancelled(site: Site, worker: subprocess.Popen[bytes]) -> None:
-    """Its lease is renewed meanwhile, user requests are applied, and no process of git is left."""
+    """The lease is renewed meanwhile, user requests are applied, and no process of git is left."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"https://127.0.0.1:{silent.getsockname()[1]}/it"
         run_id = submit(site, "python", "it.py", git=url, commit="01234567")

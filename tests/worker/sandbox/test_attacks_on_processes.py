@@ -46,7 +46,9 @@ def reached(target: Target) -> dict[str, Any]:
 
 
 def test_a_run_reaches_no_other_process(target: Target, reached: dict[str, Any]) -> None:
-    """It cannot read, trace, signal or change one, gets no open files, and gains no privileges."""
+    """A run cannot read, trace, signal or change another process, gets no open files, and gains
+    no privileges.
+    """
     reached.pop("burdened")
     reached = {name: value for name, value in reached.items() if value}
     capabilities = int(reached.pop("capabilities")[0].split()[1], 16)
@@ -62,7 +64,7 @@ def test_a_run_reaches_no_other_process(target: Target, reached: dict[str, Any])
 
 @pytest.mark.extended
 def test_a_run_slows_no_other_process(reached: dict[str, Any]) -> None:
-    """It changes neither limits, priorities nor processors of another one."""
+    """A run cannot change limits, priorities or processors of another process."""
     assert reached["burdened"] == {}
 
 
