@@ -72,7 +72,7 @@ def printed_rows(module: str, *options: str) -> list[list[str]]:
 
 
 def test_gpu_performance_measures_each_precision_loop_and_mode() -> None:
-    """On a CPU all but CUDA graphs, which are reported with the reason."""
+    """On a CPU all are measured except CUDA graphs, which are reported with the reason."""
     rows = printed_rows("gpu_performance", "--modes", "eager,graph", "--seconds", "1200")
     names = [precision.name for precision in gpu_loops.PRECISIONS]
     times = {tuple(row[:3]): row[3] for row in rows}

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.skipif(os.environ.get("HALFSTEP_COLD") == "yes", reason="nothing is forked")
 @pytest.mark.only_on("postgresql")
 def test_a_worker_forks_although_its_listener_thread_waits(site: Site) -> None:
-    """A supervisor imports no torch of itself."""
+    """A worker with a waiting listener thread forks supervisors, which import no torch."""
     run_id = site.submit(recipe="gated")
     with site.gated_worker():
         site.wait_for_step(run_id, 1)

@@ -92,7 +92,7 @@ def test_a_link_leads_to_the_server_of_the_data_folder(tmp_path: Path) -> None:
 @pytest.mark.extended
 @pytest.mark.parametrize("stop", [signal.SIGTERM, *extended([signal.SIGHUP])])
 def test_whatever_stops_up_leaves_no_worker_behind(tmp_path: Path, stop: signal.Signals) -> None:
-    """A service manager's SIGTERM, or a terminal that closes, is as good as Ctrl-C."""
+    """A service manager's SIGTERM and a closed terminal end it like Ctrl-C."""
     for _ in range(2):
         with up(stop, HALFSTEP_DATA=str(tmp_path)) as (process, _link):
             until((tmp_path / f"worker-{socket.gethostname()}.lock").exists)
@@ -165,7 +165,9 @@ def _workers(pid: int) -> list[psutil.Process]:
 
 @pytest.mark.extended
 def test_up_prints_no_link_if_its_worker_has_ended(tmp_path: Path) -> None:
-    """A worker that is killed while the server loads: one sentence, and no page to open."""
+    """A worker that is killed while the server loads is reported in one sentence, without
+    a link.
+    """
     port = {"HALFSTEP_PORT": str(free_port()), "HALFSTEP_DATA": str(tmp_path)}
     process = subprocess.Popen(  # with its modules still to load, unlike tests.warm
         [sys.executable, "-m", "halfstep.cli.main", "up"],
@@ -438,7 +440,9 @@ def test_what_operators_read_is_json_too(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Each command's figures, one object a line; nothing is asked, and nothing else is printed."""
+    """Each command prints its figures as one object per line, asks nothing, and prints
+    nothing else.
+    """
     monkeypatch.setenv("HALFSTEP_DATA", str(settings.data))
     monkeypatch.setenv("HALFSTEP_DATABASE_URL", settings.database_url)
 

@@ -21,7 +21,7 @@ def empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_values_have_their_source_and_default(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every setting, and the variables of scripts that are set."""
+    """The list has every setting, and the variables of scripts that are set."""
     monkeypatch.setenv("HALFSTEP_TRASH_DAYS", "90")
     monkeypatch.setenv("HALFSTEP_SANDBOX", "yes")
     monkeypatch.setenv("HALFSTEP_MODE", "offline")

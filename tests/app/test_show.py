@@ -73,7 +73,7 @@ def names(browser: httpx2.Client) -> set[str]:
 
 
 def test_runs_of_a_folder_are_shown_and_cannot_be_changed(tmp_path: Path) -> None:
-    """Runs of all projects; a viewer cannot rename them; no file is written."""
+    """Runs of all projects are shown; a viewer cannot rename them, and no file is written."""
     (tmp_path / "script.py").write_text(SCRIPT)
     assert warm.run([sys.executable, "script.py"], cwd=tmp_path).returncode == 0
     before = contents(tmp_path / "halfstep-runs")

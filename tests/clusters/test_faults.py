@@ -169,7 +169,7 @@ def scene(site: Site, tmp_path: Path) -> Iterator[Scene]:
 def test_a_run_over_two_machines_survives_it_again_and_again(
     scene: Scene, failure_kind: Fault
 ) -> None:
-    """Never two attempts that train at once; all rows are there; the end is bit-identical."""
+    """Two attempts never train at once, all rows are recorded, and the end is bit-identical."""
     site = scene.site
     for machine in scene.three:
         scene.start(machine)

@@ -74,7 +74,7 @@ def test_a_job_is_placed_once_seen_and_cancelled(engine: placement.Placement) ->
 def test_a_rejection_of_slurm_has_its_message(
     engine: placement.Placement, cluster: Slurm, tmp_path: Path
 ) -> None:
-    """A partition that there is not, and more nodes than it has."""
+    """The message of an unknown partition, or of too many nodes, is Slurm's."""
     wrong = Settings(data=tmp_path, placement="slurm", slurm_options="--partition=nowhere")
     with pytest.raises(PlacementRejected, match="invalid partition"):
         placement.open_placement(wrong).place(Sleepers(3, 1, 1, 1))

@@ -18,7 +18,9 @@ def reason(database: Database, run: Run) -> str:
 def test_only_a_worker_that_offers_commands_claims_them(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """Others pass them by; one that does takes both kinds, in the queue's order."""
+    """Workers without the permission pass them by; one with it claims both kinds in the
+    queue's order.
+    """
     with database.writing() as session:
         command, recipe = submit_command(session, ada), submit(session, ada)
         first = claim(session, worker)

@@ -34,7 +34,7 @@ def test_migrations_give_the_tables_of_the_code(database: Database) -> None:
 
 @pytest.mark.only_on("postgresql")
 def test_migrations_give_the_key_of_the_code(database: Database) -> None:
-    """Columns of indexes and keys, which the test above does not compare."""
+    """Columns of indexes and keys are equal, which the test above does not compare."""
     with database.reading() as session:
         query = text("SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conname = :name")
         key = session.scalar(query, {"name": "pk_run_config_values"})

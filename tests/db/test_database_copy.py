@@ -23,7 +23,7 @@ def revision_of(path: Path) -> str:
 
 
 def test_a_migration_leaves_a_copy_of_the_database_as_it_was(database: Database) -> None:
-    """Private to the user, one at a time; a start that migrates nothing makes none."""
+    """The copy is private to the user and the only one; a start without a migration makes none."""
     assert database.file is not None
     database.migrate()
     assert database_copy.copies(database.file) == []

@@ -117,7 +117,9 @@ def test_every_revision_is_tried() -> None:
 
 @pytest.mark.parametrize("revision", ["0034", "9999"])
 def test_an_unknown_revision_is_named(database: Database, revision: str) -> None:
-    """Older than the first that is left, or of a newer version; nothing is changed."""
+    """A revision that is older than the first one left, or of a newer version, is named, and
+    nothing is changed.
+    """
     stored = "UPDATE alembic_version SET version_num = '{}'"
     newest = REVISIONS[-1]
     with database.engine.begin() as connection:

@@ -39,7 +39,7 @@ def run(snippet: str, **names: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", CODE)
 def test_no_constant_vanishes_in_fp16(name: str) -> None:
-    """One that rounds to 0 bounds nothing, and one that rounds to 1 is 1 itself."""
+    """A constant that rounds to 0 bounds nothing, and one that rounds to 1 is 1 itself."""
     for constant in constants(CODE[name]):
         rounded = torch.tensor(constant, dtype=torch.float16).item()
         assert math.isfinite(rounded), constant

@@ -75,7 +75,9 @@ def _far(out: Tensor, _y: Tensor, _number: int) -> Tensor:
 def test_divergence_is_named_with_its_losses(
     precision: str, rate: float, *, is_unreadable: bool
 ) -> None:
-    """The loss grew until it was not finite: the learning rate is the remedy, not a precision."""
+    """The loss grew until it was not finite, so the learning rate is the remedy, not a
+    precision.
+    """
     first = _tried(precision, _far, rate, is_unreadable=is_unreadable).findings[0]
     assert "The loss had grown from" in first.text
     assert "lr=rate / 10" in first.fix

@@ -80,7 +80,9 @@ def test_gradients_are_drawn_and_slid_to_another_scale(
 
 
 def test_headroom_is_drawn_look_by_look(database: Database, running: Run, page: Page) -> None:
-    """A heat map of all modules, which follows; its head says how much a module has left."""
+    """A heat map has all modules and follows the run; its head says how much headroom a
+    module has.
+    """
     looks = [make_headroom(step, body=(1.0, 2.0), head=(4094.0, None)) for step in (50, 100)]
     record(database, running, make_steps([1.0]), events=looks[:1])
     page.goto("/runs/1#headroom")

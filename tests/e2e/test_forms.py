@@ -44,8 +44,8 @@ def received(page: Page, text: str) -> None:
 def test_each_form_is_filled_and_answered_by_keyboard(
     database: Database, ada: User, offered: None, page: Page
 ) -> None:
-    """Projects made, renamed and deleted; a rule of retention, a note, a preset, a rule of alerts;
-    axe finds nothing on each page with its announcement, in either theme.
+    """Projects, retention, notes, presets and alert rules are edited by keyboard; axe finds
+    nothing on each page with its announcement, in either theme.
     """
     submit(database, ada)
     submit(database, ada)

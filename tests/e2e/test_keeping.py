@@ -30,7 +30,9 @@ def test_restored_checkboxes_count_after_going_back(
 def test_many_are_selected_deleted_and_restored(
     database: Database, ada: User, page: Page, running: Run
 ) -> None:
-    """A range by Shift, which outlives live rows; what cannot be deleted is named; and undo."""
+    """Shift selects a range, which survives live rows; what cannot be deleted is named, and the
+    deletion can be undone.
+    """
     for _ in range(3):
         submit(database, ada)
     with database.writing() as session:

@@ -89,7 +89,7 @@ def test_runs_are_gone_through_selected_found_and_opened_by_keys(
 
 
 def test_a_cursor_opens_its_run(database: Database, ada: User, running: Run, page: Page) -> None:
-    """Enter, at the last row, beyond which there is none."""
+    """Enter opens the run of the cursor, which stops at the last row."""
     start_run(database, ada, name="newer")
     page.goto("/runs")
     page.wait_for_selector("[role=combobox]")

@@ -52,7 +52,9 @@ def card_of(page: Page, key: str) -> Locator:
 
 
 def test_a_card_for_each_key_stands_in_the_first_screen(shown: None, page: Page) -> None:
-    """Three columns, then two, then one; six cards end above the fold; nothing overflows."""
+    """There are three columns, then two, then one; six cards end above the fold, and
+    nothing overflows.
+    """
     for width, height, columns in ((1440, 900, 3), (1024, 768, 2), (390, 844, 1)):
         page.set_viewport_size({"width": width, "height": height})
         page.goto("/runs/1#media")

@@ -139,7 +139,7 @@ def test_a_search_filters_panels_and_table(
 
 
 def test_folded_sections_request_nothing(many: Run, page: Page, asked: list[str]) -> None:
-    """All fold and unfold by one button, which the server keeps; a search opens what it found."""
+    """One button folds and unfolds all, which the server stores; a search opens its matches."""
     with page.expect_response("**/preferences/panels"):
         page.get_by_role("button", name="Fold all").click()
     expect(page.locator(".panel-group[open]")).to_have_count(0)

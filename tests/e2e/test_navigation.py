@@ -39,7 +39,9 @@ def test_the_rail_leads_everywhere(page: Page) -> None:
 def test_keys_lead_to_pages_and_to_the_runs_beside_one(
     database: Database, ada: User, running: Run, page: Page
 ) -> None:
-    """g and a letter; brackets; / to the search of the page that is open."""
+    """g and a letter open a page, brackets the neighbouring runs, and / the search of the
+    open page.
+    """
     submit(database, ada, name="second")
     page.goto("/runs/1")
     page.keyboard.press("]")

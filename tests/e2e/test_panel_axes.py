@@ -70,7 +70,9 @@ def test_a_log_axis_is_of_its_panel(two: None, page: Page) -> None:
 def test_a_log_axis_for_all_runs_stays_until_it_is_changed(
     database: Database, ada: User, two: None, page: Page
 ) -> None:
-    """Kept by an earlier version in the toolbar: each recipe has it until it is arranged."""
+    """An axis that an earlier version stored in the toolbar applies to each recipe until
+    it is arranged.
+    """
     with database.writing() as session:
         old = {"x": "step", "loss": "log", "smooth": 0.0}
         chart_preferences.write(session, ada, "toolbar", old)

@@ -70,7 +70,7 @@ def test_images_learns_the_digits_files(
 
 @needs("finetune", "transformers", "peft")
 def test_finetune_leaves_what_from_pretrained_loads(site: Site, page: Page, tmp_path: Path) -> None:
-    """A tiny model, whole: the two files that a person downloads are a model and its tokenizer."""
+    """The two files that a user downloads of a tiny model are a model and its tokenizer."""
     import transformers
 
     from tests.frameworks.tiny_model import TEXT, write_model

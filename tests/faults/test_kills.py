@@ -29,7 +29,9 @@ TRIES = {"HALFSTEP_MAX_ATTEMPTS": "1000", "HALFSTEP_MAX_STALLED_ATTEMPTS": "1000
 def test_killed_trainings_end_as_if_nothing_had_happened(
     site: Site, moments: random.Random
 ) -> None:
-    """SIGKILL of the training process: weights, optimizer, scaler and every record are the same."""
+    """After a SIGKILL of the training process weights, optimizer, scaler and every record
+    are the same.
+    """
     times = often(full=50, short=1)
 
     def kill_training(run_id: int) -> bool:
@@ -46,7 +48,9 @@ def test_killed_trainings_end_as_if_nothing_had_happened(
 
 @only_in_full
 def test_killed_workers_do_not_disturb_their_runs(site: Site, moments: random.Random) -> None:
-    """SIGKILL of the worker: supervisors and trainings continue, and the next worker finds them."""
+    """After a SIGKILL of the worker supervisors and trainings continue, and the next
+    worker finds them.
+    """
     times = 25
     with ExitStack() as stack:
         workers = [stack.enter_context(site.worker(**TRIES))]
@@ -64,7 +68,7 @@ def test_killed_workers_do_not_disturb_their_runs(site: Site, moments: random.Ra
 
 
 def test_killed_servers_do_not_disturb_runs_or_viewers(site: Site, moments: random.Random) -> None:
-    """SIGKILL of the server: runs continue, and a returning client has missed nothing."""
+    """After a SIGKILL of the server runs continue, and a returning client has missed nothing."""
     times, port = often(full=25, short=1), free_port()
     with site.database.writing() as session:
         token, _row = accounts.make_api_token(session, site.owner, "viewer")

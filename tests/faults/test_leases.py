@@ -22,7 +22,9 @@ from tests.site import Site, until
 
 
 def test_a_stopped_supervisor_cannot_train_or_write_on(site: Site, tmp_path: Path) -> None:
-    """SIGSTOP past the lease: its training is dead before the next one starts, SIGCONT too late."""
+    """After a SIGSTOP past the lease the training is dead before the next one starts; SIGCONT
+    comes too late.
+    """
     environment = {**LEASE, **clocked(tmp_path)}
     run_id = site.submit(recipe=RECIPE, steps=400)
     with site.worker("w1", **environment):
@@ -47,7 +49,9 @@ def test_a_stopped_supervisor_cannot_train_or_write_on(site: Site, tmp_path: Pat
 def test_a_supervisor_cut_off_from_its_database_gives_up_in_time(
     site: Site, tmp_path: Path
 ) -> None:
-    """Packets that vanish, not refused: the cut-off training is dead before the next one starts."""
+    """Packets vanish instead of being refused: the cut-off training is dead before the
+    next one starts.
+    """
     run_id = site.submit(recipe=RECIPE, steps=400)
     environment = {**LEASE, **clocked(tmp_path)}
     with (

@@ -134,7 +134,9 @@ def assert_disk_full(site: Site, run_id: int) -> None:
 
 @pytest.mark.only_on("sqlite")
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(site: Site) -> None:
-    """One flipped bit in the newest: the run resumes from the one before, and says why."""
+    """With a flipped bit in the newest checkpoint, the run resumes from the one before,
+    and says why.
+    """
     config = {
         "precision": "fp16",
         "training": {"steps": 200},

@@ -143,7 +143,7 @@ def test_it_resumes_exactly(run_loop: Any, model: Path, text: Path, tmp_path: Pa
 
 
 def test_documents_end_in_the_models_token(model: Path, tmp_path: Path) -> None:
-    """JSONL: every line is a document, and windows hold the token that follows."""
+    """Every line of JSONL is a document, and windows contain the token after it."""
     file = tmp_path / "lines.jsonl"
     file.write_text("".join(json.dumps({"body": f"{n} is {n}"}) + "\n" for n in range(200)))
     recipe = made(model, file, field="body")
@@ -180,7 +180,7 @@ def test_the_operations_of_lora_are_fewer(model: Path, text: Path) -> None:
 
 
 def test_a_folder_that_is_no_model_is_reported(model: Path, text: Path, tmp_path: Path) -> None:
-    """No folder, no weights, no tokenizer: each has a sentence of its own."""
+    """A missing folder, missing weights and a missing tokenizer have a message each."""
     with pytest.raises(ConfigError, match=r"recipe.model is empty: name a path"):
         Finetune(parse_config(Finetune, {}), CPU)
     with pytest.raises(ConfigError, match=r"there is no config.json on this worker"):
@@ -217,7 +217,7 @@ def test_weights_that_do_not_fit_are_reported(model: Path, text: Path, tmp_path:
 def test_other_settings_that_do_not_fit_are_reported(
     model: Path, text: Path, tmp_path: Path
 ) -> None:
-    """Modules that are not there, and a text that is too short."""
+    """Missing modules and a text that is too short are reported."""
     with pytest.raises(
         ConfigError, match=r"recipe.lora_modules is 'query'.*linear layers are .*q_p"
     ):

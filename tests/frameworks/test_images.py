@@ -64,7 +64,9 @@ def test_it_trains_in_half_precision_with_all_settings(
     few: Path,
     precision: str,
 ) -> None:
-    """Mixup, smoothing, mirror, RandAugment, crops, channels last; of two classes top-5 is 1."""
+    """Mixup, smoothing, mirror, RandAugment, crops and channels last work; top-5 of two
+    classes is 1.
+    """
     own: Values = {"mixup": 0.4, "label_smoothing": 0.1, "mirror": True, "rand_augment": True}
     run = run_loop(Images, of(few, 2, recipe=own) | {"precision": precision})
     assert len(run.records) == 2

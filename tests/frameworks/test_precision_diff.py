@@ -98,7 +98,7 @@ class Cancelled(nn.Module):
 
 
 def test_module_that_loses_precision_is_named() -> None:
-    """An activation inside of modules that return dataclasses and tuples."""
+    """The activation is inside of modules that return dataclasses and tuples."""
     torch.manual_seed(0)
     model, batch = llama(), padded_text()
     model.model.layers[1].mlp.act_fn = Cancelled()

@@ -67,7 +67,7 @@ def test_pytorch_itself_reports_no_wait():
 
 @pytest.mark.parametrize(("recipe", "values"), [(Digits, {}), (GPT, SMALL_GPT)])
 def test_a_resumed_run_is_bit_exact(run_loop, tmp_path, recipe, values):
-    """40 steps, and 20 + 20 from a checkpoint: the same weights, states and records."""
+    """40 steps, and 20 + 20 from a checkpoint, have the same weights, states and records."""
     values = values | {
         "precision": "fp16",
         "training": {"steps": 40},

@@ -162,7 +162,7 @@ def test_text_that_is_no_unicode_is_rejected_by_its_field(client: Client, text: 
 
 
 def test_a_rejected_token_is_named_with_its_source(address: str) -> None:
-    """The variable, or the file of `halfstep login`; the token is not shown."""
+    """The source is the variable, or the file of `halfstep login`; the token is not shown."""
     typed = halfstep("run", "list", HALFSTEP_URL=address, HALFSTEP_TOKEN="hs_bad")
     assert typed.returncode == 1
     assert typed.stderr.startswith("halfstep: The token is unknown or has expired.")
@@ -695,7 +695,7 @@ def test_sweeps_by_the_client_and_the_command(
 
 
 def test_alerts_are_made_and_deliver_from_a_script(client: Client, settings: Settings) -> None:
-    """A rule with its channel, and a test of it; a channel to this machine is refused."""
+    """A rule is created with its channel and tested; a channel to this machine is refused."""
     settings.data.mkdir()
     with pytest.raises(ApiError, match="within the server's own network"):
         client.add_channel("webhook", "http://127.0.0.1:9/hook", name="mine")
@@ -724,7 +724,9 @@ def test_alerts_are_typed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Added, listed with the channels, tested and removed; --json is the API's response."""
+    """Alerts are added, listed with the channels, tested and removed; --json is the API's
+    response.
+    """
     settings.data.mkdir()
     monkeypatch.setenv("HALFSTEP_URL", address)
     monkeypatch.setenv("HALFSTEP_TOKEN", token)
@@ -898,7 +900,9 @@ def test_the_document_has_every_method_of_the_client() -> None:
 def test_a_log_of_100_mb_is_printed_whole_from_its_files(
     settings: Settings, address: str, token: str, database: Database, running: Run
 ) -> None:
-    """Part after part, once the run has ended; a run without files has the lines of the page."""
+    """Parts are printed in order once the run has ended; a run without files has the
+    lines of the page.
+    """
     lines = [f"line {number} {'x' * 90}\n".encode() for number in range(1_000_000)]
     whole = b"".join(lines)
     with database.writing() as session:

@@ -26,7 +26,7 @@ def test_a_run_is_plotted_with_its_scale_and_skips(client: Client, trained: int)
 
 
 def test_names_choose_the_panels(client: Client, trained: int) -> None:
-    """Series and metrics; another name is an error that lists them."""
+    """Series and metrics can be named; another name is an error that lists them."""
     figure = client.plot(trained, "val/accuracy", "grad_norm")
     assert [trace.name for trace in figure.data] == ["val/accuracy", "grad_norm"]
     assert list(figure.data[0].y) == [0.5]

@@ -163,7 +163,7 @@ def test_a_swapped_folder_is_never_followed(root: Path, kernel: str) -> None:
 
 
 def test_folders_of_any_depth_are_deleted(root: Path) -> None:
-    """Deeper than Python's recursion, which would end a worker."""
+    """Folders may be deeper than Python's recursion, which would end a worker."""
     here = os.open(root, os.O_RDONLY)
     for _ in range(3000):
         os.mkdir("d", dir_fd=here)

@@ -90,7 +90,7 @@ def test_wheel_holds_one_import_name(wheel: Path) -> None:
 
 
 def test_wheel_brings_what_a_watched_script_needs(python: Path) -> None:
-    """No torch, no server: its dependencies are listed by name."""
+    """The wheel brings neither torch nor a server: its dependencies are listed by name."""
     listed = json.loads(run(*pip(python), "list", "--format", "json"))
     http_client = {"httpx2", "httpcore2", "anyio", "h11", "idna", "truststore", "typing_extensions"}
     typer = {"typer", "annotated-doc", "shellingham", "pydantic", "pydantic_core"}

@@ -169,7 +169,9 @@ def test_a_mistake_is_one_sentence_and_no_traceback(capsys, arguments, message):
 
 
 def test_a_folder_for_checkpoints_is_tried_before_training(capsys, tmp_path):
-    """One that cannot be made, or is a file, is refused at the start, and nothing trained."""
+    """A folder that cannot be created, or is a file, is refused at the start, and nothing
+    is trained.
+    """
     (tmp_path / "file").write_text("")
     for folder in ("/proc/x", f"{tmp_path}/file", f"{tmp_path}/file/below"):
         with pytest.raises(SystemExit, match="2"):
@@ -267,7 +269,7 @@ def test_a_run_that_learned_nothing_ends_as_a_servers_does(
 
 
 def test_a_metric_of_each_step_is_printed_only_with_the_progress(capsys, tmp_path):
-    """The latest one; with --json all are printed."""
+    """The latest value is printed; with --json all are."""
     file = tmp_path / "mine.py"
     text = '        self.log({"train/own": 1.0})\n        yield Loss('
     file.write_text(TEMPLATE.replace("        yield Loss(", text, 1))

@@ -23,7 +23,7 @@ def test_a_text_is_read_in_pieces_of_lines(tmp_path, monkeypatch):
 
 
 def test_a_folder_is_read_in_order_of_its_names(tmp_path):
-    """Text and JSONL, one document per line; other files are ignored."""
+    """Text and JSONL are read, one document per line; other files are ignored."""
     (tmp_path / "b.jsonl").write_text('{"text": "second", "id": 1}\n\n{"text": "third"}\n')
     (tmp_path / "a.txt").write_text("first")
     (tmp_path / "c.png").write_bytes(b"\xff")
@@ -54,7 +54,7 @@ def test_a_line_that_has_no_text_is_reported_by_its_number(tmp_path, line, repor
 
 
 def test_binary_content_is_reported(tmp_path):
-    """No file, and bytes that are not UTF-8."""
+    """A missing file and bytes that are not UTF-8 are reported."""
     with pytest.raises(ConfigError, match="there is no text on this worker"):
         texts(tmp_path)
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe")

@@ -151,7 +151,7 @@ def test_a_resumed_run_continues_with_it_exactly(run_loop, tmp_path, precision):
 
 
 def test_a_fork_may_begin_or_end_it(run_loop, tmp_path):
-    """One that begins it begins with the weights that it starts from."""
+    """A fork that begins the average begins with its initial weights."""
     run_loop(Regression, {}, folder=tmp_path)
     path = tmp_path / "step-00000005.pt"
     longer = {"steps": 6, "ema_decay": 0.5}
@@ -202,7 +202,7 @@ class Two(Pair):
 
 
 def test_each_optimizer_counts_its_own_updates(run_loop, tmp_path):
-    """One that never steps has its initial weights for an average, whatever the other does."""
+    """An optimizer that never steps has its initial weights as average, whatever the other does."""
     run = run_loop(Two, WITH | {"scaler": {"init_scale": 1.0}}, folder=tmp_path)
     state = torch.load(tmp_path / "step-00000030.pt", weights_only=True)["parts"]["ema"]
     assert {name: int(count) for name, count in state["updates"].items()} == {"sgd": 30, "adam": 0}
@@ -221,7 +221,7 @@ def test_a_retry_that_is_applied_is_an_update(run_loop, tmp_path):
 
 
 def test_an_update_is_as_many_operations_however_many_weights(monkeypatch):
-    """One kernel over many weights; in chunks, so that the memory meanwhile has a bound."""
+    """One kernel updates many weights, in chunks that bound the memory."""
 
     def operations(parameters):
         weights = [nn.Parameter(torch.randn(4)) for _ in range(parameters)]
@@ -240,7 +240,7 @@ def test_an_update_is_as_many_operations_however_many_weights(monkeypatch):
 
 @pytest.mark.slow
 def test_tied_weights_of_a_transformer(run_loop, tmp_path):
-    """The recipe's own model, in bf16: averages are fp32, and the file loads."""
+    """Averages of the recipe's bf16 model are fp32, and the file loads."""
     values = {
         "precision": "bf16",
         "training": {"steps": 2, "batch_size": 2, "ema_decay": 0.9},

@@ -539,7 +539,7 @@ def test_a_run_repeats_itself_bit_for_bit(run_loop):
 
 @pytest.mark.extended
 def test_the_benchmark_prints_the_tutorials_table(capfd, monkeypatch):
-    """A process for each precision; the ratios are to the first row."""
+    """Each precision has a process, and the ratios are to the first row."""
     rows = {name: mlp.ROWS[name] for name in ("fp32", "bf16")}
     monkeypatch.setattr(mlp, "ROWS", rows)
     sizes = ("recipe.width=16", "recipe.batches=2", "training.batch_size=4", "training.steps=3")

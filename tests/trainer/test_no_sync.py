@@ -42,8 +42,9 @@ def test_a_step_never_waits_for_the_device(monkeypatch, recipe_class, precision)
 
 
 def test_the_policies_never_wait_for_the_device(monkeypatch):
-    """Floor, ceiling, hysteresis, tolerance, a clip by value, and a rate that counts applied steps:
-    all of it is decided on the device."""
+    """Floor, ceiling, hysteresis, tolerance, a clip by value, and a rate that counts applied
+    steps are decided on the device.
+    """
     values = {
         "training": {"schedule_counts": "applied", "schedule": "cosine", "max_grad_value": 0.1},
         "scaler": {"floor": 1.0, "ceiling": 2.0**20, "hysteresis": 2, "tolerance": 0.1},

@@ -111,5 +111,5 @@ def test_a_step_takes_two_operators_beyond_a_bare_loop(monkeypatch, parameters, 
 @pytest.mark.parametrize("kind", ["AdamW", "fused AdamW", "fused SGD"])
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
 def test_a_clipped_step_takes_one(monkeypatch, parameters, kind, precision):
-    """The row: the clip has computed the norms."""
+    """The operator is for the row: the clip has computed the norms."""
     assert surplus(monkeypatch, parameters, kind, precision, clip=True) == {"stack": 1}

@@ -46,7 +46,9 @@ def test_momentum_of_a_fused_sgd_survives_a_first_step_that_is_skipped(run_loop,
 
 
 def test_momentum_is_prepared_only_for_fused_sgd():
-    """Zeros, which a first step turns into the gradient; initialized ones are unchanged."""
+    """Momentum begins with zeros, which a first step turns into the gradient; existing momentum
+    is unchanged.
+    """
     layer = nn.Linear(2, 2)
     sgd = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9, fused=True)
     plain = torch.optim.SGD(layer.parameters(), lr=0.1, fused=True)
@@ -105,7 +107,7 @@ class Scheduled(Regression):
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 def test_a_recipes_own_schedule_is_applied_and_recorded(run_loop, tmp_path):
-    """training.schedule recipe: the loop does not set rates, but records and resumes them."""
+    """With training.schedule recipe the loop sets no rates, but records and resumes them."""
     values = {
         "training": {"schedule": "recipe", "steps": 6},
         "checkpoints": {"every_steps": 3},
@@ -176,7 +178,9 @@ def test_examples_come_as_they_are_without_shuffle(run_loop):
 
 @pytest.mark.parametrize(("epochs", "steps"), [(1, 8), (2.5, 20), (0.01, 1), (3.01, 25)])
 def test_epochs_stand_in_for_steps(run_loop, epochs, steps):
-    """The number of steps that see each of 64 examples this often; the page shows the number."""
+    """The number of steps is that which sees each of 64 examples this often, and the page
+    shows it.
+    """
     run = run_loop(Regression, {"training": {"batch_size": 8, "epochs": epochs}})
     assert run.records["step"].tolist() == list(range(1, steps + 1))
     assert run.of("length") == [{"event": "length", "step": 0, "steps": steps}]

@@ -39,7 +39,7 @@ class Watched(Regression):
 
 @pytest.mark.parametrize("precision", HALF)
 def test_autocast_as_a_context_manager(run_loop, precision):
-    """The loop's own region: products in the run's type, the loss and the weights in fp32.
+    """In the loop's own region products have the run's type, the loss and the weights fp32.
 
     Mutation: `with autocast:` taken out of backward_next_loss.
     """
@@ -131,7 +131,7 @@ def test_a_nested_region_that_is_off_wants_its_inputs_cast(run_loop, cast):
 
 
 def test_bf16_takes_values_that_overflow_fp16(run_loop):
-    """A forward pass beyond 65,504: inf and a skip in fp16, finite and no scaler in bf16.
+    """A forward pass beyond 65,504 is inf and a skip in fp16, finite and without a scaler in bf16.
 
     Mutation: make_autocast with torch.float16 for bf16 as well.
     """

@@ -66,7 +66,7 @@ def test_a_checkpoint_with_code_is_rejected(run_loop, evil, is_checked):
 
 
 def test_weights_with_code_are_rejected(run_loop, evil):
-    """Named by a path, and brought by a worker as those that were uploaded."""
+    """Weights that are named by a path, and uploaded ones that a worker brings, are rejected."""
     path, trace = evil
     uploaded = {"upload": f"{sha256(path.read_bytes()).hexdigest()}/{path.name}"}
     for wanted, brought in (({"path": str(path)}, None), (uploaded, {"": path})):

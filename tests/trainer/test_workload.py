@@ -34,7 +34,9 @@ class Raising(Regression):
 
 @pytest.mark.slow
 def test_a_transformer_takes_what_the_formula_says() -> None:
-    """Six a weight and token, and twelve a layer, width and pair of tokens; no number is drawn."""
+    """The formula has six operations per weight and token, and twelve per layer, width and pair
+    of tokens; no number is drawn.
+    """
     config = parse_config(GPT, SMALL)
     recipe = GPT(config, CPU)
     before = torch.get_rng_state()

@@ -361,7 +361,7 @@ def test_an_attempt_that_was_given_up_writes_nothing(site: Site) -> None:
 
 
 def test_a_worker_without_devices_says_so(site: Site) -> None:
-    """No GPU and HALFSTEP_CPU_DEVICES=0: the worker ends with a clear sentence."""
+    """A worker with no GPU and HALFSTEP_CPU_DEVICES=0 ends with a clear message."""
     environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
     ended = warm.run(
         [sys.executable, "-m", "worker.worker"],

@@ -39,7 +39,7 @@ def reported(database: Database, run: Run) -> int:
 def test_rules_and_channels_are_made_switched_and_deleted(
     browser: TestClient, database: Database, running: Run
 ) -> None:
-    """All that the page does; the secret of a webhook is shown once, its URL never."""
+    """The page can do all of it; the secret of a webhook is shown once, its URL never."""
     made = browser.post("/alerts/channels", data={"kind": "webhook", "address": URL, "name": "ops"})
     [secret] = re.findall(r'class="secret">(hs_[\w-]{43})<', made.text)
     again = browser.post(
@@ -109,7 +109,9 @@ def test_notifications_are_marked_as_read(
 def test_the_api_does_what_the_page_does(
     script: TestClient, database: Database, running: Run
 ) -> None:
-    """Rules, channels, test messages and deliveries; a channel's secrets are not returned."""
+    """The API manages rules, channels, test messages and deliveries; a channel's secrets
+    are not returned.
+    """
     what = {"kind": "webhook", "address": URL}
     made = script.post("/api/v1/alerts/channels", json=what).json()
     assert made["secret"].startswith("hs_")

@@ -199,7 +199,7 @@ def test_no_route_opens_what_an_identity_may_not_see(
     name: str,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """No 5xx; no text or file of a project that one does not see; nothing of it changed."""
+    """No response is a 5xx or has a text or file of a hidden project, and nothing of it changes."""
     caller = IDENTITIES[name](app, database, installed)
     user = "" if caller.user is None else caller.user.name
     changes_nothing = name.startswith(CHANGE_NOTHING)

@@ -20,7 +20,7 @@ from tests.app.uploading import Uploader, write_token
 def test_password_is_set_and_other_browsers_are_signed_out(
     browser: TestClient, stranger: TestClient
 ) -> None:
-    """The browser that set it stays signed in; the password opens the door from then on."""
+    """The browser that set it stays signed in, and the password signs in from then on."""
     before = dict(browser.cookies)
     assert "Password changed" not in browser.get("/account").text
     changed = browser.post("/account/password", data={"password": "a long secret"})
@@ -53,7 +53,7 @@ def set_password(browser: TestClient, **form: str) -> Response:
 
 
 def test_the_current_password_is_required(browser: TestClient, stranger: TestClient) -> None:
-    """A browser that was left open is not enough; neither is a session by a password."""
+    """Neither an open browser nor a session by password suffices without the current password."""
     assert "Current password" not in browser.get("/account").text  # a link has just let it in
     assert set_password(browser, password="a long secret").status_code == 303
     stranger.post("/sign-in", data={"name": "ada", "password": "a long secret"})

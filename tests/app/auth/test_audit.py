@@ -47,9 +47,9 @@ def test_no_route_audits_a_secret_field(app: FastAPI) -> None:
 def test_an_event_names_the_action_and_its_runs(
     database: Database, ada: User, browser: TestClient, script: TestClient, offered: None
 ) -> None:
-    """Including the user who received a role, each run of a bulk request, and uploaded files and
-    watched runs, once each. Rejected forms are not recorded. The run's history names the user as
-    well.
+    """The event also names the user who received a role, each run of a bulk request, and
+    uploaded files and watched runs, once each. Rejected forms are not recorded. The run's
+    history names the user as well.
     """
     with database.writing() as session:
         accounts.make_user(session, "carol")

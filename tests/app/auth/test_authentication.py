@@ -74,7 +74,7 @@ def test_scripts_need_no_csrf_token(script: TestClient) -> None:
 
 
 def test_a_token_makes_no_tokens(script: TestClient, browser: TestClient) -> None:
-    """Else one that was stolen would outlive its revocation."""
+    """A token that a stolen one created would outlive its revocation."""
     answer = script.post("/api/v1/tokens", json={"name": "another"})
     assert (answer.status_code, answer.json()["code"]) == (403, "not_for_scripts")
     assert browser.post("/api/v1/tokens", json={"name": "mine"}).status_code == 201

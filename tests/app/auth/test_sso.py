@@ -95,8 +95,8 @@ def _agree(address: str, subject: str) -> str:
 def test_users_get_the_roles_of_their_groups(
     stranger: TestClient, database: Database, ada: User, settings: Settings
 ) -> None:
-    """A new account, and the same one the next time; the state is the browser's own, and the proof
-    of its key goes with the question.
+    """The first sign-in creates the account, and later ones use it; the state is the browser's
+    own, and the proof of its key is sent with the request.
     """
     assert "your organisation" in stranger.get("/sign-in").text
     address = _begin(stranger)
@@ -162,7 +162,9 @@ def test_an_account_is_not_taken_over_by_its_name(
 def test_a_callback_of_another_browser_is_rejected(
     stranger: TestClient, settings: Settings, database: Database, ada: User
 ) -> None:
-    """Another's state or cookie, none, an old one, a code that was used, and the provider's no."""
+    """Another browser's state or cookie, a missing or old one, a used code, and an error of the
+    provider are rejected.
+    """
     back = _agree(_begin(stranger), "1")
     with _client(settings, database) as other:
         assert other.get(back).status_code == 401

@@ -159,7 +159,7 @@ def test_a_token_may_no_more_than_it_says(
 
 
 def test_tokens_are_created_with_limits(browser: TestClient) -> None:
-    """Ninety days by default; invalid limits are rejected by name."""
+    """A token expires after ninety days by default; invalid limits are rejected by name."""
     made = browser.post("/api/v1/tokens", json={"name": "a"}).json()
     assert round(made["expires_at"] - made["created_at"]) == accounts.TOKEN_DAYS * 86_400
     assert (
@@ -209,7 +209,7 @@ def test_actions_are_recorded_with_their_users(
 def test_other_browsers_are_signed_out(
     app: FastAPI, database: Database, ada: User, browser: TestClient
 ) -> None:
-    """All but the one that asks."""
+    """All other browsers of the user are signed out."""
     other = browser_of(app, database, ada)
     assert browser.get("/account").text.count("this browser</span>") == 1
     assert browser.post("/account/sign-ins/deletion").status_code == 303

@@ -137,7 +137,7 @@ def test_series_are_those_of_each_run(
 def test_best_of_each_row_is_marked_where_it_is_known(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """A low loss, a high accuracy; not a score, and not the time of a run that did less."""
+    """A low loss and a high accuracy are marked, but no score and no time of a shorter run."""
     trained(database, ada, [3.0, 1.0, 2.0], lr=0.1)
     trained(database, ada, [3.0, 2.5, 1.9, 1.8], lr=0.2)
     page = browser.get("/compare?runs=1,2,9").text
@@ -197,7 +197,9 @@ def test_many_runs_are_rows(
 def test_missing_files_are_reported(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """A series that no run has, a setting in which they do not differ; no run at all is 404."""
+    """A series without a run and a setting without a difference are reported; a comparison of
+    missing runs is 404.
+    """
     trained(database, ada, [1.0], lr=0.1)
     page = browser.get("/compare?runs=1&draw=val/lost&by=training.momentum").text
     text = page.replace("&#39;", "'")

@@ -369,7 +369,7 @@ def test_the_comparison_shows_cost_and_gain_of_a_module_in_fp32(
 
 
 def test_without_a_checkpoint_the_fork_starts_over(running: Run, browser: TestClient) -> None:
-    """A pattern that is there already stays."""
+    """A checkpoint is not needed, and a pattern that is set already stays."""
     form = browser.get("/runs/new?from=1&fp32=model.head&before=7").text
     assert "Starts from the checkpoint" not in form
     assert 'name="modules.fp32" value="model.head"' in form

@@ -46,7 +46,9 @@ def test_a_note_on_runs_side_by_side(
 def test_a_note_on_a_project_is_written_by_who_may_submit_to_it(
     app: FastAPI, database: Database, ada: User, offered: None
 ) -> None:
-    """Others who see the project read it; who does not, or not one of the runs, reads nothing."""
+    """Others who see the project read the note; users who see neither the project nor one of
+    the runs do not.
+    """
     with database.writing() as session:
         for name in ("vision", "speech"):
             projects.make(session, name)

@@ -802,7 +802,7 @@ def block(page: str) -> str:
 def test_the_page_shows_the_parity_of_runs_that_share_seeds(
     database: Database, ada: User, browser: TestClient, script: TestClient
 ) -> None:
-    """The sentence of the API, the intervals, and a form that keeps the view."""
+    """The page has the sentence of the API, the intervals, and a form that keeps the view."""
     runs = two_precisions(database, ada)
     sentence = only(parity(script, runs, margin=0.02))["sentence"]
     query = {"runs": runs, "margin": "0.02", "smooth": "0.5", "draw": ["loss", "lr"]}
@@ -840,7 +840,9 @@ def test_runs_that_share_no_seeds_have_no_such_block(
 def test_the_page_names_what_cannot_be_compared(
     make: Callable[..., Run], browser: TestClient
 ) -> None:
-    """Settings to choose from, a metric that no run has, and an invalid margin."""
+    """The page lists the settings to choose from, a metric that no run has, and an
+    invalid margin.
+    """
     for seed in range(2):
         make("fp32", seed, 0.9 + seed / 50, lr=0.1, name="<b>")
         make("fp32", seed, 0.95, lr=0.2, name="<i>")

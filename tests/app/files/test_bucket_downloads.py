@@ -63,7 +63,7 @@ def asked(bucket: Bucket) -> dict[str, int]:
 
 
 def test_a_download_is_one_request_to_the_bucket(http: httpx2.Client, bucket: Bucket) -> None:
-    """Whole or in part, of any size; a response without content needs none."""
+    """Whole files and parts of any size take one request; a response without content needs none."""
     for headers, status, first, last in (
         ({}, 200, 0, len(BODY)),
         (PART, 206, 1000000, 3000001),

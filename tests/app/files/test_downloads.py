@@ -149,7 +149,7 @@ def test_file_of_another_run_is_not_there(saved: None, script: TestClient) -> No
 def test_an_unreachable_bucket_is_named(
     database: Database, saved: None, settings: Settings, ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """503 with a sentence, and without the bucket's address; the log has the reason."""
+    """The response is 503 without the bucket's address; the log has the reason."""
     monkeypatch.setattr("app.files.downloads.RETRY_SECONDS", 0.1)
     for name, value in {
         "AWS_ENDPOINT": "http://127.0.0.1:9",

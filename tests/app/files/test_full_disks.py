@@ -97,7 +97,7 @@ def put_from(uploader: Uploader, offset: int) -> tuple[int, int]:
 def test_a_file_continues_after_a_full_disk(
     small: Disk, uploader: Uploader, script: TestClient
 ) -> None:
-    """507 with the bytes needed and free; what had arrived is not sent again."""
+    """The response is 507 with the needed and free bytes; what had arrived is not sent again."""
     uploader.begin()
     file = {"path": PICTURE, "size_bytes": len(CONTENT), "sha256": SHA256}
     with uploader.spool() as spool:

@@ -188,7 +188,7 @@ def test_an_end_reports_the_bytes_that_were_lost(
 
 
 def test_the_next_file_begins_at_its_start(uploader: Uploader, database: Database) -> None:
-    """A spool that was rotated is gone through file by file, and not back."""
+    """A spool in several files is read file by file, and not back."""
     uploader.begin()
     spool_steps(uploader, 2, 3, 4, rotate_bytes=100)
     for sequence in range(3):
@@ -421,7 +421,7 @@ def test_an_attempt_ends_as_its_process_did(
 
 
 def test_an_end_says_what_did_not_come(uploader: Uploader, script: TestClient) -> None:
-    """Steps that were lost on the way are no secret."""
+    """The number of lost steps is reported."""
     uploader.begin()
     spool_steps(uploader, 5)
     uploader.send()

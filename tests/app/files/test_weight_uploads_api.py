@@ -114,7 +114,7 @@ def test_rejected_uploads_leave_nothing(
     status: int,
     message: str,
 ) -> None:
-    """Rejected at once if the size is declared, otherwise while receiving."""
+    """An upload is rejected at once if its size is declared, otherwise while it is received."""
     if most is not None:
         allowing(most)
     content = iter(body) if isinstance(body, list) else body
@@ -124,7 +124,7 @@ def test_rejected_uploads_leave_nothing(
 
 
 def test_a_half_upload_leaves_nothing(settings: Settings, address: str, script: TestClient) -> None:
-    """A line that broke off: what came in is there while it comes, and then is not."""
+    """The received part of an interrupted upload exists while it arrives, and is deleted then."""
     place, folder = urlsplit(address), settings.data / "uploads"
     lines = (
         "PUT /api/v1/uploads/net.pt HTTP/1.1",
@@ -190,7 +190,7 @@ def test_what_no_run_starts_from_goes_after_a_day(
 def test_the_command_uploads_initial_weights(
     database: Database, address: str, script: TestClient, tmp_path: Path
 ) -> None:
-    """`submit --weights FILE`; a missing file is rejected before anything is sent."""
+    """`submit --weights FILE` uploads them; a missing file is rejected before anything is sent."""
     offer_weights(database)
     token = script.headers["authorization"].removeprefix("Bearer ")
     environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}

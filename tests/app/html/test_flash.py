@@ -15,7 +15,7 @@ from db.tables import User
 def test_the_flash_cookie_is_as_secure_as_the_session(
     app: FastAPI, database: Database, ada: User, scheme: str, prefix: str
 ) -> None:
-    """Sent over TLS only, if it was set over TLS."""
+    """The cookie is sent over TLS only, if it was set over TLS."""
     with database.writing() as session:
         secret, row = accounts.start_session(session, ada, by_link=True)
         token = row.csrf_token

@@ -90,7 +90,7 @@ def _headers(database: Database, people: dict[str, User], name: str, kind: str) 
 def test_every_response_is_documented(
     app: FastAPI, settings: Settings, database: Database, people: dict[str, User], running: Run
 ) -> None:
-    """No 5xx, and no status that is missing in the description, for any user.
+    """No response is a 5xx or has a status that is missing in the description, for any user.
 
     The server's memory does not grow during a long test.
     """

@@ -86,7 +86,7 @@ def test_a_number_of_any_length_is_answered(
 def test_json_is_no_deeper_than_people_write_it(
     running: Run, script: TestClient, path: str
 ) -> None:
-    """413, before anything recurses into it; brackets within a text are text."""
+    """The response is 413 before anything recurses into it; brackets within a text do not count."""
     text = {"config": "]" + "[" * 1000, "note": '\\"[[' * 100}
     body = json.dumps({"recipe": "digits", **text})[:-1].encode()
     headers = {"content-type": "application/json"}

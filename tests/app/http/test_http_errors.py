@@ -106,7 +106,9 @@ def test_an_unused_parameter_is_rejected(script: TestClient, stranger: TestClien
 
 
 def test_bodies_hold_no_field_that_nothing_reads(browser: TestClient) -> None:
-    """A kind mistyped made a token that may everything. Who watches may be of a later version."""
+    """Unknown fields are rejected: a mistyped kind would create a token without limits. Uploads
+    of watched runs may be of a later version.
+    """
     known = browser.get("/api/v1/openapi.json").json()
     bodies = {
         each["$ref"].rpartition("/")[2]

@@ -118,7 +118,9 @@ def test_groups_of_routes_are_few(app: FastAPI) -> None:
 def test_only_its_token_opens_it(
     app: FastAPI, stranger: TestClient, script: TestClient, browser: TestClient
 ) -> None:
-    """No other, nor a browser's session; nor does it open anything else. Without one it is off."""
+    """No other token and no session of a browser opens it, and its token opens nothing else.
+    Without a token it is off.
+    """
     assert stranger.get("/metrics").status_code == 401
     assert script.get("/metrics").status_code == 401
     assert browser.get("/metrics").status_code == 401
@@ -130,7 +132,7 @@ def test_only_its_token_opens_it(
 
 
 def test_an_unreachable_database_is_reported(settings: Settings) -> None:
-    """The scrape succeeds, so that an alert can be of the database."""
+    """The scrape succeeds, so that an alert can report the database."""
     silent = Database("postgresql+psycopg://boss@127.0.0.1:1/prod")
     with TestClient(create_app(settings, silent), base_url="http://localhost") as client:
         found = served(client)

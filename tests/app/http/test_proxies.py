@@ -124,7 +124,7 @@ def test_a_real_nginx_ends_tls(
 def test_a_real_nginx_serves_below_a_path(
     tmp_path: Path, settings: Settings, database: Database, ada_signs_in: None, strips: bool
 ) -> None:
-    """Each page, script, redirect and cookie below the path; nothing of ours leads out of it."""
+    """Each page, script, redirect and cookie is below the path, and no link leads out of it."""
     port = free_port()
     address = f"https://127.0.0.1:{port}/halfstep"
     behind = settings.model_copy(

@@ -67,7 +67,7 @@ def test_an_address_within_another_is_not_public(text: str) -> None:
 @pytest.mark.parametrize("text", PRIVATE)
 @pytest.mark.parametrize("prefix", ["2606:4700::5efe", "2606:4700::200:5efe"])
 def test_an_isatap_address_is_as_public_as_the_one_within(prefix: str, text: str) -> None:
-    """RFC 5214: a router sends it there."""
+    """By RFC 5214 a router sends such a packet to the embedded address."""
     assert not is_public(f"{prefix}:{text}")
     assert is_public(f"{prefix}:8.8.8.8")
 

@@ -61,7 +61,9 @@ def test_a_viewer_gets_new_rows_and_a_cursor() -> None:
 
 
 def test_viewers_at_the_same_cursor_share_one_look() -> None:
-    """Two who have seen the same cost one look; one who is behind catches up by itself first."""
+    """Two viewers at the same cursor cost one poll; one that is behind catches up by
+    itself first.
+    """
 
     async def play(live: Live, story: Story) -> None:
         story.last = 4
@@ -180,7 +182,9 @@ def test_a_watched_subject_is_polled_when_it_is_woken() -> None:
 
 
 def test_a_viewer_that_has_been_sent_away_is_not_watched_for() -> None:
-    """One that does not read its last update keeps nothing busy until its connection closes."""
+    """A viewer that does not read its last update keeps nothing busy until its connection
+    closes.
+    """
 
     async def play(live: Live, story: Story) -> None:
         watched, end = Watched(), Update("the end", "1", is_last=True)
@@ -228,7 +232,7 @@ def test_a_viewer_that_comes_during_a_poll_of_a_watched_subject_is_not_forgotten
 
 
 def test_closing_ends_every_stream() -> None:
-    """A server that stops does not wait for open pages, nor let new ones in."""
+    """A server that stops neither waits for open pages nor accepts new streams."""
 
     async def play(live: Live, story: Story) -> None:
         stream = await _open(live, story)

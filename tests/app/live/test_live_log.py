@@ -51,7 +51,7 @@ def test_a_log_is_downloaded_while_it_is_written(
     script: TestClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Complete parts and the one that grows, in their order, each once."""
+    """Complete parts and the growing one are sent in their order, each once."""
     address = f"/runs/{running.id}/log/download"
     assert script.get(address).status_code == 404
     for number in range(1, 4):

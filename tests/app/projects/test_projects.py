@@ -154,8 +154,9 @@ def test_a_project_is_deleted_when_it_is_empty(
 def test_runs_are_moved_by_who_maintains_both_projects(
     app: FastAPI, database: Database, ada: User, mel: User
 ) -> None:
-    """One, or many, each with its own result; rejected ones have a reason, the audit log and its
-    history name the user. Forbidden destinations are rejected, and hidden ones do not exist."""
+    """Each run has its own result, and rejected ones have a reason; the audit log and the run's
+    history name the user. Forbidden destinations are rejected, and hidden ones do not exist.
+    """
     busy = start_run(database, ada, project="vision").id
     queued = submit(database, ada, project="vision").id
     others = submit(database, ada, project="text").id

@@ -14,7 +14,9 @@ def names(*some: Run, metrics: tuple[str, ...] = ()) -> list[str]:
 
 
 def test_the_usual_columns_go_by_the_listed_runs() -> None:
-    """The metric that most have, and a setting that differs: no seed, no number of steps."""
+    """The columns have the metric that most runs have and a differing setting, but no seed and
+    no number of steps.
+    """
     plain = names(run(), run())
     assert plain[:3] == ["name", "status", "step"]
     assert "learning_rate" not in plain

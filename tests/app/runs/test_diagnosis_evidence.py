@@ -92,7 +92,7 @@ def test_the_timeline_begins_with_the_first_skip(
 def test_the_card_counts_the_same_skips_everywhere(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """A gradient that was undefined at a finite loss is not all that the skips show."""
+    """A gradient that is undefined at a finite loss is counted besides other skips."""
     skipped = range(1, 26)
     rows = make_steps([1.0] * 3 + [float("nan")] * 22, skipped=skipped)
     rows["flags"][3:] |= NONFINITE_LOSS

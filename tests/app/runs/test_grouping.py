@@ -126,7 +126,9 @@ def test_a_group_has_the_range_of_its_loss_scales(
 def test_groups_whose_runs_share_seeds_lead_to_their_parity(
     database: Database, ada: User, script: TestClient, browser: TestClient
 ) -> None:
-    """All groups together, and those of which the runs differ in a further setting."""
+    """All groups together have a link, and so have groups whose runs differ in a further
+    setting.
+    """
     for tag, precision, rate, seeds in (
         ("one", "fp16", 0.1, (0, 1)),
         ("one", "fp32", 0.1, (0, 1)),

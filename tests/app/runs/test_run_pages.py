@@ -155,7 +155,7 @@ def test_checkpoint_can_be_downloaded_and_loaded(
 def test_a_checkpoint_shows_how_its_save_went(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """Duration, throughput and stall; nothing if its event is incomplete."""
+    """The page has duration, throughput and stall, or nothing if the event is incomplete."""
     files = [{**HONEST["checkpoint"]["files"][0], "size_bytes": 5_000_000}]
     events = [HONEST["checkpoint"] | {"step": step, "files": files} for step in (400, 800)]
     del events[1]["stall_seconds"]
@@ -169,7 +169,7 @@ def test_a_checkpoint_shows_how_its_save_went(
 
 
 def test_log_and_configuration(database: Database, running: Run, browser: TestClient) -> None:
-    """Lines carry their stream; a value that differs from its default is marked."""
+    """Lines of the log have their stream, and values that differ from their default are marked."""
     line = {"number": 1, "attempt": 1, "time": 1.0, "stream": "stderr", "text": "careful <b>"}
     with database.writing() as session:
         telemetry.record(session, 1, 1, telemetry.Flush(log_lines=[LogRow(**line)]))
@@ -376,7 +376,8 @@ def test_changed_settings_are_next_to_the_facts(
 
 
 def test_the_environment_is_shown(database: Database, running: Run, browser: TestClient) -> None:
-    """Machine, versions and git on the page, the texts in the API; nothing before the start.
+    """The page has machine, versions and git, the API the texts, and neither has any before the
+    start.
 
     A changed recipe is noted, but not an equal or unknown one.
     """

@@ -69,7 +69,9 @@ def test_views_are_private_and_bounded(
 def test_tabs_count_the_runs_of_views(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """All, one's own where others have some, and each saved view."""
+    """There are tabs for all runs, for the user's own if others have some, and for each
+    saved view.
+    """
     submit(database, ada, tags="a")
     with database.writing() as session:
         other = accounts.make_user(session, "grace")

@@ -68,7 +68,7 @@ def test_the_page_of_a_run_without_telemetry(watched: Uploader, browser: TestCli
 
 
 def test_an_ended_run_without_steps_waits_for_none(watched: Uploader, browser: TestClient) -> None:
-    """A script that only logs values, or that failed before its first step."""
+    """A script that only logs values, or that failed before its first step, waits for no steps."""
     assert "<b>Waiting.</b>" in browser.get("/runs/1").text
     assert watched.end(status="finished", step=0).status_code == 200
     page = browser.get("/runs/1").text

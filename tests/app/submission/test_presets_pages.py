@@ -58,7 +58,9 @@ def test_what_the_form_holds_is_saved_and_fills_it_again(
 
 
 def test_invalid_presets_are_not_saved(offered: None, browser: TestClient) -> None:
-    """Errors at their fields with the input preserved; also a missing name and too many presets."""
+    """Errors are at their fields with the input preserved; a missing name and too many presets
+    are errors too.
+    """
     wrong = browser.post("/presets", data=FORM | {"training.steps": "0", "priority": "x"})
     assert wrong.status_code == 422
     assert "0 is not valid; allowed: a whole number of at least 1" in wrong.text

@@ -67,7 +67,9 @@ def test_each_recipe_is_listed_with_its_source(database: Database, browser: Test
 
 
 def test_a_recipes_own_page_has_its_settings(database: Database, browser: TestClient) -> None:
-    """Path, default and allowed values; recipes are also found by path; unknown ones are not."""
+    """The page has path, default and allowed values; recipes are also found by path,
+    unknown ones are not.
+    """
     offer(database)
     page = browser.get("/recipes/mine").text
     assert "<code>training.batch_size</code>" in page

@@ -106,7 +106,9 @@ def test_an_unresponsive_disk_is_not_reported(tmp_path: Path) -> None:
 def test_a_page_shows_notes_tags_and_sizes(
     database: Database, ended: int, ada: User, browser: TestClient
 ) -> None:
-    """The note as safe HTML, tags as searches, sizes of files; open pages learn of changes."""
+    """The note is safe HTML, tags are links to searches, files have sizes, and open pages
+    are updated.
+    """
     with database.writing() as session:
         before = labels_mark(runs.get(session, ended))
         note = {"note": "**why** <script>x</script>", "tags": ["a&b"]}

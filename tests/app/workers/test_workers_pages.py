@@ -30,7 +30,7 @@ def add_gpus(database: Database, name: str, count: int) -> Worker:
 
 
 def test_a_worker_shows_devices_and_versions(offered: None, browser: TestClient) -> None:
-    """Runs, devices and versions; a missing worker is reported."""
+    """The page has runs, devices and versions; a missing worker is reported."""
     page = browser.get("/workers/1").text
     assert "7.45 GiB" in page
     assert "forked from" not in page
@@ -65,7 +65,7 @@ def test_a_recipe_that_lacks_packages_is_not_offered_and_says_why(
 def test_the_grid_says_what_runs_where_and_follows_it(
     database: Database, ada: User, browser: TestClient, running: Run
 ) -> None:
-    """Run, utilization and memory of each device; runs of hidden projects have no name.
+    """Each device has its run, utilization and memory; runs of hidden projects have no name.
 
     Updates have only changed rows.
     """

@@ -64,7 +64,9 @@ def end(database: Database, run: Run, status: Status = Status.FINISHED, **how: A
 def test_a_condition_is_reported_once_until_it_was_resolved(
     database: Database, running: Run, ada: User
 ) -> None:
-    """True, still true, false, and true again: two alerts, each with its end."""
+    """A condition that is true, still true, false, and true again raises two alerts, each
+    with its end.
+    """
     rule(database, ada, "loss_above", value=2.0)
     seen = Seen()
     result = []
@@ -128,7 +130,9 @@ def test_results_from_before_another_servers_write_are_dropped(
 
 
 def test_the_index_has_room_for_one(database: Database, running: Run, ada: User) -> None:
-    """A server that does not know of the turn, say, is stopped by the row's unique key."""
+    """A server that does not know of the evaluation counter is stopped by the unique key
+    of alerts.
+    """
     rule_id = rule(database, ada, "loss_above", value=2.0)
     change(database, running, loss=3.0)
     evaluate(database, Seen(), ADDRESS)
@@ -373,7 +377,7 @@ def test_a_measurement_makes_no_step(database: Database, running: Run, ada: User
 def test_channels_of_a_rule_get_one_delivery_each(
     database: Database, running: Run, ada: User, tmp_path: Any
 ) -> None:
-    """Enabled ones; an erased run's alerts are erased."""
+    """Enabled channels get a delivery, and alerts of an erased run are erased."""
     key = tmp_path / "key"
     with database.writing() as session:
         bob = accounts.user_named(session, "bob")

@@ -75,7 +75,7 @@ def test_a_worker_of_another_version_is_named(database: Database, operator: User
 def test_a_queue_in_which_nothing_starts_alerts(
     database: Database, operator: User, running: Run
 ) -> None:
-    """Runs that wait while others start are no fault."""
+    """Runs that wait while others start raise no alert."""
     rule(database, operator, "queue_stuck", 30)
     with database.writing() as session:
         queued = submit(session, operator)
@@ -132,7 +132,7 @@ def test_backups_that_are_old_or_fail_alert(
 def test_only_admins_have_alerts_of_the_service(
     database: Database, operator: User, tmp_path: Path
 ) -> None:
-    """One who is no longer an admin gets neither alerts nor deliveries."""
+    """A former admin gets neither alerts nor deliveries."""
     with database.writing() as session:
         row = session.get_one(User, operator.id)
         slack = {"kind": "slack", "name": "", "address": "https://here.example/x"}

@@ -328,7 +328,9 @@ def test_an_artifact_has_one_type(database: Database, ada: User) -> None:
 def test_lost_content_is_found_and_saved_again(
     database: Database, ada: User, store: LocalStore
 ) -> None:
-    """`storage check --mend`: its version is incomplete, and complete once it is uploaded again."""
+    """After `storage check --mend` the version is incomplete until its content is
+    uploaded again.
+    """
     version = save(database, ada, A, B)
     upload(database, store, version, A, B)
     with database.reading() as session:

@@ -75,7 +75,7 @@ def store(database: Database, running: Run) -> MemoryStore:
 def test_a_database_that_cannot_be_written_is_not_backed_up(
     database: Database, store: MemoryStore, tmp_path: Path
 ) -> None:
-    """A standby, for instance: its servers would not know of the backup."""
+    """A standby cannot be backed up, because its servers would not know of the backup."""
     url = database.engine.url
     if url.get_backend_name() == "sqlite":
         read_only = url.set(database=f"file:{url.database}", query={"mode": "ro", "uri": "true"})

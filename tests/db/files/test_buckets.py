@@ -149,7 +149,9 @@ def test_a_bucket_that_is_gone_has_not_lost_its_files(
 def test_files_are_deleted_each_by_a_request(
     bucket: Bucket, settings: Settings, database: Database, running: Run, ada: User
 ) -> None:
-    """One, one that is not there, and with an erased run all of its own and no other's."""
+    """Deletions of an existing and of a missing file take one request each; an erased run loses
+    its own files and no other's.
+    """
     store = open_store(settings)
     numbers = range(25)
     for number in numbers:

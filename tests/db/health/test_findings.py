@@ -297,8 +297,10 @@ def test_run_that_has_not_begun_shows_nothing(database: Database, ada: User) -> 
 def test_a_replayed_module_is_offered_to_a_fork(
     word: str, replays: list[Replay], offered: tuple[str, int] | None
 ) -> None:
-    """The one that most exact replays name, from before its first skip; going backward only where
-    the scale is unwell, for a scale at its limit overflows in a healthy run as well."""
+    """The module is the one that most exact replays name, from before its first skip; for the
+    backward pass only if the scale is unhealthy, because a scale at its limit overflows in a
+    healthy run as well.
+    """
     found = findings.find(Evidence(health=_health(word), replays=replays))
     offers = [(each.module, each.before) for each in found if each.module]
     assert offers == ([offered] if offered else [])

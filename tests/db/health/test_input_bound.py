@@ -36,7 +36,7 @@ def test_the_last_hundred_steps_are_judged(database: Database, running: Run) -> 
 
 
 def test_a_loop_without_data_wait_is_not_reported(database: Database, running: Run) -> None:
-    """A few steps that wait, or all of them for a moment, are worth no words."""
+    """A few waiting steps, or short waits in all of them, are not reported."""
     steps = make_steps([1.0] * 100)
     steps["step_us"], steps["data_us"] = 1000, 20
     steps["data_us"][:5] = 1000

@@ -33,7 +33,7 @@ def read(database: Database, **limit: int) -> Readings:
 
 
 def test_queued_runs_are_counted_by_why_they_wait(database: Database, ada: User) -> None:
-    """Each by its hardest obstacle; who has no worker waits for nothing else."""
+    """Each run counts by its hardest obstacle; without a worker nothing else counts."""
     with database.writing() as session:
         first = submit(session, ada)
         submit(session, ada, after_id=first.id)

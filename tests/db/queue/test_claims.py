@@ -70,7 +70,9 @@ def test_a_gang_takes_a_node_of_each_of_several_workers_or_none(
 def test_a_gang_is_of_workers_that_can_train_it_together(
     database: Database, ada: User, lacking: dict[str, Any]
 ) -> None:
-    """One of another torch, recipe, precision or memory, or that is away, takes no part."""
+    """A worker with another torch, recipe, precision or memory, or without contact, takes
+    no part.
+    """
     (one,) = add_workers(database, 1)
     values = {name: value for name, value in lacking.items() if name in ("seen_at", "stopped_at")}
     torch = lacking.get("torch", "2.13.0")
@@ -233,7 +235,9 @@ def test_a_run_that_ends_before_the_gang_can_start_goes_first(
 
 
 def test_one_gang_at_a_time_has_devices_kept(database: Database, ada: User) -> None:
-    """The first of those that wait; one that no workers could train together has none."""
+    """The first waiting run has a reservation; a run that no workers could train together
+    has none.
+    """
     one, two = add_workers(database, 1, 1)
     with database.writing() as session:
         busy = submit(session, ada)
@@ -263,7 +267,7 @@ def test_runs_that_no_worker_could_train_hide_no_other(
 
 
 def test_claims_at_once_share_no_device(database: Database, ada: User) -> None:
-    """Workers that ask all at the same time take gangs whole, and each device once."""
+    """Workers that claim at the same time get complete runs, and each device is claimed once."""
     sizes, chance = (2, 4, 4, 2, 3, 4), random.Random(1)
     up = add_workers(database, *sizes)
     shapes = [(chance.choice((1, 1, 2, 3)), chance.choice((1, 1, 2))) for _ in range(40)]

@@ -52,7 +52,7 @@ def test_workers_are_needed_as_long_as_they_train_the_run(database: Database, ad
 def test_workers_are_not_wanted_when_another_has_taken_the_run(
     database: Database, ada: User
 ) -> None:
-    """One that was up anyway, while they were waited for."""
+    """A run that another worker has taken meanwhile needs none of the placed ones."""
     with database.writing() as session:
         run = submit(session, ada)
     begin(database, run)

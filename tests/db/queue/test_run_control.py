@@ -157,7 +157,9 @@ def test_a_waiting_run_is_moved_before_another(database: Database, running: Run,
 
 @pytest.mark.slow
 def test_places_never_run_out(database: Database, running: Run, ada: User) -> None:
-    """Two that are moved before a third by turns stay in order, longer than a double has halves."""
+    """Two runs that are moved before a third in turn stay in order beyond the halvings of
+    a double.
+    """
     with database.writing() as session:
         a, b, c = (submit(session, ada) for _ in range(3))
         for n in range(120):

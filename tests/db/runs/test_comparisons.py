@@ -100,7 +100,7 @@ def test_lowest_losses_are_finite_ones(database: Database, ada: User, worker: Wo
 def test_forks_continue_the_count_of_examples(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """Each generation by its own batch size; if one is unknown, so is the count."""
+    """Each generation counts by its own batch size; if one is unknown, so is the count."""
     for _ in range(4):
         _start(database, ada, worker)
     _change(database, 1, workload={"examples": 10})
@@ -119,7 +119,9 @@ def test_forks_continue_the_count_of_examples(
 
 
 def test_related_runs_are_suggested_first(database: Database, ada: User, worker: Worker) -> None:
-    """Parent, forks and group, then the newest of the same recipe; never runs already shown."""
+    """Parent, forks and group come first, then the newest of the same recipe; never runs
+    already shown.
+    """
     for recipe in ("digits", "digits", "other", "digits", "digits", "digits"):
         with database.writing() as session:
             submit(session, ada, recipe=recipe)

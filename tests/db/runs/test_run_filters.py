@@ -83,7 +83,9 @@ def test_a_watched_run_is_found_by_what_its_script_says_now(database: Database, 
 
 
 def test_names_are_listed_each_once(database: Database, ada: User) -> None:
-    """Settings by the last parts of their paths, and by paths where several have the same."""
+    """Settings are listed by the last part of their path, or by the path if several have
+    the same.
+    """
     with database.writing() as session:
         for n in range(3):
             submit(session, ada, config=config(lr=0.1 * n), tags="b, a")

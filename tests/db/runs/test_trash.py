@@ -110,7 +110,9 @@ def test_only_an_ended_run_is_deleted(database: Database, running: Run, ada: Use
 def test_a_checkpoint_that_a_run_starts_from_is_kept(
     database: Database, ended: int, ada: User
 ) -> None:
-    """A fork that has not ended keeps its parent, as weights keep theirs; then it may go."""
+    """A fork that has not ended keeps its parent's checkpoint, and so do initial weights; then
+    it can be deleted.
+    """
     place = {"parent_id": ended, "parent_step": 10}
     with database.writing() as session:
         by_fork = submit(session, ada, config=config(200), **place)
@@ -152,7 +154,7 @@ def test_a_watched_run_in_the_trash_takes_nothing(database: Database, ada: User)
 def test_a_run_is_erased_with_all_its_rows(
     database: Database, settings: Settings, ended: int, ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A row in each table that has runs, in batches of few; other runs keep theirs."""
+    """Each table loses its rows of the run in small batches, and other runs keep theirs."""
     monkeypatch.setattr(erasure, "BATCH_ROWS", 7)
     filled = set()
     with database.writing() as session:

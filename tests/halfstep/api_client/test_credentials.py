@@ -26,7 +26,7 @@ def login(token: str, *words: str) -> subprocess.CompletedProcess[str]:
 def test_arguments_go_before_the_environment_and_that_before_the_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each part by itself; without a part there is nothing."""
+    """Each part is resolved by itself, and may be missing."""
     assert credentials.known() is None
     credentials.store(STORED)
     place = str(credentials.place())
@@ -51,7 +51,9 @@ def test_a_stored_token_is_shown_to_no_other_server(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 def test_login_stores_the_token_privately(stranger: Path) -> None:
-    """Mode 0600; the token came as input, and is not printed. The client has it then."""
+    """The file has mode 0600, and the token is read as input and not printed. The client
+    has it then.
+    """
     done = login("secret-token\n", "http://there/")
     path = stranger / "halfstep" / "login.json"
     assert done.stdout == f"The token for http://there/ is stored in {path}\n"
@@ -105,7 +107,9 @@ def test_login_names_the_allowed_values() -> None:
 def test_invalid_credentials_are_named_with_their_source(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A URL without a host, a token with invalid characters; the token is not printed."""
+    """A URL without a host and a token with invalid characters are rejected; the token is
+    not printed.
+    """
     monkeypatch.setenv("HALFSTEP_TOKEN", "hs_é")
     with pytest.raises(Unreadable, match="HALFSTEP_TOKEN: the token has the character 'é'"):
         Client("http://there")

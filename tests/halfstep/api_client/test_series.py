@@ -98,7 +98,7 @@ def test_the_command_prints_nan_and_leaves_unknown_numbers_empty(
     capsys: pytest.CaptureFixture[str],
     points: tuple[str, ...],
 ) -> None:
-    """A norm that is NaN, and one that was not logged, which is null as JSON."""
+    """A NaN norm is printed, and one that was not logged is empty, and null as JSON."""
     steps = make_steps([0.5, 0.5], first=STEPS + 1)
     for name in ("grad_norm", "grad_norm_clipped"):
         steps[name] = np.nan

@@ -339,7 +339,7 @@ def read_digits(watch: halfstep.Watch) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_a_child_process_uses_artifacts_of_its_parents_project(data: Path) -> None:
-    """A spawned one, which receives the run's handle."""
+    """A spawned process receives the run's handle, and with it the project."""
     spawn = multiprocessing.get_context("spawn")
     with halfstep.watch(project="vision", console=False, system=False, mode="offline") as watch:
         watch.save_artifact(data, name="digits")

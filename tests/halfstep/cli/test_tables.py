@@ -42,7 +42,7 @@ def test_without_a_terminal_nothing_is_cut_or_coloured(
 
 
 def test_a_column_without_values_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    """Such as the reason, where no run waits or has failed."""
+    """The reason, for instance, is left out if no run waits or has failed."""
     assert "Reason" not in printed(capsys, ROW)[0]
     assert "Reason" in printed(capsys, ROW | {"status": "queued", "waiting": "no worker"})[0]
 

@@ -238,7 +238,9 @@ def test_media_are_bounded(
 
 
 def test_wandbs_pictures(tmp_path: Path) -> None:
-    """One, or several at once; those outside of the run's folder are left out."""
+    """A single image and several at once are imported; those outside of the run's folder
+    are left out.
+    """
     inside = tmp_path / "files" / "media" / "images"
     inside.mkdir(parents=True)
     for name in ("a.png", "b.png"):

@@ -37,7 +37,7 @@ READING = {
 
 
 def test_an_agent_talks_over_stdio(client: Client, address: str, token: str) -> None:
-    """The command that agents start: it lists tools, and reads a run."""
+    """The command that agents start lists tools and reads a run."""
     server = StdioServerParameters(
         command=sys.executable,
         args=["-m", "halfstep.cli.main", "mcp"],

@@ -277,7 +277,7 @@ def test_the_outcome_of_a_script_has_its_exit_code(script: Path, end: str) -> No
 
 @pytest.mark.parametrize(("kind", "end"), [("registered", "dump"), ("main", "register")])
 def test_a_handler_of_faulthandler_stays(script: Path, kind: str, end: str) -> None:
-    """Registered before the run or in it, and after its end: SIGQUIT ends no process."""
+    """It is registered before the run or in it; after the run's end SIGQUIT ends no process."""
     done = run(script, kind, end)
     assert done.returncode == 0, done.stderr
     assert outcome(script).status == "finished"

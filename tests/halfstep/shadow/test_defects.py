@@ -116,7 +116,7 @@ def test_what_is_undefined_in_fp32_gets_no_advice_of_precision(loss_of: Loss) ->
 
 
 def test_what_is_infinite_in_fp32_too_is_not_blamed_on_a_rounding() -> None:
-    """The logarithm of a softmax: most of its zeros are zeros of fp32, one is of fp16."""
+    """Most zeros below the logarithm of a softmax are zeros of fp32, one is of fp16."""
 
     def loss_of(w: Tensor) -> Tensor:
         scores = w.half() * torch.tensor([0.0, -30.0, -200.0, -300.0], dtype=HALF)

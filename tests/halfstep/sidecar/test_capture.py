@@ -84,7 +84,7 @@ def sidecar_of(script: "subprocess.Popen[bytes]", folder: Path) -> psutil.Proces
 
 
 def test_output_goes_where_it_went_and_is_kept(tmp_path: Path) -> None:
-    """Byte for byte, that of a child process too; its lines have their streams."""
+    """Output of child processes is kept byte for byte too, and lines have their streams."""
     (tmp_path / "bare").mkdir()
     (tmp_path / "watched").mkdir()
     bare = start(tmp_path / "bare", PRINTS, {}).communicate(timeout=SECONDS)
@@ -193,7 +193,7 @@ def test_a_terminal_stays_one(tmp_path: Path) -> None:
 
 
 def test_secrets_are_hidden_in_the_log_only(tmp_path: Path) -> None:
-    """The values of variables that are named as secrets."""
+    """The values of variables that are named as secrets are hidden."""
     secret = {"MY_API_KEY": "sesame-open-sesame", "PWD": str(tmp_path)}
     script = start(tmp_path, "print(os.environ['MY_API_KEY'], os.getcwd())", ON | secret)
     out, _ = script.communicate(timeout=SECONDS)

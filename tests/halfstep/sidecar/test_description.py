@@ -55,7 +55,9 @@ def test_commit_patch_packages_and_command_are_recorded(tmp_path: Path) -> None:
 
 
 def test_the_code_is_saved_on_request(tmp_path: Path) -> None:
-    """The script, and an artifact of the code in its folder; secrets are hidden in the text."""
+    """The script is saved, and an artifact of the code in its folder; secrets are hidden
+    in the text.
+    """
     (tmp_path / "model.py").write_text("x = 1\n")
     found = run(tmp_path, ', code=True)\nkey = dict(api_key="abcdefgh99"', HALFSTEP_CONSOLE="yes")
     assert found is not None

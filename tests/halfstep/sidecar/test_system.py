@@ -94,7 +94,9 @@ def test_a_scripts_memory_is_that_of_its_process_tree() -> None:
 
 
 def test_traffic_is_what_a_counter_grew_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Per second; a counter that was reset is no negative rate, and one that is missing is None."""
+    """Traffic is per second; a counter that was reset is no negative rate, and one that
+    is missing is None.
+    """
     moment, counts = 0.0, iter([100, 300, 10, None, 20])
     monkeypatch.setattr(system, "clock", lambda: moment)
     rate = Rate(lambda: next(counts))

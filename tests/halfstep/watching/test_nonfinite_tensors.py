@@ -43,7 +43,9 @@ def test_finite_tensors_are_reported_as_none_found() -> None:
 
 
 def test_tensors_without_a_norm_are_left_out() -> None:
-    """Integers, empty tensors and fp8: without others there is no search, and no report."""
+    """Integers, empty tensors and fp8 are left out: without others there is no search,
+    and no report.
+    """
     tensors = [
         ("integers", torch.ones(2, dtype=torch.int64)),
         ("empty", torch.ones(0)),

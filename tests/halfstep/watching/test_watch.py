@@ -156,7 +156,9 @@ def bf16(watch: Any = None, *, fused: bool = False, epochs: int = 20) -> list[to
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_loop_without_a_scaler_is_watched_by_its_optimizer(tmp_path: Path, fused: bool) -> None:
-    """bf16: the loss of the backward pass, the norm, the learning rate; scale 1, and no skips."""
+    """In bf16 the loss of the backward pass, the norm and the learning rate are recorded, with
+    scale 1 and no skips.
+    """
     bare = bf16(fused=fused)
     with halfstep.watch(folder=tmp_path, name="it") as watch:
         watched = bf16(watch, fused=fused)
@@ -511,8 +513,9 @@ def test_histograms_and_sounds_are_files(tmp_path: Path) -> None:
 def test_values_that_cannot_be_shown_are_reported_and_not_logged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wrong shape, type or size, or an error of the plotting library: one line each, and the loop
-    continues."""
+    """A wrong shape, type or size, or an error of the plotting library, is one line each, and
+    the loop continues.
+    """
 
     class Broken:
         def savefig(self, *_: Any, **__: Any) -> None:
@@ -1090,7 +1093,7 @@ def test_torch_has_the_attributes_that_are_read(name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_torch_has_the_methods_that_are_wrapped(name: str) -> None:
-    """A method that is renamed would leave the loop unheard."""
+    """A renamed method would leave the loop unobserved."""
     assert callable(vars(GradScaler)[name])
 
 
@@ -1305,7 +1308,7 @@ dist.destroy_process_group()
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "sharded", "fsdp2"])
 def test_of_processes_that_train_together_one_writes(tmp_path: Path, kind: str) -> None:
-    """DDP, with either scaler, and FSDP2: what any rank overflowed in is in the one run."""
+    """With DDP, with either scaler, and with FSDP2 the one run has the overflows of every rank."""
     ranks = [
         warm.Popen([sys.executable, "-c", RANK, str(tmp_path), str(rank), kind])
         for rank in range(2)

@@ -169,7 +169,7 @@ def test_a_step_takes_two_operators_more_and_one_with_a_clip(
     is_on_device: bool,
     clip: bool,
 ) -> None:
-    """One for all norms, unless the clip has them, and one for the row."""
+    """One operator is for all norms, unless the clip has them, and one for the row."""
     monkeypatch.setattr("halfstep.recording.ring.DRAIN_SECONDS", 1e9)
     bare = Training(optimizer, parameters, is_scaled=is_scaled, clip=clip).operators()
     with (

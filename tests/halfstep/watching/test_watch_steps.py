@@ -542,7 +542,7 @@ def test_parameters_that_join_a_clipped_optimizer_are_measured(
 
 
 def test_a_scaler_that_never_steps_has_no_scale(tmp_path: Path) -> None:
-    """A loop that divides its gradients by hand, and sets the scale itself."""
+    """A loop that divides its gradients by hand and sets the scale itself has no recorded scale."""
     net = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     scaler = GradScaler("cpu", init_scale=64.0)

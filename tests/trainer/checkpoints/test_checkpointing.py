@@ -131,7 +131,7 @@ def test_a_full_disk_fails_the_run(run_loop, tmp_path, steps, suffix):
 
 @pytest.mark.slow
 def test_a_kill_in_the_middle_of_a_write_keeps_the_one_before(tmp_path):
-    """SIGKILL while bytes of the second are on their way: the first is whole, the second absent."""
+    """After a SIGKILL while the second file is written the first is whole, the second absent."""
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     config = {"training": {"steps": 10**6}, "checkpoints": {"every_steps": 10}}

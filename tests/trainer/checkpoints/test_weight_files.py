@@ -58,7 +58,7 @@ def write_index(folder, shards):
 
 
 def test_a_folder_with_shards(tmp_path):
-    """All that the index names are read."""
+    """All files that the index names are read."""
     save_file(ONE, tmp_path / "model-1-of-2.safetensors")
     save_file(TWO, tmp_path / "model-2-of-2.safetensors")
     write_index(

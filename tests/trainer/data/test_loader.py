@@ -260,7 +260,7 @@ def test_workers_end_with_the_training(run_loop):
 
 @pytest.mark.parametrize("base", [Reading, Streaming])
 def test_a_batch_that_cannot_be_sent_is_reported(run_loop, base):
-    """One that cannot be pickled, with its examples; it is not waited for."""
+    """A batch that cannot be pickled is reported with its examples, and not waited for."""
 
     class Unsendable(base):
         def collate(self, examples):

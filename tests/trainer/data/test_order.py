@@ -36,7 +36,9 @@ def test_a_slice_equals_the_slice_of_the_whole(start, count):
 
 @pytest.mark.slow
 def test_all_orders_of_a_few_examples_are_about_as_likely():
-    """Chi-square over seeds for the 24 orders of four examples: far below a biased shuffle's."""
+    """Chi-square over seeds is far below that of a biased shuffle for the 24 orders of
+    four examples.
+    """
     seeds, size = 1500, 4
     found = Counter(
         tuple(Order(size, s, shuffle=True).take(0, size).tolist()) for s in range(seeds)

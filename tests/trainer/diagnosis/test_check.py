@@ -552,7 +552,7 @@ def test_nondeterministic_operations_on_cuda_are_named(tmp_path, capsys, operati
     ],
 )
 def test_what_determinism_allows_is_no_mistake(tmp_path, capsys, value):
-    """Forms of such operations that have a deterministic kernel."""
+    """Forms of such operations with a deterministic kernel are allowed."""
     step = f'yield Loss(({value}).float().mean(), optimizer="adamw")'
     assert "deterministic" not in checked(tmp_path, capsys, (STEP, step))[1]
 

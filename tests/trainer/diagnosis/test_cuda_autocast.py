@@ -30,7 +30,7 @@ def listed(macro):
     ],
 )
 def test_the_lists_are_those_of_the_torch_that_is_installed(macro, names):
-    """Torch ships them in a header; norm stands in a list of its own there."""
+    """Torch ships the lists in a header; norm is in a list of its own there."""
     assert {name for name in names if not name.startswith("norm")} == listed(macro)
 
 

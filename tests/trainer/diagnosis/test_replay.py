@@ -205,7 +205,7 @@ def _optimizers(run):
 
 
 def test_a_replayed_loss_is_that_of_the_skipped_step(run_loop, monkeypatch):
-    """The same examples, random numbers and weights: the replay computes the recorded loss."""
+    """With the same examples, random numbers and weights the replay computes the recorded loss."""
     losses = []
     original = Replay._repeat_passes
 
@@ -333,7 +333,7 @@ def test_a_mask_of_minus_infinity_is_no_overflow(run_loop):
 
 
 def test_an_overflow_outside_of_modules_is_the_training_steps(run_loop):
-    """A loss that overflows by itself is not laid at a module's door."""
+    """A loss that overflows by itself is not attributed to a module."""
 
     class Outside(Planted):
         def training_step(self, batch):

@@ -158,7 +158,9 @@ def undone(run):
 
 
 def test_the_same_seed_goes_back_alike_and_so_does_a_resumed_run(run_loop, tmp_path):
-    """Bit for bit: run twice, and resumed from a checkpoint before or between its rollbacks."""
+    """A run is repeated bit for bit, and so is one resumed from a checkpoint before or between
+    its rollbacks.
+    """
     whole = run_loop(Poisoned, VALUES, tmp_path / "a")
     assert len(undone(whole)) > 1
     again = run_loop(Poisoned, VALUES, tmp_path / "b")

@@ -77,7 +77,9 @@ def both(found, name):
 
 
 def test_shards_train_what_whole_weights_train(found):
-    """Dropout, clip and evaluation included; the average of the weights is evaluated as well."""
+    """Dropout, clip and evaluation are included; the average of the weights is evaluated
+    as well.
+    """
     shards, whole = both(found, "digits")
     assert_alike(shards, whole)
     assert min(shards["grad_norm"]) > DIGITS["training"]["max_grad_norm"]  # so all are clipped
@@ -242,7 +244,7 @@ def test_a_checkpoint_of_shards_is_whole(found, folder, run_loop):
 
 
 def test_a_save_holds_a_ranks_share_and_no_more(found, folder):
-    """Counted in bytes of all copies; the first rank also has unsharded tensors."""
+    """The bytes of all copies are counted; the first rank also has unsharded tensors."""
     state = load(folder / "checkpoints/step-00000003.pt")
     shards = {"modules": state["modules"], "optimizers": state["optimizers"]}
     shards["ema"] = state["parts"]["ema"]
@@ -298,7 +300,9 @@ class Bomb:
 
 
 def test_altered_shards_are_rejected(folder, tmp_path, capsys):
-    """Altered, gone, or, by who has altered the hash too, made to run code."""
+    """Shards that were altered, are missing, or would run code with an altered hash are
+    rejected.
+    """
     shutil.copytree(folder / "checkpoints", tmp_path / "checkpoints")
     path = tmp_path / "checkpoints/step-00000003.pt"
     shard, index = path.with_suffix("") / "__1_0.distcp", path.with_suffix("") / ".metadata"
@@ -365,7 +369,7 @@ def test_a_network_that_no_device_holds_is_drawn_by_one_rank(found):
     [(kind, False) for kind in UNFUSED] + [(kind, True) for kind in FUSED],
 )
 def test_optimizers_update_shards_as_they_update_whole_weights(found, kind, is_fused):
-    """All that are allowed, with what some of them keep before the first step."""
+    """All allowed optimizers are tested, with what some of them keep before the first step."""
     assert_alike(*both(found, f"{kind} {is_fused}"))
 
 

@@ -90,7 +90,7 @@ class Mixed(Regression):
 
 
 def test_all_but_running_statistics_and_their_norm_is_bf16(run_loop, tmp_path):
-    """Weights and moments; it trains, is saved in bf16, and resumes exactly."""
+    """Weights and moments are bf16; the run trains, is saved in bf16, and resumes exactly."""
     run = run_loop(Mixed, BF16, folder=tmp_path)
     weights = run.weights()
     fp32 = {name for name, weight in weights.items() if weight.dtype == torch.float32}

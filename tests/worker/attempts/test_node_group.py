@@ -266,7 +266,7 @@ def test_an_error_on_the_second_node_is_the_runs(machines: Machines, site: Site)
 @pytest.mark.extended
 @pytest.mark.only_on("postgresql")
 def test_workers_start_their_nodes_of_what_one_of_them_claimed(site: Site, tmp_path: Path) -> None:
-    """Each with a disk of its own; the run ends as one of one node does, and frees both."""
+    """Each worker has a disk of its own; the run ends like one of a single node, and frees both."""
     run_id = site.submit(steps=20, nodes=2)
     bucket = {"HALFSTEP_STORAGE_URL": f"file://{tmp_path / 'bucket'}"}
     (tmp_path / "bucket").mkdir()

@@ -38,7 +38,7 @@ def test_a_volume_that_others_cannot_reach_is_reported(
 
 
 def test_what_does_not_answer_is_named(tmp_path: Path) -> None:
-    """No database there, and an interface that is not."""
+    """A missing database and a missing network interface are named."""
     url = "postgresql://halfstep:secret@127.0.0.1:9/none"
     said = found(Settings(data=tmp_path, database_url=url, network_interface="wires"))
     assert said["database"][0] is False

@@ -126,7 +126,9 @@ class Cluster:
 def test_a_run_is_one_indexed_job_however_often_it_is_placed(
     engine: Kubernetes, api: KubernetesEmulator
 ) -> None:
-    """One pod per node, never restarted; a cancelled one is gone, and may be cancelled again."""
+    """There is one pod per node, never restarted; a cancelled job is gone, and may be
+    cancelled again.
+    """
     assert engine.poll(TWO).state == "gone"
     engine.place(TWO)
     engine.place(TWO)
@@ -221,7 +223,7 @@ def test_the_pending_reason_of_a_pod_is_that_of_kubernetes(
 
 
 def test_a_job_without_pods_says_why(api: KubernetesEmulator, tmp_path: Path) -> None:
-    """A quota that forbids them, or a queue that has not admitted it."""
+    """The reason is a quota that forbids them, or a queue that has not admitted it."""
     engine = Kubernetes(settings(tmp_path))
     engine.place(TWO)
     Cluster(api).event(TWO.name, "FailedCreate", "exceeded quota")
@@ -313,7 +315,9 @@ def test_another_installations_jobs_are_not_changed(
 def test_a_rejection_of_kubernetes_fails_the_run_and_silence_does_not(
     engine: Kubernetes, api: KubernetesEmulator
 ) -> None:
-    """A quota, a webhook's words; but an API that fails, or may not be read, is waited for."""
+    """A quota and a webhook's message fail the run; an API that fails, or may not be
+    read, is waited for.
+    """
     words = "admission webhook denied the request: no image from there"
     api["post /apis/batch/v1/namespaces/lab/jobs"] << KubernetesError(status=403, message=words)
     with pytest.raises(PlacementRejected, match="no image from there"):
@@ -354,7 +358,7 @@ def test_an_invalid_pod_template_is_rejected(tmp_path: Path, text: str, words: s
 def test_settings_that_kubernetes_cannot_do_without_are_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An image; and names as Kubernetes has them."""
+    """An image and valid names of Kubernetes are required."""
     monkeypatch.setenv("HALFSTEP_PLACEMENT", "kubernetes")
     with pytest.raises(
         Invalid, match=r"HALFSTEP_KUBERNETES_IMAGE.*required by HALFSTEP_PLACEMENT=kubernetes"

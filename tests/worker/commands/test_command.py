@@ -149,7 +149,9 @@ def test_an_exit_code_fails_the_run_with_its_last_output(
 def test_a_cancel_is_sigterm_and_after_the_grace_sigkill(
     site: Site, worker: subprocess.Popen[bytes]
 ) -> None:
-    """One that heeds the signal ends by itself; of one that does not, nothing is left either."""
+    """A command that handles the signal ends by itself; of one that does not, nothing is
+    left either.
+    """
     respects = (
         "import signal, sys; signal.signal(15, lambda *_: (print('bye'), sys.exit(7)));" + SLEEPS
     )
@@ -169,7 +171,9 @@ def test_a_cancel_is_sigterm_and_after_the_grace_sigkill(
 def test_killed_commands_are_queued_again_and_start_over(
     site: Site, worker: subprocess.Popen[bytes]
 ) -> None:
-    """A killed command, and one with a killed supervisor; remaining processes end."""
+    """A killed command, and one whose supervisor was killed, start over; remaining
+    processes end.
+    """
     code = "import os; print('attempt', os.environ['HALFSTEP_ATTEMPT'], flush=True);"
     code += "os.environ['HALFSTEP_ATTEMPT'] == '3' and exit(0);" + SLEEPS
     run_id = python(site, code)
@@ -189,7 +193,7 @@ def test_killed_commands_are_queued_again_and_start_over(
 
 
 def test_a_worker_that_stops_gives_its_command_back(site: Site) -> None:
-    """SIGTERM first; the run waits for the next worker, at its old place."""
+    """The command gets SIGTERM first; the run waits for the next worker at its old position."""
     run_id = python(site, SLEEPS)
     with site.worker(HALFSTEP_ALLOW_COMMANDS="yes"):
         until(lambda: "begun" in site.log(run_id))

@@ -145,7 +145,7 @@ LEAVES = (
 
 @pytest.mark.slow
 def test_processes_of_a_command_end_with_it(kept: Kept) -> None:
-    """Including processes with their own session, such as torchrun's ranks."""
+    """Processes with their own session, such as torchrun's ranks, end too."""
     command_runner, family = kept.waits(LEAVES)
     assert len(family) == 2
     kept.begun.with_name("begun-over").touch()

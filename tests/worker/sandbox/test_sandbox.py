@@ -285,7 +285,9 @@ def test_a_worker_says_which_place_a_run_could_write(site: Site, home: Path) -> 
 def test_a_sandbox_that_cannot_be_is_not_ok(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kernel without Landlock, a folder that the run cannot write, and a sound one."""
+    """A kernel without Landlock and a folder that the run cannot write are reported; a sound
+    one is accepted.
+    """
     settings = Settings(data=tmp_path / "data", sandbox=True)
     assert sandbox.obstacle(settings) == ""
     assert sorted((tmp_path / "data" / "scratch").iterdir()) == []
