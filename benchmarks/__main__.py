@@ -47,7 +47,7 @@ CLAIMS = (
     "console_lines",
     "diagnosis",
 )
-#: Print tables of their own, with no bar that this machine could be held to.
+#: Print tables of their own, without a target for this machine.
 OTHERS = ("loop_hold", "gpu_performance", "gpu_launches")
 
 

@@ -25,7 +25,7 @@ from trainer.loop import train
 WIDTH, LAYERS, BATCH_SIZE = 256, 32, 4096
 MICRO_BATCHES = (1, 16)
 BAR = 1.1
-#: Bytes from which on glibc asks the system for each piece, and gives it back.
+#: Size from which glibc requests each piece from the system, and returns it.
 ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 
 

@@ -54,7 +54,7 @@ class CuttingProxy(threading.Thread):
                     if left is not None and (left := left - len(piece)) == 0:
                         self.cuts += 1
                         break
-                # Closing alone would wait for the thread that reads from it.
+                # Only closing it would wait for the thread that reads from it.
                 client.shutdown(socket.SHUT_RDWR)
 
 

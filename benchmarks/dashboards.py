@@ -41,14 +41,14 @@ from halfstep.telemetry.spool import STEP_DTYPE
 
 LISTED, COMPARED = 50, 20
 LEAST_RATE, MOST_RATE = 1e-5, 1e-1
-HIGH = 0.75  # what the filter asks for is above: a quarter of the runs
+HIGH = 0.75  # the filter matches what is above: a quarter of the runs
 BAR = 0.25
 PATIENCE_SECONDS = 300
 CELLS = ("list", "filter", "sort", "run", "comparison")
 
-#: By cell, what asks once.
+#: By cell, the function that makes its requests once.
 Requests = Mapping[str, Callable[[httpx2.Client], list[httpx2.Response]]]
-#: One that serves: what asks its server, and for what.
+#: A running tool: the client of its server, and its requests.
 Tool: TypeAlias = tuple[httpx2.Client, Requests]
 
 
@@ -244,7 +244,7 @@ def tensorboard(ids: list[str]) -> Requests:
     }
 
 
-#: How each tool serves a folder at a port, and what says that it has read all of it.
+#: How each tool serves a folder at a port, and the request that shows that it has read all of it.
 SERVERS: dict[str, tuple[Callable[[str, str], list[str]], Callable[[list[str]], Requests]]] = {
     "mlflow": (
         lambda folder, port: [

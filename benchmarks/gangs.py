@@ -2,8 +2,8 @@
 
     python -m benchmarks.gangs [--runs 300] [--workers 32] [--patience 300] [--known]
 
-The product's default is measured beside two orders in plain Python over the same trace, which know
-each run's length: FIFO, in which nobody overtakes, and EASY, in which the first that waits has a
+The product's default is compared with two orders in plain Python on the same trace, which know
+each run's length: FIFO, in which no run overtakes, and EASY, in which the first that waits has a
 reservation and shorter runs are filled in. Long: --runs 5000 --workers 200 --known.
 """
 
@@ -44,9 +44,9 @@ SIZES = (
     (16, 8, 2),
 )
 MINUTE, HOUR = 60.0, 3600.0
-#: Devices that runs ask for, of those that there are, while they come in.
+#: Share of all devices that the arriving runs need.
 LOAD = 1.3
-#: Workers that ask at an event, beside those whose devices it freed.
+#: Workers that claim at an event, besides those whose devices it freed.
 ASKING = 8
 
 
@@ -325,7 +325,7 @@ def product(
                 put(moment)
                 asking = site.end(run_id)
             idle = [worker for worker, free in site.free.items() if free]
-            # All ask twice a second; of the many that have nothing to hope for, some do here.
+            # All claim twice a second; of the many without a chance, some do here.
             asking += chance.sample(idle, min(len(idle), ASKING if following or ends else 10**6))
             for worker in asking:
                 while site.free[worker]:

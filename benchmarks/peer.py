@@ -18,7 +18,7 @@ def step_itself(kind):
     """Take about a millisecond, without the interpreter's lock, in which a tool's threads may work.
 
     busy: in native code on a processor, as a training step is. idle: asleep, after which all that
-    the host does is slow, whoever does it.
+    the host does is slow, in any code.
     """
     if kind == "busy":
         hashlib.sha256(BLOCK)

@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks.report import report
 
 ENVIRONMENTS = Path(__file__).parents[1] / ".bench-env"
-#: mlflow 3.18.0 wants a mlflow-skinny 3.18.0, which cannot be had everywhere.
+#: mlflow 3.18.0 needs mlflow-skinny 3.18.0, which is not available everywhere.
 PEERS = {
     "trackio": "0.43.0",
     "tensorboard": "2.21.0",

@@ -36,7 +36,7 @@ DTYPES: dict[Precision, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfl
 STEPS, DIFFS = 8, 4
 BATCH_SIZE = 2
 BAR, MEMORY_BAR = 6.0, 1.3
-#: The bar is for steps that take at least so long: a diff also costs milliseconds per call.
+#: The target is for steps of at least this time: a diff also costs milliseconds per call.
 LEAST_SECONDS = 0.05
 CPU = torch.device("cpu")
 SCALE = {"fp16": 1024.0, "bf16": 1.0}

@@ -19,7 +19,7 @@ from tests.trainer.no_sync_made import attempt_steps
 from trainer.registry import MissingRequirementError, known_recipes, load_recipe
 
 PRECISIONS: tuple[Precision, ...] = ("fp16", "bf16", "fp32")
-#: Everything that a step may do beyond the plain one, but what says that it waits.
+#: Everything that a step may do beyond the plain one, unless its setting says that it waits.
 VALUES = {
     "training": {"max_grad_norm": 1.0, "accumulation_steps": 2},
     "diagnosis": {"histogram_every_steps": 1, "headroom_every_steps": 1},

@@ -203,7 +203,7 @@ def measure(
         if len(taken["bare"]) >= LEAST_TURNS and time.perf_counter() > until:
             break
         batches = [bare.recipe.text[torch.randint(1024, (8,))] for _ in range(TURN_STEPS)]
-        order.append(order.pop(0))  # nobody always comes after the same one, nor first
+        order.append(order.pop(0))  # no variant always follows the same one, or is always first
         for name in order if turn % 2 else reversed(order):
             before = copies[name].seconds
             _train(copies[name], turn * TURN_STEPS + 1, batches, clock)

@@ -40,7 +40,7 @@ OUR_WHEEL = str(Path(halfstep.__file__).parent)
 ENVIRONMENT = Path(__file__).parents[1] / ".bench-env" / "watch"
 TOOLS = {"wandb": "0.31.0", "tensorboard": "2.21.0", "mlflow": "3.17.2", "trackio": "0.43.0"}
 OURS = "halfstep.watch"
-BARS = (OURS, "wandb", "trackio")  # the tools of the bars; others are measured in the first loop
+BARS = (OURS, "wandb", "trackio")  # the tools with a target; others are measured in the first loop
 KINDS = ("scaler", "no scaler", "clip", "100 parameters", "two optimizers", "accumulation")
 clock = time.perf_counter
 

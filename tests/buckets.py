@@ -19,7 +19,7 @@ from tests.site import free_port, until
 
 KEY, SECRET, REGION = "halfstep", "halfstep-secret", "us-east-1"
 JUICEFS = Path(sys.executable).with_name("juicefs")
-#: What a proxy does not hand on, as it is said of one connection alone, or by the server itself.
+#: Headers that a proxy does not forward: those of one connection, or of the server itself.
 OWN_HEADERS = {"connection", "transfer-encoding", "date", "server", "keep-alive"}
 
 
@@ -137,7 +137,7 @@ class Bucket:
 
     def unfinished(self, key: str) -> list[int]:
         """Return the number of uploaded parts of each unfinished upload of a file."""
-        prefix = f"lab/{key}"  # JuiceFS lists those of one file alone
+        prefix = f"lab/{key}"  # JuiceFS lists only those of one file
         result = self.client.list_multipart_uploads(Bucket=self.name, Prefix=prefix)
         parts = (
             self.client.list_parts(Bucket=self.name, Key=prefix, UploadId=each["UploadId"])

@@ -32,7 +32,7 @@ from tests.site import Site
 # torch reads it as it is loaded. Threads spin while they wait for their piece of a tiny product:
 # where several processes share two cores, a small loop takes four times as much of them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Few tests need the process beside a watched script; those turn it on.
+# Few tests need the sidecar of a watched script; those turn it on.
 os.environ.setdefault("HALFSTEP_CONSOLE", "no")
 os.environ.setdefault("HALFSTEP_SYSTEM", "no")
 os.environ.setdefault("HALFSTEP_GIT", "no")
@@ -224,7 +224,7 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("template") / "halfstep.db"
     database = Database(f"sqlite:///{path}")
     database.migrate()
-    database.dispose()  # the last connection to close leaves one file, with no journal beside it
+    database.dispose()  # the last connection to close leaves one file without a journal
     return path
 
 

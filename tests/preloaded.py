@@ -83,7 +83,7 @@ def _interpreter() -> tuple[subprocess.Popen[bytes], socket.socket]:
             pass_fds=[its.fileno()],
             start_new_session=True,
         )
-    interpreter.returncode = 0  # it ends when we do, and nobody waits for it
+    interpreter.returncode = 0  # it ends with this process, and is not waited for
     atexit.register(ours.close)
     return interpreter, ours
 

@@ -64,9 +64,9 @@ LOADED = (
 READ_AT_START = ("PYTHON", "LD_", "MKL_", "OPENBLAS_")
 #: A worker's thread that waits for word from its database.
 LISTENER = "listener"
-#: Threads that a fork can do without: torchrun's says every few seconds that it is there.
+#: Threads that a fork does not need: torchrun's keep-alive.
 HARMLESS = (LISTENER, "RendezvousKeepAliveTimer")
-UNBUFFERED = "PYTHONUNBUFFERED"  # which we heed ourselves
+UNBUFFERED = "PYTHONUNBUFFERED"  # which this process handles itself
 REQUEST_BYTES = 2**17
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 PARAMETERS = list(inspect.signature(subprocess.Popen._execute_child).parameters)[1:]  # type: ignore[attr-defined]
@@ -162,7 +162,7 @@ def _nursery() -> socket.socket:
             stdin=subprocess.DEVNULL,
             pass_fds=[its.fileno()],
         )
-    nursery.returncode = 0  # it ends when we do, and nobody waits for it
+    nursery.returncode = 0  # it ends with this process, and is not waited for
     atexit.register(ours.close)
     return ours
 
@@ -193,7 +193,7 @@ def _load() -> None:
         databases.add(self)
 
     database_class.__init__ = remembered
-    import_module("trainer.probe").recipes()  # their schemas, which every worker asks a probe for
+    import_module("trainer.probe").recipes()  # their schemas, which every worker's probe needs
     gc.freeze()  # or each fork's collections would copy all of it
     gc.enable()
 

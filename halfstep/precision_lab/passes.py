@@ -761,7 +761,7 @@ def gradients_of(loss: Tensor, parameters: Mapping[int, Tensor]) -> dict[int, Te
 def as_real(gradient: Tensor) -> Tensor:
     """Return a gradient of a parameter as a dense tensor of real numbers."""
     gradient = gradient.detach()
-    if gradient.layout != torch.strided:  # of an embedding with sparse=True, say
+    if gradient.layout != torch.strided:  # for instance of an embedding with sparse=True
         gradient = gradient.to_dense()
     return torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
 

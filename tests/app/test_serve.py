@@ -49,7 +49,7 @@ def test_server_stops_while_pages_are_open(
             events = _events(stream)
             next(events)
             server.should_exit = True
-            # The server says goodbye in HTTP's terms: a cut connection would raise here.
+            # The server ends the connection by HTTP's rules: a cut one would raise here.
             assert list(events) == []
 
 

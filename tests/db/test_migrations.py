@@ -83,7 +83,7 @@ def test_rows_outlive_every_migration(database: Database) -> None:
     command.downgrade(config, "base")
     command.upgrade(config, REVISIONS[0])
     for revision in REVISIONS[1:]:
-        # Deeds nothing could empty again; summaries are made of other rows.
+        # No code could empty the audit log again; summaries are made of other rows.
         filled = fill(database, without=("deeds", "audit_events", "metric_buckets"))
         command.upgrade(config, revision)
         assert counts(database, filled) == {1}, revision

@@ -72,7 +72,7 @@ KINDS = {
         "scaled_by_another",
     },
 }
-#: What a row must say of causes that several kinds share.
+#: Texts that a row of a cause that several kinds share must contain.
 WORDS = {
     "carried": re.compile("has not been finite since|held NaN when"),
     "diverges": re.compile("the training diverge[sd]"),

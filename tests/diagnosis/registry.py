@@ -110,7 +110,7 @@ class Loop:
     harmful: frozenset[str]
     precision: str
     seed: int
-    #: Processes that train together, over gloo; 1: in the process of whoever asks.
+    #: Processes that train together, over gloo; 1: in the calling process.
     processes: int
     #: What it raises, as its type and the beginning of its message; "" if nothing.
     raises: str

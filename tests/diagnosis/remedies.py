@@ -19,7 +19,7 @@ RULED_OUT = re.compile(
     r"|in vain|rules? out|ruled out|has no part|instead of|rather than)\b|n't\b",
     re.IGNORECASE,
 )
-#: A verb that asks for something; not a noun of the same form, as in "the same run in fp32".
+#: An imperative verb; not a noun of the same form, as in "the same run in fp32".
 ASKS = (
     r"(?<!\bthe )(?<!\bsame )(?<!\bthis )(?<!\bthat )(?<!\beach )(?<!\ba )"
     r"\b(use|try|tries|run|compute|train|set|start|lower|reduce|decrease|halve|raise|increase|keep"
@@ -28,7 +28,7 @@ ASKS = (
 )
 SMALLER = r"\b(smaller|lower|lowers?|reduced?|decrease|halve|shrink)\b"
 LARGER = r"\b(larger|higher|raise|increase|enlarge|grow)\b"
-#: What a clause that asks for a remedy says.
+#: Words of a clause with a remedy.
 WORDS: dict[str, str] = {
     "bf16": r"\b(bf16|bfloat16)\b",
     "fp32": r"\b(fp32|float32)\b|autocast\([^)]*enabled=False",
@@ -42,7 +42,7 @@ WORDS: dict[str, str] = {
     "unscale": r"\bunscale_|unscale (the )?gradients",
     "clip": r"\bclip(_grad_norm_|_grad_value_)?\b(?! after| before)",
 }
-#: What says so in a remedy's name, as app.telemetry.suggested_actions has it.
+#: Words of a remedy's name, as app.telemetry.suggested_actions has it.
 NAMES = {
     "bf16": "bf16",
     "fp32": "fp32",

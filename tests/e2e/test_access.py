@@ -43,7 +43,7 @@ from tests.e2e.artifacts_made import FILES, publish
 
 #: WCAG 2.2 AA, and what axe's authors hold to be good besides: landmarks, order of headings.
 TAGS = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22a", "wcag22aa", "best-practice")
-#: In the dark only colours are others, so that their rules alone are asked again.
+#: In the dark theme only colours differ, so only their rules are checked again.
 RULES = {
     "light": list(TAGS),
     "dark": {"type": "rule", "values": ["color-contrast", "link-in-text-block"]},

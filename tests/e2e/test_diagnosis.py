@@ -59,7 +59,7 @@ def test_gradients_are_drawn_and_slid_to_another_scale(
 ) -> None:
     """The map's place is there from the start; it shows modules, and what another scale loses."""
     config = {**CONFIG, "diagnosis": {"histogram_every_steps": 100}}
-    page.goto("/workers")  # the empty list would load itself anew
+    page.goto("/workers")  # the empty list would reload itself
     running = start_run(database, ada, config=config)
     page.goto("/runs/1?tab=gradients")
     expect(page.locator("[data-lost]")).to_have_text("The first are counted in step 100.")

@@ -15,7 +15,7 @@ from tests.app.conftest import submit
 from tests.e2e.test_access import found_on
 
 MOST_TABS = 200
-#: What of the focused element tells it from others: its name for who cannot see it.
+#: Properties that identify the focused element: its accessible name.
 FOCUSED = """(() => { const at = document.activeElement
     return at.getAttribute('aria-label') || at.labels?.[0]?.innerText || at.innerText || '' })()"""
 

@@ -15,7 +15,7 @@ def test_restored_checkboxes_count_after_going_back(
 ) -> None:
     """The browser restores ticked boxes: the bar shows them, because Delete would apply to them."""
     submit(database, ada)
-    page.route("**/live?*", lambda route: route.abort())  # news count anew what is ticked
+    page.route("**/live?*", lambda route: route.abort())  # updates count the ticked runs again
     page.goto("/runs")
     page.locator("[data-rows] [name=run]").nth(0).check()
     page.locator("[data-rows] [name=run]").nth(1).check()

@@ -42,7 +42,7 @@ def test_form_keeps_what_was_typed_and_submits(
     A mistake is told in a summary that has the focus and leads to its field, beside all that was
     typed; put right, the run is queued by Ctrl+Enter. What like runs took stands by the button.
     """
-    page.goto("/workers")  # an empty list of runs would load itself anew for the first one
+    page.goto("/workers")  # an empty list of runs would reload itself for the first one
     other = {**DIGITS, "name": "other", "title": "Other"}
     add_worker(database, "w1", [DIGITS, other], [CPU])
     finished = submit(database, ada, recipe="other", config={**CONFIG, "precision": "bf16"})
@@ -172,7 +172,7 @@ def test_steps_that_run_again_replace_their_points(
             lease_seconds=60.0,
         )
         assert again is not None
-        # With its first steps, as the recorder does: whoever watches sees both or none.
+        # Together with its first steps, as the recorder does: viewers see both or none.
         queue.start(session, 1, again.attempt, resumed_step=3)
         flush = telemetry.Flush(steps=[make_steps([1.0] * 4, first=4)])
         telemetry.record(session, 1, again.attempt, flush)
@@ -297,7 +297,7 @@ def test_the_list_fetches_a_missed_run(
     database: Database, ada: User, offered: None, page: Page
 ) -> None:
     """A list that could not be fetched when a run came in is fetched a little later."""
-    page.goto("/workers")  # the empty list would load itself anew
+    page.goto("/workers")  # the empty list would reload itself
     start_run(database, ada)
     page.goto("/runs")
     refused = refuse_once(page, "**/runs?current=*")
@@ -429,7 +429,7 @@ def test_a_long_name_without_a_space_is_broken(
 ) -> None:
     """A long name moves no column of the list, and makes no run's page wider than the screen."""
     page.set_viewport_size({"width": width, "height": 800})
-    page.goto("/workers")  # the empty list would load itself anew
+    page.goto("/workers")  # the empty list would reload itself
     start_run(database, ada, name="short")
     page.goto("/runs")
     column = page.locator("th", has_text="Created")

@@ -51,7 +51,7 @@ def test_images_learns_the_digits_files(
     and top-5.
     """
     cache = tmp_path / "cache"
-    cache.mkdir()  # beside the data folder a run makes nothing new
+    cache.mkdir()  # a run creates nothing outside of the data folder
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     fields = {"training.steps": "25", "training.warmup_steps": "2", "training.ema_decay": "0.9"}
     with site.worker(HALFSTEP_COLD="yes"):

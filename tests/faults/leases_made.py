@@ -10,5 +10,5 @@ LEASE = {"HALFSTEP_LEASE_SECONDS": "6"}
 
 def clocked(tmp_path: Path) -> dict[str, str]:
     clock = tmp_path / "clock"
-    clock.touch()  # beside the data folder a run makes nothing new
+    clock.touch()  # a run creates nothing outside of the data folder
     return {"HALFSTEP_RECIPES": RECIPE, "HALFSTEP_TEST_CLOCK": str(clock)}

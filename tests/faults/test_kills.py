@@ -84,7 +84,7 @@ def test_killed_servers_do_not_disturb_runs_or_viewers(site: Site, moments: rand
                 )
                 viewers[run_id].start()
                 until(lambda: viewers[run_id].cursor != "")
-            if viewers[run_id].is_over:  # its run has ended: there is nobody who would come back
+            if viewers[run_id].is_over:  # its run has ended, so no viewer would come back
                 return False
             servers[-1].kill()
             servers[-1].wait()

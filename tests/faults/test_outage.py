@@ -103,7 +103,7 @@ def test_a_locked_database_delays_only_telemetry(site: Site) -> None:
     with site.worker():
         site.wait_for_step(run_id, 100)
         with site.database.writing() as session:
-            session.connection()  # from here on nobody else writes
+            session.connection()  # from here on no other process writes
             before = spool_bytes(site, run_id)
             time.sleep(35)
             assert spool_bytes(site, run_id) > before

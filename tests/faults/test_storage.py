@@ -99,7 +99,7 @@ def test_a_disk_full_of_spool_and_database_pauses_the_run_once_there_is_room(
     site: Site, small_disk: Path
 ) -> None:
     """Nothing can be written while both are full; then the run pauses for that reason."""
-    site.database.dispose()  # which leaves one file, with no journal beside it
+    site.database.dispose()  # which leaves one file without a journal
     path = shutil.copy(make_url(site.url).database, small_disk)
     site.data, site.url = small_disk, f"sqlite:///{path}"
     site.database = Database(site.url)

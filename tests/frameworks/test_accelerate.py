@@ -17,7 +17,7 @@ def train(
 ) -> tuple[RecordingScaler, list]:
     """Train two epochs as Accelerate's documentation does, with a schedule."""
     accelerator = accelerate.Accelerator(cpu=True)
-    accelerator.scaler = scaler = RecordingScaler()  # which it makes on CUDA alone
+    accelerator.scaler = scaler = RecordingScaler()  # which it makes only on CUDA
     net = Net()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, fused=fused)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)

@@ -89,7 +89,7 @@ def test_watching_adds_no_wait(
     bare, watched = (Loop(fused=fused, clip=clip, precision=precision) for _ in range(2))
     for _ in range(WARM_UP):
         bare.step()
-    # A scaler asks a fused optimizer nothing; any other it asks once a step whether to skip.
+    # A scaler passes a fused optimizer its flag; for others it reads it once a step.
     own = waits(bare.step)
     assert own == (0 if fused or precision == "bf16" or DEVICE.type == "cpu" else STEPS)
     with halfstep.watch(watched.net, folder=tmp_path, name="it", **options):

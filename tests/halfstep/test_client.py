@@ -326,7 +326,7 @@ def test_a_download_that_broke_off_continues(
     """Received bytes are not fetched again, and the whole file is verified."""
     sha256 = hashlib.sha256(BODY).hexdigest()
     (tmp_path / f".{sha256}.partial").write_bytes(BODY[:had])
-    saved.write_bytes(b"\0" * had + BODY[had:])  # of the same size: what is fetched anew is wrong
+    saved.write_bytes(b"\0" * had + BODY[had:])  # of the same size: what is fetched again is wrong
     path = client.download(1, tmp_path)
     assert path.read_bytes() == BODY
     assert path.name == "digits-fp16-run1-step400.pt"

@@ -89,7 +89,7 @@ def pip_settings(folder: Path) -> list[str]:
         value = str(literal_eval(quoted)).split()
         config.read_dict({section: {key: " ".join(value)}})
         for word in value:
-            # The files of an index lie beside it.
+            # The files of an index are next to it.
             is_index = word.startswith("file://") and key.endswith("index-url")
             path = Path(word.removeprefix("file://"))
             paths.add(path.parent if is_index else path)

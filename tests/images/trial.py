@@ -34,7 +34,7 @@ from tests.images.builder import BUILDAH, ROOT, buildah
 from tests.site import until
 
 SECONDS_OF = {"s": 1, "m": 60}
-ENGINES_GRACE_SECONDS = 10.0  # what an engine gives a container that says nothing of it
+ENGINES_GRACE_SECONDS = 10.0  # what an engine gives a container without settings of its own
 
 
 def compose() -> dict[str, Any]:

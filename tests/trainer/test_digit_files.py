@@ -21,7 +21,7 @@ def test_the_digits_are_written_once(tmp_path, monkeypatch):
     pixels = np.asarray(train.read(0))[..., 0]
     expected = (images[number].view(8, 8) * 255 / 16).round()
     np.testing.assert_array_equal(pixels, expected.numpy())
-    monkeypatch.setattr(digit_files, "write_digits", None)  # nobody calls it
+    monkeypatch.setattr(digit_files, "write_digits", None)  # it is not called
     assert digit_files.digit_folder() == folder
     assert [path.name for path in folder.parent.iterdir()] == ["digits"]
 

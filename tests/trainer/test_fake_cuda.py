@@ -69,7 +69,7 @@ def update_on_cuda(monkeypatch, values, spoil=lambda telemetry: None):
     with FakeTensorMode(allow_non_fake_inputs=True), StayOnDevice():
         with CUDA:
             recipe = Adams(config, CUDA)
-        with monkeypatch.context() as patched:  # memory can be pinned where there is CUDA alone
+        with monkeypatch.context() as patched:  # memory can be pinned only where there is CUDA
             empty = torch.empty
             patched.setattr(torch, "empty", lambda *a, pin_memory=False, **k: empty(*a, **k))
             context, _followers = make_context(

@@ -26,7 +26,7 @@ OURS = (
 TRUSTING = {"pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 READING = {"load", "loads", "Unpickler", "open"}
 SWITCHES = {"weights_only", "allow_pickle"}
-#: From one process of a run to another, by a pipe; and a reader that makes tensors alone.
+#: Between processes of a run, by a pipe; and a reader that makes only tensors.
 KNOWN = {
     ("trainer/data/examples.py", "pickle.loads"),
     ("trainer/checkpoints/shard_files.py", "pickle.Unpickler"),

@@ -126,7 +126,7 @@ def test_names_of_users_that_an_earlier_upgrade_replaced_are_restored(old: Old) 
     before = old.rows()
     old.replace_database(f"{FIRST}-upgraded-by-58406ad5.db.xz")
     damaged = old.rows()
-    # Both spike.rollback and the recipe's rewind may be meant here.
+    # This may be spike.rollback or the recipe's rewind.
     before["saved_views"][3]["group"] = "rollback"
     before["saved_views"][2]["columns"] = "name,spike.most_rewinds,rollback"
     assert "tag:rewind-lab" not in {view["filter"] for view in damaged["saved_views"]}

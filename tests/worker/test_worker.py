@@ -169,7 +169,7 @@ def test_nothing_that_one_run_left_keeps_the_others_from_being_looked_at(site: S
     assert (site.run(bad).status, site.run(good).status) == (Status.FAILED, Status.QUEUED)
 
 
-#: Which no submission may have; a row that came otherwise, from an earlier version say, has.
+#: Settings that no submission may have, but a row of an earlier version.
 TOO_MUCH, TOO_LONG = '"device_memory_gib": 1e308', f'"seed": {"1" * 5000}'
 #: Larger than any double: PostgreSQL refuses to read it as one, SQLite reads infinity.
 UNREADABLE = f'"device_memory_gib": {10**400}'

@@ -267,7 +267,7 @@ def test_a_session_shows_no_row_of_a_run_that_its_user_may_not_see(
     tables = [each.class_ for each in mappers if issubclass(each.class_, OfRun | OfProject)]
     assert len(tables) > 20
     hidden, mine = installed.hidden, installed.open
-    with database.writing() as session:  # of steps that nobody reads here
+    with database.writing() as session:  # of steps that no test reads here
         for run_id in (*hidden.runs, *mine.runs):
             session.add(StepConversion(run_id=run_id, is_verified=False))
             row = FrozenSteps(run_id=run_id, key=f"steps/{run_id}/a", size_bytes=1, step=1)

@@ -19,7 +19,7 @@ from tests.app.uploading import write_token
 
 pytestmark = pytest.mark.sql
 
-#: What no deed may tell, whatever it is called.
+#: Details that no audit event may contain, whatever their name.
 SECRETS = {"password", "current", "token", "secret", "value", "note", "address", "config", "line"}
 #: What safetensors begins with, of a file without tensors.
 EMPTY = (2).to_bytes(8, "little") + b"{}"

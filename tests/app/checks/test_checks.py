@@ -46,7 +46,7 @@ def people(database: Database, ada: User) -> dict[str, User]:
 def test_members_upload_viewers_read_and_authors_or_maintainers_delete(
     app: FastAPI, database: Database, people: dict[str, User]
 ) -> None:
-    """Nobody else sees it, and each change is in the audit log."""
+    """Other users do not see a report, and each change is in the audit log."""
     scripts = {name: script_of(app, database, user) for name, user in people.items()}
     new = body(project="vision")
     assert scripts["vic"].post("/api/v1/checks", json=new).status_code == 403

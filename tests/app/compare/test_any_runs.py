@@ -41,7 +41,7 @@ def test_runs_are_in_the_requested_order(
     assert second["best"]["loss"]["value"] == 1.0
     assert second["best"]["val/accuracy"]["value"] == 0.5
     assert second["figures"]["val/score"]["value"] == 2.0
-    assert "val/score" not in second["best"]  # nobody knows which way it is better
+    assert "val/score" not in second["best"]  # its better direction is unknown
 
 
 def test_a_setting_that_one_run_lacks_is_no_difference_of_the_others(

@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.extended]
 ROUNDS = int(os.environ.get("HALFSTEP_FUZZ_ROUNDS", "1"))
 IS_FULL = ROUNDS > 1
 MIB = 2**20
-#: By what somebody is, and what kind of token they come with.
+#: By role, and kind of the token.
 ANY_GROUP = [
     ("stranger", ""),
     ("viewer", FULL),

@@ -266,7 +266,7 @@ def test_the_list_is_updated_when_the_first_worker_starts_and_the_last_stops(
     up = sent(down)
     with database.writing() as session:
         workers.drain(session, worker_id)
-    assert sent(up) == down  # nobody takes what is queued
+    assert sent(up) == down  # no worker claims the queued runs
     with database.writing() as session:
         workers.undrain(session, worker_id)
     assert sent(down) == up

@@ -57,7 +57,7 @@ def test_a_retry_in_fp32_counts_as_applied(
     assert 'data-fact="applied">9<' in page
     assert 'data-fact="skipped">3<' in page
     assert 'value="step" data-view="x"' in page
-    assert 'value="applied"' not in page  # an axis that the charts could not tell
+    assert 'value="applied"' not in page  # an axis that the charts cannot draw
 
 
 def test_a_page_continues_from_its_own_state(

@@ -33,7 +33,7 @@ def test_only_affected_listeners_are_notified(
     database: Database, ada: User, worker: Worker
 ) -> None:
     """All workers of a queued run and of released devices while a run is queued, once per
-    transaction; the members of a gang; a drained worker.
+    transaction; the workers of a run on several nodes; a drained worker.
     """
     other = add_worker(database, "w2", [DIGITS], [CPU])
     with listening(database) as (listener, received):
@@ -52,7 +52,7 @@ def test_only_affected_listeners_are_notified(
             assert claim(session, worker) is not None
         assert received() == {other.id}
         with database.writing() as session:
-            queue.end(session, second.id, 1, Status.FINISHED)  # for which nobody waits
+            queue.end(session, second.id, 1, Status.FINISHED)  # for which no run waits
         with database.writing() as session:
             submit(session, ada)
             session.rollback()  # nor for what never was

@@ -1,4 +1,4 @@
-"""Verdicts: from tables of skips, and from rows of both databases."""
+"""Loss-scale health: from tables of skips, and from rows of both databases."""
 
 import numpy as np
 import pytest

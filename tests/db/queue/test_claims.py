@@ -114,7 +114,7 @@ def add_workers_in(session: Session) -> list[Worker]:
 def test_a_gang_has_its_turn_by_priority_and_holds_as_any_run(
     database: Database, ada: User
 ) -> None:
-    """A later run passes one that does not fit; after_id and an owner's limit hold a gang too."""
+    """A later run passes one that does not fit; after_id and limits apply to several nodes too."""
     one, two = add_workers(database, 1, 1)
     with database.writing() as session:
         first = submit(session, ada)
@@ -151,7 +151,7 @@ def test_what_comes_free_is_kept_for_a_gang_that_waited(database: Database, ada:
         assert claim(session, one, reserve_after_seconds=0) is None
         session.refresh(node_group)
         assert node_group.reservation is not None
-        assert node_group.reservation["until"] is None  # nobody knows when these end
+        assert node_group.reservation["until"] is None  # the ends of these are unknown
         assert node_group.reservation["worker_ids"] == [one.id, two.id, three.id]
         finish(session, small[4])
         assert claim(session, one, reserve_after_seconds=1e9) == later  # two are free, it needs one
@@ -194,7 +194,7 @@ def test_more_is_kept_if_ends_of_runs_are_unknown(database: Database, ada: User)
         assert kept(0) == [0, 1]
         away = update(Worker).where(Worker.id.in_([up[0].id, up[1].id]))
         session.execute(away.values(seen_at=0.0))
-        assert kept(1e9) == [0, 1]  # of which the one that asks is up
+        assert kept(1e9) == [0, 1]  # of which the claiming one is up
         session.execute(update(Worker).where(Worker.id == up[1].id).values(seen_at=now()))
         assert claim(session, up[1], reserve_after_seconds=1e9) is None
 

@@ -343,7 +343,7 @@ def test_two_claims_at_once_keep_to_the_limit_of_a_user(
     def waits_or_is_done() -> bool:
         with (
             database.reading() as session
-        ):  # anew: PostgreSQL shows a transaction the same each time
+        ):  # a new session: PostgreSQL shows a transaction the same each time
             return not other.is_alive() or bool(session.scalar(is_waiting))
 
     other = threading.Thread(target=claim_another)

@@ -69,7 +69,7 @@ def accumulation(watch: WatchCall, fused: bool = False) -> None:
 def calibration(watch: WatchCall, scale: float = 2.0**24, fused: bool = False) -> None:
     """A start from far above the limit: the first steps are skipped, and the rest applied."""
     net = ConvNet()
-    # Fused SGD with momentum reads a buffer that nobody wrote if its first step is skipped.
+    # If its first step is skipped, fused SGD with momentum reads an unwritten buffer.
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, fused=fused)
     scaler = grad_scaler(scale)
     watch(net, name="calibration")

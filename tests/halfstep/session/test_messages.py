@@ -1,4 +1,4 @@
-"""Messages on stderr: the reason of each kind of refusal, however many there are."""
+"""Messages on stderr: the reason of each kind of rejection, for any number of them."""
 
 from pathlib import Path
 from typing import Any

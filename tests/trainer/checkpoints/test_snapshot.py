@@ -94,7 +94,7 @@ class Asked(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-#: Make a tensor of memory, and queue a copy. None of them reads a value.
+#: Make a tensor of memory, and queue a copy. Neither reads a value.
 QUEUED = {"empty", "empty_strided", "set_", "copy_"}
 
 

@@ -24,7 +24,7 @@ class BackwardPlant(nn.Module):
 
 
 def _factor(x):
-    # Of eight examples only one that is alone far out is normalised to more than 2.64.
+    # Of eight examples only one far from all others is normalised to more than 2.64.
     return torch.where(x.detach() > 2.64, 60000.0, 1.0).half()
 
 

@@ -150,7 +150,7 @@ def test_an_overflow_in_a_real_recipe_is_named_and_leaves_no_trace(
         "training": {"steps": 31, "batch_size": 4},
         "scaler": {"init_scale": 1024.0},
         "evaluation": {"every_steps": None},
-        "checkpoints": {"every_steps": CALIBRATED_STEP},  # when the host hears of all steps
+        "checkpoints": {"every_steps": CALIBRATED_STEP},  # when the host receives all steps
         "recipe": sizes,
     }
     class_ = with_plant(recipe, path, plant)

@@ -280,7 +280,7 @@ def test_a_resumed_run_reports_no_scale_set_by_hand(run_loop, tmp_path):
     assert run.skipped() == [1, 2]
     path = tmp_path / "step-00000002.pt"
     assert not run_loop(Digits, values, folder=tmp_path, resume=path).of("scaler", kind="set")
-    state = torch.load(path, weights_only=True)  # not mapped: it is written anew
+    state = torch.load(path, weights_only=True)  # not mapped: it is written again
     del state["parts"]["telemetry"]
     torch.save(state, path)
     assert not run_loop(Digits, values, folder=tmp_path, resume=path).of("scaler", kind="set")

@@ -54,7 +54,7 @@ class Machines:
     def start(self, run_id: int) -> None:
         """Claim both nodes and start their supervisors."""
         with self.site.database.writing() as session:
-            for worker in self.workers:  # which nobody takes for dead, on however busy a machine
+            for worker in self.workers:  # so that none is silent on a busy machine
                 workers.heartbeat(session, worker.id)
             run = claims.claim(
                 session,

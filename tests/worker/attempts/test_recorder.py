@@ -441,7 +441,7 @@ def test_a_disk_that_fails_is_not_held_against_the_run(attempts: Attempts) -> No
     assert attempts.made_by() == span(1, 5, 1)
 
 
-#: What no training says, but JSON can.
+#: JSON that no training writes.
 HOSTILE = st.one_of(
     st.none(),
     st.booleans(),

@@ -24,7 +24,7 @@ from tests.db.conftest import submit_command
 from tests.marks import extended
 from tests.site import Site, is_running, until
 
-#: Says that it has begun, then executes the rest of the line.
+#: Writes a file when it has begun, then executes the rest of the line.
 SLEEPS = "import sys, time; print('begun', flush=True); time.sleep(600)"
 
 

@@ -30,7 +30,7 @@ PROGRAMS = Path(__file__).with_name("attacks")
 #: How the worker runs: as root, as another user without privileges, as root with run users.
 ROOT, PLAIN, RUN_USERS = KINDS = ("root", "plain", "run_users")
 DEVICES = 4
-#: Of this process only; others have the ranges beside it.
+#: Of this process only; others have the adjacent ranges.
 FIRST = 62000 + os.getpid() % 300 * 10
 PLAIN_USER = FIRST + 9
 RESULT = "RESULT "

@@ -57,7 +57,7 @@ sleep = [sys.executable, "-c", "import time; time.sleep(999)"]
 left = subprocess.Popen(sleep, start_new_session=True)
 print("SPIED " + json.dumps(seen), flush=True)
 """
-#: Starts more than it may, and says how far it came.
+#: Starts more processes than allowed, and prints how many it started.
 BOMB = """
 import subprocess, sys
 started = []
@@ -141,7 +141,7 @@ def test_a_run_with_a_user_of_its_own_reaches_nothing_else(passable: Site, pytho
         other = site.data / "runs" / str(first)
         secret = site.data / "secrets.key"
         secret.write_text("key")
-        secret.chmod(0o644)  # not even what anybody might read, were it not for the wall
+        secret.chmod(0o644)  # not even files that every user may read outside of the sandbox
         theirs = [f"/proc/{worker_pid}/environ", str(other / "job-1.json"), str(secret)]
         theirs += [site.url.removeprefix("sqlite:///"), str(other)]
         spied = _wait(site, " ".join(["python", str(site.data.parent / "spy.py"), *theirs]))
@@ -314,7 +314,7 @@ def test_a_run_beyond_its_memory_affects_no_other(site: Site, tmp_path: Path) ->
     assert "SIGKILL" in (run.stop_reason or "")
 
 
-#: Names its threads, also in a program that it starts, and tries what is below /proc beside them.
+#: Names its threads, also in a program that it starts, and tries other files of /proc.
 NAMES = """
 import json, os, subprocess, sys
 def opens(path):

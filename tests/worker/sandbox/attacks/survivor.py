@@ -23,7 +23,7 @@ for _ in range(3):
     os.wait()
 parent = os.getppid()
 try:
-    for each in os.listdir("/proc"):  # also those that a parent could ask
+    for each in os.listdir("/proc"):  # also those that a parent could request
         if each.isdecimal() and int(each) == parent:
             os.kill(parent, signal.SIGKILL)
 except OSError as error:
