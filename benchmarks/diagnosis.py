@@ -88,7 +88,7 @@ def named_by_anomaly(text: str) -> set[str]:
 def named_by_debug(text: str) -> set[str]:
     """Return the causes that transformers' hooks on modules' outputs name, which stop at the first.
 
-    Rule: the first line "... has nans" or "... has infs" names the number that was not finite first.
+    Rule: the first line "... has nans" or "... has infs" names the first number that is not finite.
     An output: the forward pass, which without a scaler is all there is to be named. An input of the
     first module of a batch: the inputs. A weight names nothing: that came by an earlier step.
     """

@@ -1,4 +1,4 @@
-// The page of alerts: the form asks for what a condition needs, a delivery under way is followed.
+// The page of alerts: the form has the fields of the condition, and a running delivery is followed.
 import { wish } from 'unread_badge'
 import { localTimes } from 'formats'
 import { createTabs } from 'tabs'

@@ -27,7 +27,7 @@ const send = async (path, file) => {
   return markdownOf(file.name, address)
 }
 
-/** Put a text in place of the selection, so that Ctrl+Z undoes it. @param {HTMLTextAreaElement} area @param {string} text */
+/** Replace the selection by a text; Ctrl+Z undoes it. @param {HTMLTextAreaElement} area @param {string} text */
 const insert = (area, text) => {
   area.focus()
   if (!document.execCommand('insertText', false, text)) area.setRangeText(text, area.selectionStart, area.selectionEnd, 'end')

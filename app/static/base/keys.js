@@ -1,7 +1,7 @@
 // Keys of every page: j, k and x go through the list of runs, j and k through the marked lines of a
-// check, [ and ] to the runs beside one, g and a letter to a page, / to the search, ? says what there is,
+// check, [ and ] to the neighbouring runs, g and a letter to a page, / to the search, ? lists the keys,
 // Ctrl+K leads anywhere. A single key does nothing
-// while the user types or a dialog is open, and can be switched off, as WCAG 2.1.4 asks.
+// while the user types or a dialog is open, and can be switched off, as WCAG 2.1.4 requires.
 import { openPalette } from 'palette'
 import { root } from 'root'
 

@@ -28,7 +28,7 @@ export const toast = (text, offer) => {
   timer = setTimeout(hide, offer ? 15000 : 5000)
 }
 
-/** Load this page again, which then shows what the toast says now. */
+/** Reload this page and keep the text of the toast. */
 export const reload = () => {
   const box = document.querySelector('[data-toast]')
   if (!box.hidden) document.cookie = `halfstep-done=${encodeURIComponent(box.firstChild?.textContent ?? '')}; path=/; max-age=30; samesite=strict`
@@ -103,7 +103,7 @@ document.addEventListener('submit', async (event) => {
   }
 })
 
-/** A button that destroys asks first. @param {Found} button */
+/** Confirm the action of a destructive button. @param {Found} button */
 const ask = (button) => {
   const dialog = Object.assign(document.createElement('dialog'), { className: 'card', innerHTML: '<p></p><p class="inline"><button type="button" class="danger"></button> <button type="button" autofocus>Cancel</button></p>' })
   const [yes, no] = dialog.querySelectorAll('button')

@@ -1,2 +1,2 @@
-// The path below which this server's pages and API lie: '' or, behind a proxy, '/halfstep' say.
+// The path prefix of this server's pages and API: '' or, behind a proxy, such as '/halfstep'.
 export const root = globalThis.document?.documentElement.dataset.root ?? ''

@@ -1,4 +1,4 @@
-// Put new HTML in place of old without disturbing what a person does with it: rows that did not
+// Replace HTML without disturbing the user: rows that did not
 // change stay, ticked boxes stay ticked, opened details stay open.
 import { localTimes } from 'formats'
 import { still } from 'dom_updates'
@@ -60,7 +60,7 @@ const update = (row, fresh, html) => {
   }
 }
 
-/** Put rows, by data-key, in place of the same ones. @param {Element} body @param {string} html @returns {string[]} keys of rows that are not there */
+/** Replace rows by those with the same data-key. @param {Element} body @param {string} html @returns {string[]} keys of rows that are not there */
 export const replaceRows = (body, html) => {
   const missing = []
   for (const row of [...parsed(html).children]) {

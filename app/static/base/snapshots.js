@@ -58,7 +58,7 @@ const queue = (calls) => (call) => {
   schedule()
 }
 
-/** Show newer data when everything on the page may; drawings that it asks for come in the same task. */
+/** Show newer data when everything on the page is ready; its drawings are made in the same task. */
 export const showNews = queue(news)
 /** Draw what the page has, with all else that is to be drawn. */
 export const draw = queue(drawings)

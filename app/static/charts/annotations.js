@@ -20,7 +20,7 @@ const NONFINITE = [
 export const NONFINITE_SIGNS = Object.fromEntries(NONFINITE.map(([, name, sign]) => [name, [sign, name]]))
 
 /**
- * Marks on a plot that is `inner` pixels high, as Plotly wants them.
+ * Return the marks on a plot of `inner` pixels height, in Plotly's format.
  * @param {import('points').Points} points @param {import('url_state').View} view
  * @param {number} inner @param {Record<string, string>} colors @param {import('decimation').Screen} screen
  * @param {{isTicked: boolean, isLoss: boolean, lines: MarkedLine[]}} panel isTicked: it shows ticks of skipped steps; isLoss: and what happened to the loss
@@ -50,7 +50,7 @@ export const marksOf = (points, view, inner, colors, screen, { isTicked, isLoss,
   }
 }
 
-/** Attempts by the step that they resumed after, of those that points know. @param {import('points').Points} points @returns {Map<number, string[]>} */
+/** Return the known attempts by the step after which they resumed. @param {import('points').Points} points @returns {Map<number, string[]>} */
 const resumedSteps = ({ resumptions, first, last }) => {
   const within = Object.entries(resumptions).filter(([, step]) => first <= step + 1 && step <= last)
   const steps = new Map()

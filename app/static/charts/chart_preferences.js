@@ -57,7 +57,7 @@ export const arrangementOf = (section, recipe) => {
   return { arrangement, keep: () => { if (own !== undefined) keep('panels', { recipe, ...arrangement, ...(recipe === SEVERAL_RUNS && { ranges: {} }) }) } }
 }
 
-/** Take what was chosen last above the charts, where the address says nothing. @param {HTMLElement} section whose data-toolbar the server wrote @param {import('url_state').View} view */
+/** Apply the last choice of the toolbar, unless the URL has one. @param {HTMLElement} section whose data-toolbar the server wrote @param {import('url_state').View} view */
 export const recallToolbar = (section, view) => {
   const kept = parsed(section.dataset.toolbar)
   const query = new URLSearchParams(location.search)

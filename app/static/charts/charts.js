@@ -19,7 +19,7 @@ document.head.append(Object.assign(document.createElement('meta'), { id: '9f215c
 let known = null
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { known = null })
 document.addEventListener('themechange', () => { known = null })
-/** Colours of the theme as plain rgb: Plotly knows no light-dark(). */
+/** Colours of the theme as plain rgb: Plotly does not support light-dark(). */
 const themeColors = () => {
   if (known) return known
   const probe = document.body.appendChild(document.createElement('i'))

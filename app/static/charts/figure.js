@@ -1,4 +1,4 @@
-// What the panels of a run draw, as Plotly wants it: one figure a panel. Draws nothing itself.
+// Figures of a run's panels in Plotly's format, one per panel. Draws nothing itself.
 import { chosenRange, linearAxis, logAxis, positiveExtent, ticksOf, tickText } from 'axis'
 import { escaped, power, scale as scaleText } from 'formats'
 import { marksOf } from 'annotations'

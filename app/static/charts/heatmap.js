@@ -1,4 +1,4 @@
-// The heat map of gradients' exponents, as Plotly wants it. Draws nothing itself.
+// The heat map of gradients' exponents in Plotly's format. Draws nothing itself.
 import { power } from 'formats'
 
 /** fp16: subnormal from 2^-24, normal from 2^-14, and 65504 is just under 2^16. */

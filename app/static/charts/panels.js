@@ -19,7 +19,7 @@ const made = (tag, fields = {}, ...children) => {
 /** @param {string} group */
 const titleOf = (group) => GROUPS[group] ?? (group === '/' ? 'Metrics' : group.slice(0, -1))
 
-/** The title of a panel, without what that of its group says. @param {import('figure').Row} row */
+/** Return the title of a panel without that of its group. @param {import('figure').Row} row */
 const headOf = ({ title, group }) => (group !== '/' && group.endsWith('/') && title.startsWith(group) ? title.slice(group.length) : title)
 
 /** The name of a line, without the title of its panel. @param {string} name @param {import('figure').Row} row */

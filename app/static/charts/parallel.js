@@ -1,4 +1,4 @@
-// All settings that differ beside each other, and one figure: a line a run. Plotly's own parallel
+// All differing settings side by side, and one figure: a line per run. Plotly's own parallel
 // coordinates make code out of texts, which our content security policy forbids.
 import { strokeOf } from 'comparison'
 import { escaped, number } from 'formats'

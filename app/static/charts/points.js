@@ -137,7 +137,7 @@ export class Points {
     return within.reduce((sum, n) => sum + n, 0)
   }
 
-  /** Replace everything from the first new step on, but for buckets, which know it already. @param {Record<string, any[]>} steps */
+  /** Replace everything from the first new step on, except buckets, which have it already. @param {Record<string, any[]>} steps */
   addSteps(steps) {
     const begin = position(steps.step, this.bucket > 1 ? this.last + 1 : this.asked[0])
     const end = position(steps.step, this.asked[1] + 1)

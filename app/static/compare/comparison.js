@@ -1,4 +1,4 @@
-// A series of several runs in one figure, as Plotly wants it. Draws nothing itself.
+// A series of several runs in one figure, in Plotly's format. Draws nothing itself.
 import { NONFINITE_SIGNS, nonfiniteMarks } from 'annotations'
 import { chosenRange, linearAxis, logAxis } from 'axis'
 import { banded, meanOf } from 'error_band'

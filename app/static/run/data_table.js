@@ -51,7 +51,7 @@ const made = (tag, fields = {}, ...children) => {
   return element
 }
 
-/** Columns whose values a classifier's right and wrong rows, and its certainty, are told by. */
+/** Columns that show a classifier's right and wrong rows, and its certainty. */
 const [TRUE, PREDICTED, CERTAINTY] = [/^(true|truth|label|target|actual)s?$/i, /^(pred|predicted|prediction)s?$/i, /^(confidence|score|probability|prob)$/i]
 
 /** @param {import('media').MediaCard} card @returns {import('media').ShowMedia} */

@@ -7,7 +7,7 @@ import { apart } from 'heatmap'
 
 const MOST = 6 // layers that are drawn as lines
 const NARROW = 500 // pixels
-const [NAME, END] = [20, 13] // characters of a layer's name beside a map, and at the end of a line
+const [NAME, END] = [20, 13] // characters of a layer's name next to a map, and at the end of a line
 const PLAIN = { paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)' }
 
 /** @typedef {{steps: number[], layers: string[], norms: (number|string|null)[][]}} LayerNorms */

@@ -1,4 +1,4 @@
-// The points of a precision plan, as Plotly wants them. Draws nothing itself.
+// The points of a precision plan in Plotly's format. Draws nothing itself.
 import { escaped, number } from 'formats'
 
 const [SHORT, COSINE] = [3, 6] // digits of a time and of a cosine

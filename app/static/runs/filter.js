@@ -31,7 +31,7 @@ const propose = async (first = false) => {
   try {
     words = await vocabulary
   } catch {
-    vocabulary = null // the next key asks again
+    vocabulary = null // the next key requests again
     return
   }
   if (document.activeElement !== box) return

@@ -29,7 +29,7 @@ const begin = (list) => {
   countTicked = createSelection(list, () => refetchRows(rows))
 }
 
-/** The first run comes in place of the advice, unless a key is about to press what that offers. @param {Document} page with the list */
+/** Replace the advice by the first run, unless a button of the advice has the focus. @param {Document} page with the list */
 const showFirst = async (page) => {
   const parts = [...page.querySelectorAll('#main > *')].map((part) => document.adoptNode(part))
   const list = parts.find((part) => part.matches('[data-list]'))

@@ -1,5 +1,5 @@
-// The form of a new run: says which power of two a scale is, takes what is typed along to another
-// recipe or a sweep, and starts the run by its button or Ctrl+Enter alone.
+// The form of a new run: shows a scale as a power of two, takes the input along to another
+// recipe or a sweep, and starts the run only by its button or Ctrl+Enter.
 
 import { takeAlong } from 'carry_form'
 import { power } from 'formats'
@@ -33,7 +33,7 @@ form?.addEventListener('keydown', (event) => {
   form.querySelector('[data-start]').click()
 })
 
-// What is no number at all a browser would send as nothing: say so here, where it still stands.
+// A browser sends an invalid number as an empty value, so it is reported here.
 form?.addEventListener('submit', (event) => {
   const bad = [...form.elements].find((input) => input.validity?.badInput)
   if (!bad) return

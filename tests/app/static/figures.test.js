@@ -83,7 +83,7 @@ test('a panel without numbers has no axes', () => {
   assert.deepEqual([visible(scale), scale.layout.shapes], [[false, false], []])
 })
 
-/** Where the marks of a figure are, and what they say, by their name. */
+/** Return positions and texts of a figure's marks, by their name. */
 const marksOf = ({ marks, layout: { shapes } }) => Object.fromEntries(marks.filter(({ name, x }) => x.length && name in NONFINITE_SIGNS)
   .map(({ name, x, text }) => [name, { x, isAbove: shapes.filter((shape) => shape.name === name).map(({ path }) => Number(path.match(/,([\d.]+)/)[1]) > 0.5), text }]))
 

@@ -14,7 +14,7 @@ const page = (changes = {}) => {
     resumptions: {}, spikes: [], ...changes,
   }
 }
-/** Steps as updates tell of them. */
+/** Return steps in the format of updates. */
 const steps = (step, changes = {}) => ({
   step, loss: step.map(() => 2), elapsed_ms: step.map((each) => each * 100), data_us: step.map(() => 5), flags: step.map(() => 0), ...changes,
 })

@@ -13,7 +13,7 @@ const { readView, writeView } = await import('url_state')
 const at = (query) => { address = new URL(`http://localhost/runs/1?${query}`); return readView() }
 const leave = () => target.dispatchEvent(new Event('pagehide'))
 
-/** What a browser keeps, or a link hides, of which these say nothing. */
+/** Default view of the browser's storage and of the URL. */
 const usual = { logs: [], trimmed: [], search: '', hidden: [], pinned: [], collapsed: [] }
 
 test('an address that says nothing shows all', () => {
