@@ -87,7 +87,7 @@ def test_gpu_performance_measures_each_precision_loop_and_mode() -> None:
 
 
 def test_gpu_performance_reports_what_its_budget_leaves_out() -> None:
-    """Without any time every configuration is a row all the same."""
+    """Without any time every configuration still has a row."""
     settings = gpu_performance.Settings(
         torch.device("cpu"), 0.0, gpu_loops.Size(8, 8), gpu_loops.Size(8, 8)
     )

@@ -123,7 +123,7 @@ def test_up_continues_after_a_kill(site: Site) -> None:
 
 @pytest.mark.extended
 def test_up_with_a_closed_terminal_leaves_no_worker_behind(tmp_path: Path) -> None:
-    """The reader of its output is gone, as after `halfstep up | head`."""
+    """The reader of the output has ended, as after `halfstep up | head`."""
     with up(signal.SIGTERM, HALFSTEP_DATA=str(tmp_path)) as (process, _link):
         until((tmp_path / f"worker-{socket.gethostname()}.lock").exists)
         family = psutil.Process(process.pid).children(recursive=True)
@@ -365,7 +365,7 @@ def test_backup_and_storage_check_from_the_command(site: Site, tmp_path: Path) -
 
 
 def test_rebuild_recomputes_the_summary(site: Site) -> None:
-    """What charts are drawn from comes back as it was; an unknown run is named in a sentence."""
+    """The summaries are restored as they were; an unknown run is named."""
     environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
     offer_digits(site.database)
     running = start_run(site.database, site.owner)

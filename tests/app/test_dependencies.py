@@ -48,7 +48,9 @@ async def _answers(app: FastAPI, token: str) -> list[set[int]]:
 def test_any_number_of_requests_at_once_are_answered(
     app: FastAPI, database: Database, ada: User
 ) -> None:
-    """More than there are threads and connections, readers and writers alike, wait their turn."""
+    """Requests beyond the threads and connections wait for their turn, readers and
+    writers alike.
+    """
     with database.writing() as session:
         token, _row = accounts.make_api_token(session, ada, "script")
     assert asyncio.run(_answers(app, token)) == [{200}, {204}]

@@ -54,7 +54,7 @@ def test_server_stops_while_pages_are_open(
 
 
 def test_an_answer_waits_for_no_acknowledgement(settings: Settings, database: Database) -> None:
-    """Each part is sent at once, however the socket that listens was made."""
+    """Each part is sent at once, however the listening socket was created."""
     with (
         serving(settings, database) as (server, address),
         socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))),
@@ -154,7 +154,7 @@ def test_headers_are_bounded(address: str) -> None:
 def test_an_answer_may_take_longer_than_a_request(
     database: Database, settings: Settings, running: Run, script: TestClient
 ) -> None:
-    """The limit is for what comes in: once a live stream is open, nothing counts any more."""
+    """The limit is for received data: an open live stream has none."""
     headers = {"authorization": script.headers["authorization"]}
     with serving(settings, database) as (server, address), ExitStack() as stack:
         silent = stack.enter_context(socket.create_connection(_host_and_port(address)))

@@ -51,7 +51,7 @@ PAGES = sorted(name for name, text in TEMPLATES.items() if text.startswith("{% e
 
 
 def test_styles_stay_small() -> None:
-    """What repeats belongs in system.css."""
+    """Repeated rules belong in system.css."""
     assert len("".join(FILES.values()).encode()) <= MOST_BYTES
     assert len(PAGES) > 30  # the expressions above still find them
 

@@ -107,8 +107,9 @@ def test_another_installation_has_other_jobs(engine: placement.Placement, tmp_pa
 
 
 def test_runs_train_where_slurm_puts_them(site: Site, cluster: Slurm, tmp_path: Path) -> None:
-    """Two nodes, each with a worker only for this run; near the time limit it leaves a
-    checkpoint, is placed again, and resumes exactly; a cancelled one leaves Slurm's queue."""
+    """Each of two nodes has a worker only for this run. Near the time limit it leaves a
+    checkpoint, is placed again, and resumes exactly; a cancelled one leaves Slurm's queue.
+    """
     with placing(site, cluster, "--exclusive --time=10", lease_seconds=30):
         run_id = site.submit(steps=80, recipe="gated", nodes=2)
         second = site.submit(steps=80, recipe="gated", nodes=2)

@@ -65,7 +65,7 @@ def test_failed_transaction_leaves_nothing(database: Database) -> None:
 
 
 def test_a_reader_sees_one_snapshot(database: Database, ada: User) -> None:
-    """What others write meanwhile comes with the next session; and a reader writes nothing."""
+    """Writes of others are visible in the next session, and a reader writes nothing."""
     with database.reading() as session:
         before = session.scalars(select(User.name)).all()
         with database.writing() as other:

@@ -109,7 +109,7 @@ def test_audit_events_survive_a_downgrade(database: Database, ada: User) -> None
 
 
 def test_every_revision_is_tried() -> None:
-    """A new revision stands in this module's list."""
+    """A new revision is in this module's list."""
     script = ScriptDirectory.from_config(Database("sqlite:///unused.db").migrations())
     assert [each.revision for each in script.walk_revisions()][::-1] == REVISIONS
     assert revisions() == REVISIONS  # read without Alembic

@@ -59,7 +59,7 @@ def test_a_renamed_variable_is_an_error_with_its_new_name(
 def test_an_unknown_variable_is_an_error_with_the_nearest_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One of another tool is allowed by its name or its beginning."""
+    """A variable of another tool is allowed by its name or its prefix."""
     monkeypatch.setenv("HALFSTEP_TRASHDAYS", "90")
     monkeypatch.setenv("HALFSTEP_LAB_ROOM", "7")
     with pytest.raises(Invalid) as caught:

@@ -23,7 +23,7 @@ def wait_for(turns: Turns, waiting: int) -> None:
 
 
 def test_writers_take_turns_in_order(database: Database) -> None:
-    """Each writes once those that asked before it have committed."""
+    """Each writer writes once those before it have committed."""
     order: list[int] = []
 
     def write(number: int) -> None:

@@ -100,7 +100,7 @@ def test_a_case_is_named_and_no_bit_changes(case: Case) -> None:
 @pytest.mark.usefixtures("nothing_compiled")
 @pytest.mark.parametrize("case", each())
 def test_a_watched_run_names_the_case_or_says_that_it_is_unknown(case: Case) -> None:
-    """No finding names another cause for certain, or advises what was in vain in bare runs."""
+    """No finding names another cause as certain, or advises a remedy that failed in bare runs."""
     judged = held_out_cases.judge_watched(case)
     assert judged.is_same
     assert judged.named == MISSED_WATCHED.get(case.name, "right"), [row.text for row in judged.rows]
@@ -108,7 +108,7 @@ def test_a_watched_run_names_the_case_or_says_that_it_is_unknown(case: Case) -> 
 
 
 def test_each_set_has_causes_and_healthy_loops() -> None:
-    """Every case has its facts, and every faulty one its marks."""
+    """Every case has its facts, and every faulty one its lines."""
     for collection in COLLECTIONS[1:]:
         assert sum(case.cause == "none" for case in cases(collection)) >= 5
     for collection in COLLECTIONS:

@@ -31,7 +31,7 @@ def run(folder: Path, *arguments: str) -> slices.Slice:
 def test_a_slice_that_takes_too_long_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What ran until then is reported, with the text of each failure; the rest did not run."""
+    """The outcomes until then are reported, with the text of each failure; the rest did not run."""
     times = iter([0.0] * 5)  # at the start, and before the collection and each outcome
     monkeypatch.setattr(slices, "monotonic", lambda: next(times, 300.0))
     result = run(tmp_path)
@@ -50,7 +50,7 @@ def test_a_slice_that_takes_too_long_is_killed(
     ("words", "has_passed"), [("test_passes", True), ("test_fails", False), ("missing", True)]
 )
 def test_failures_alone_fail_a_slice(tmp_path: Path, words: str, has_passed: bool) -> None:
-    """One without tests passes too: there may be more slices than loops."""
+    """A slice without tests passes too: there may be more slices than loops."""
     assert run(tmp_path, "-k", words).has_passed is has_passed
 
 

@@ -101,7 +101,7 @@ def test_merged_ticks_say_how_many_they_are(long: None, page: Page) -> None:
 
 @pytest.mark.journey
 def test_zoom_fetches_the_finer_window_and_reset_the_whole(long: None, page: Page) -> None:
-    """A zoom shows raw steps and each skip by itself; back from it the spike is there again."""
+    """A zoom shows raw steps and each skip; after a reset the spike is shown again."""
     page.goto("/runs/1")
     page.wait_for_selector("[data-drawn]")
     overview = page.get_attribute("[data-plot]", "data-drawn")
@@ -251,7 +251,7 @@ def test_plot_that_was_out_of_sight_and_is_back_is_drawn(long: None, page: Page)
 def test_drawing_that_never_ends_is_not_waited_for(
     database: Database, running: Run, long: None, page: Page
 ) -> None:
-    """The next numbers are drawn all the same."""
+    """The next numbers are drawn in spite of it."""
     page.add_init_script(WATCH_PLOTLY)
     page.add_init_script("window.isStuck = true")
     page.goto("/runs/1")
@@ -354,7 +354,7 @@ def test_a_rewind_takes_the_lines_back_live(database: Database, running: Run, pa
 
 
 def test_no_name_is_markup_to_plotly(database: Database, running: Run, page: Page) -> None:
-    """A metric's name stands in its title as it was recorded, with neither links nor bold."""
+    """A metric's name is in its title as it was recorded, with neither links nor bold."""
     name = '<a href="https://evil.example">x</a><b>%{x}</b> &lt;'
     record(database, running, make_steps([1.0, 2.0]), events=[make_metric(1, 1.0, name)])
     page.goto("/runs/1")
@@ -368,8 +368,9 @@ def test_no_name_is_markup_to_plotly(database: Database, running: Run, page: Pag
 def test_metrics_of_a_script_that_only_logs_are_not_written_over(
     database: Database, running: Run, page: Page
 ) -> None:
-    """What stands over empty axes goes as the first comes, and is not there when the page is opened
-    later; a long name is cut, and whole where it is pointed at."""
+    """The hint over empty axes disappears with the first metric, and is not on a page that is
+    opened later. A long name is cut, and complete in its tooltip.
+    """
     page.goto("/runs/1")
     said = page.locator("[data-starting]")
     expect(said).to_contain_text("no step received yet")

@@ -12,8 +12,8 @@ from tests.app.conftest import CPU, DIGITS
 
 
 def test_placeholders_become_fields_as_the_line_is_typed(database: Database, page: Page) -> None:
-    """Each gets a row; a placeholder that is removed and typed again has its former value; the run
-    is queued.
+    """Each placeholder gets a row; one that is removed and typed again has its former value,
+    and the run is queued.
     """
     offer: dict[str, Any] = {"devices": [CPU], "recipes": [DIGITS], "versions": {}}
     with database.writing() as session:

@@ -36,7 +36,9 @@ def _box(page: Page, selector: str) -> dict[str, float]:
 def test_loss_and_scale_stand_whole_in_the_first_screen(
     trained: Run, page: Page, width: int, height: int, least: int
 ) -> None:
-    """Both charts end above the fold, what stands before them is short, and they grow to fill."""
+    """Both charts end above the fold, the part before them is short, and they grow to
+    fill the screen.
+    """
     page.set_viewport_size({"width": width, "height": height})
     page.goto("/runs/1")
     page.wait_for_selector("[data-plot=scale][data-drawn]")
@@ -86,7 +88,7 @@ def test_a_phone_shows_health_and_the_loss_first(trained: Run, page: Page) -> No
 
 
 def test_a_diagnosis_comes_first(database: Database, running: Run, page: Page) -> None:
-    """Cause and first remedy stand above everything else of a run that ended unwell."""
+    """Cause and first remedy are above everything else of a run that failed."""
     losses = [1.0] * 5 + [float("nan")] * 55
     skipped = range(6, 61)
     events = make_events(list(skipped))

@@ -127,7 +127,7 @@ def test_words_of_the_filter_are_chips(many: Run, page: Page) -> None:
 
 
 def test_pages_lead_on_and_back(many: Run, page: Page) -> None:
-    """Each says which rows of how many it has."""
+    """Each page has its rows and the total."""
     page.goto("/runs")
     expect(page.locator("[data-range]")).to_have_text("1–50 of 60")
     page.get_by_role("link", name="Next").click()
@@ -180,7 +180,7 @@ def test_a_queued_run_is_moved_from_the_selection_bar(
 
 
 def test_an_unknown_name_groups_nothing(many: Run, page: Page) -> None:
-    """The list says so and stays ungrouped."""
+    """The list reports the unknown name and stays ungrouped."""
     page.goto("/runs?group=no_such_setting")
     expect(page.get_by_text("There is no setting no_such_setting")).to_be_visible()
     expect(page.locator("[data-groups]")).to_have_count(0)

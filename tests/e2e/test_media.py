@@ -116,7 +116,9 @@ def test_keys_are_found_and_a_search_without_match_says_what_there_is(
 
 
 def test_tables_plots_and_pictures_are_shown(shown: None, page: Page) -> None:
-    """A table sorts; values at the pointer stand in the head; pictures open; a lost one says so."""
+    """A table is sorted, values at the pointer are in the head, pictures open, and a lost
+    one is reported.
+    """
     page.set_viewport_size({"width": 1440, "height": 900})
     page.route("**/artifacts/*/download", lambda route: route.continue_())
     page.goto("/runs/1?tab=media")
@@ -234,7 +236,7 @@ def test_files_are_a_plain_list(shown: None, page: Page) -> None:
 def test_a_run_without_media_has_no_tab_for_them(
     database: Database, running: Run, page: Page
 ) -> None:
-    """The address of the tab opens the files; while the run goes on, the tab keeps its place."""
+    """The URL of the tab opens the files; while the run is active, the tab keeps its place."""
     page.goto("/runs/1#media")
     expect(page.locator("[data-no-media]")).to_be_visible()
     with database.writing() as session:

@@ -20,7 +20,9 @@ PLOT = "[data-plot=loss] .nsewdrag"
 
 
 def test_the_rail_leads_everywhere(page: Page) -> None:
-    """Artifacts and reports stand in it; on a phone search, reports and the rest behind More."""
+    """The rail has artifacts and reports; on a phone it has search, reports and the rest
+    behind More.
+    """
     page.goto("/runs")
     rail = page.get_by_role("navigation", name="Main")
     for name in ("Runs", "Sweeps", "Reports", "Artifacts", "Workers", "Recipes", "Alerts"):

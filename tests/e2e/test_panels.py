@@ -140,7 +140,7 @@ def test_panel_shows_its_points_as_a_table_and_keeps_a_fixed_range(
 def test_small_panels_have_their_title_once_and_sections_the_whole_width(
     measured: None, page: Page
 ) -> None:
-    """The value stands at the right of the head, at the cursor's step; one column on a phone."""
+    """The value is at the right of the head, at the cursor's step; a phone has one column."""
     for width, columns in ((1440, 3), (1024, 2), (390, 1)):
         page.set_viewport_size({"width": width, "height": 900})
         page.goto("/runs/1")

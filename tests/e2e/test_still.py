@@ -120,7 +120,7 @@ def hold_clock(page: Page) -> None:
 def test_a_click_works_although_updates_arrive_between_press_and_release(
     settings: Settings, database: Database, running: Run, page: Page
 ) -> None:
-    """What would grow above a pressed link waits for the click, and then is all there."""
+    """Growth above a pressed link waits for the click, and then happens at once."""
     hear(page)
     page.clock.install()
     record(database, running, make_steps([1.0] * 9))
@@ -305,7 +305,7 @@ def test_the_list_says_whether_a_worker_is_up_and_moves_nothing(
 def test_nothing_shifts_as_the_scripts_take_over(
     database: Database, running: Run, page: Page
 ) -> None:
-    """The tabs stand in the first picture as they do once one of them is marked as chosen."""
+    """The tabs have their final position before one of them is marked as chosen."""
     held: list[Route] = []
     page.route("**/tabs.*", lambda route: held.append(route))
     record(database, running, make_steps([1.0] * 9))

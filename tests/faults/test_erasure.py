@@ -16,7 +16,7 @@ STEPS = 240_000
 
 
 def test_a_server_killed_in_the_middle(site: Site) -> None:
-    """Some of the steps are gone, and it dies: the next server takes the rest."""
+    """A server that is killed after some of the steps is continued by the next one."""
     worker = site.idle_worker()
     run_id = site.submit(steps=STEPS)
     site.lost_attempt(worker, run_id)

@@ -29,8 +29,8 @@ def supervisor(family: list[psutil.Process]) -> psutil.Process:
 def test_no_process_of_a_gang_survives(
     site: Site, victim: Callable[[list[psutil.Process]], psutil.Process]
 ) -> None:
-    """SIGKILL of what starts the ranks, a rank or the supervisor: all are gone 5 s later, and
-    attempt 2 begins.
+    """5 s after a SIGKILL of the parent of the ranks, of a rank or of the supervisor all are
+    gone, and attempt 2 begins.
     """
     run_id = site.submit(steps=10**6, devices_per_node=2)
     with site.worker(HALFSTEP_CPU_DEVICES="2"):

@@ -174,7 +174,7 @@ def test_another_tokenizer_or_text_has_other_tokens(
 
 
 def test_the_operations_of_lora_are_fewer(model: Path, text: Path) -> None:
-    """No gradients are made of frozen weights."""
+    """Frozen weights get no gradients."""
     lora, whole = made(model, text).flops(), made(model, text, lora_rank=0).flops()
     assert 0 < lora < whole
 

@@ -75,7 +75,7 @@ def test_keras_is_recorded_exactly(tmp_path: Path) -> None:
 
 
 def test_keras_without_a_scale_is_watched_too(tmp_path: Path) -> None:
-    """Each step is there, with a scale of 1 and none skipped."""
+    """Each step is recorded, with a scale of 1 and none skipped."""
     _, without = fit([], is_scaled=False)
     _, with_us = fit([halfstep.keras.Watch(folder=tmp_path)], is_scaled=False)
     assert all(map(torch.equal, with_us, without))

@@ -96,7 +96,9 @@ def test_a_list_says_why_it_is_empty(client: Client, address: str, token: str) -
 def test_a_list_has_the_requested_length(
     client: Client, address: str, token: str, database: Database, ada: User
 ) -> None:
-    """Beyond the 200 runs that the server gives at once, in whatever order, and no further."""
+    """The list has more than the 200 runs of one response, in any order, and no more than
+    requested.
+    """
     with database.writing() as session:
         for number in range(405):
             config = {"precision": "fp16", "training": {"steps": number % 7 + 1}}
@@ -213,7 +215,7 @@ def test_runs_are_laid_side_by_side(
 def test_parity_over_seeds_is_printed(
     client: Client, database: Database, ada: User, address: str, token: str
 ) -> None:
-    """A sentence per group, and why there is none; by the client and the command."""
+    """Client and command have a sentence per group, or why there is none."""
     two_precisions(database, ada)
     (group,) = client.parity(range(1, 11), "val/accuracy", margin=0.02)["groups"]
     assert (group["name"], group["conclusion"]) == ("fp16", "equivalent")
@@ -501,7 +503,9 @@ def test_a_script_waits_for_the_end_and_gets_failures(
 def test_the_commands_of_runs_stand_together_too(
     client: Client, address: str, token: str, database: Database
 ) -> None:
-    """`halfstep run COMMAND`, each with `--json`; the log comes whole, whatever its length."""
+    """`halfstep run COMMAND` has all of them, each with `--json`; the log is complete,
+    whatever its length.
+    """
     environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
     queued = json.loads(halfstep("run", "submit", "digits", "--json", **environment).stdout)
     with database.writing() as session:
@@ -584,7 +588,7 @@ def test_bytes_that_are_no_text_are_rejected(
 @pytest.mark.slow
 @pytest.mark.parametrize("locale", ["C.UTF-8", "C"])
 def test_stdin_that_is_no_text_is_rejected(locale: str) -> None:
-    """A note, and a token, whatever Python makes of such bytes."""
+    """A note and a token with such bytes are rejected."""
     for words in (("run", "edit", "1", "--note", "-"), ("login", "http://127.0.0.1:9")):
         ended = subprocess.run(
             [sys.executable, "-m", "halfstep.cli.main", *words],

@@ -33,7 +33,7 @@ def test_a_duration_does_not_follow_a_clock_that_jumps(tmp_path: Path) -> None:
 
 
 def test_all_processes_of_a_machine_share_the_clock() -> None:
-    """A reading in another process lies between two readings here."""
+    """A reading in another process is between two readings here."""
     before = clock()
     result = subprocess.run(
         [sys.executable, "-c", READ], check=True, capture_output=True, text=True

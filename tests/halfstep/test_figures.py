@@ -30,7 +30,7 @@ def content(made: Plot) -> dict[str, Any]:
 
 @pytest.mark.parametrize("table", TABLES, ids=["rows", "table"])
 def test_charts_of_a_table(table: Any) -> None:
-    """Each takes W&B's arguments; values that are not finite are gaps."""
+    """Each function takes W&B's arguments; values that are not finite are gaps."""
     [bars] = content(plot.bar(table, "name", "x", title="Bars"))["data"]
     assert (bars["y"], bars["x"], bars["orientation"]) == (["a", "b", "a"], [1, 2, 3], "h")
     [points] = content(plot.scatter(table, "x", "y"))["data"]

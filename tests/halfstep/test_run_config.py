@@ -132,7 +132,7 @@ def test_a_recipe_with_impossible_defaults_is_rejected():
 
 @pytest.mark.parametrize("other", [{"accumulation_steps": 2}, {"unused_parameters": True}])
 def test_a_static_graph_rejects_changes(other):
-    """Each by its name: DDP would fail in the first step, in words of its own."""
+    """Each change is named: DDP would fail in the first step, with its own message."""
     with pytest.raises(
         ConfigError, match=f"static_graph cannot be combined with {next(iter(other))}"
     ):

@@ -85,7 +85,7 @@ def test_writing_replaces_a_link_instead_of_its_target(root: Path) -> None:
 
 
 def test_deleting_a_folder_deletes_links_but_not_their_targets(root: Path) -> None:
-    """What a link in it points to stays."""
+    """The targets of links stay."""
     (root / "sub" / "linked").symlink_to(root.parent / "service")
     untrusted_files.delete(root, "sub")
     untrusted_files.delete(root, "sub")

@@ -224,7 +224,7 @@ def test_services_are_unprivileged(services: dict[str, Service]) -> None:
 
 
 def test_nothing_of_this_machine_is_in_the_images(services: dict[str, Service]) -> None:
-    """What pip needed to find packages here has left no trace."""
+    """No trace of this machine's package search is left in the images."""
     for service in services.values():
         result = service.execute("sh", "-c", "ls /opt; ls /etc/pip.conf; env | grep -c ^PIP_")
         assert result.stdout.split() == ["halfstep", "2"]

@@ -170,7 +170,9 @@ def test_a_recipe_with_a_taken_name_is_reported(tmp_path):
 
 
 def test_a_list_of_recipes_has_an_end(tmp_path, monkeypatch):
-    """More than can be shown are refused; two classes of a file are two, one added again is one."""
+    """Too many recipes are rejected; two classes of a file count as two, and one added
+    again as one.
+    """
     monkeypatch.setenv("HALFSTEP_DATA", str(tmp_path))
     monkeypatch.setattr(registered_recipes, "MOST", 2)
     for name in ("/a.py:One", "/a.py:Other", "/a.py:One"):

@@ -51,7 +51,7 @@ def test_help_of_a_recipe_has_its_own_defaults(capsys, name):
 
 
 def test_help_of_a_recipe_that_overrides_a_single_value(capsys, monkeypatch):
-    """A precision of its own stands among its defaults, and an unknown name is a sentence."""
+    """Its own precision is among its defaults, and an unknown name is reported."""
     monkeypatch.setattr("trainer.console.known_recipes", lambda: ["tests.Regression"])
     monkeypatch.setattr("trainer.console.load_recipe", lambda name: Regression)
     main(["--help"])
@@ -82,7 +82,9 @@ def test_help_of_recipes_of_users(capsys, monkeypatch, tmp_path):
 
 
 def test_a_runs_history_is_json(capsys):
-    """One object per line, with texts for floats that JSON lacks; an error is one on stderr."""
+    """Each record is one object per line, with texts for floats that JSON lacks; an error is an
+    object on stderr.
+    """
     main(["digits", "--precision", "fp16", "--set", "training.steps=30", "--json"])
     result = [
         json.loads(line, parse_constant=pytest.fail)

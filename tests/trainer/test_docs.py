@@ -23,7 +23,7 @@ SNIPPETS = re.findall(
     "snippet", [code for _, code in SNIPPETS], ids=[name for name, _ in SNIPPETS]
 )
 def test_a_snippet_of_the_guide_runs(snippet):
-    """Each does what its paragraph says: it runs on the CPU, and its assertions hold."""
+    """Each snippet runs on the CPU, and its assertions hold."""
     torch.manual_seed(0)
     model = torch.nn.Linear(6, 1)
     names = {
@@ -41,7 +41,7 @@ def test_a_snippet_of_the_guide_runs(snippet):
 
 
 def test_the_guide_has_a_snippet_for_each_pattern_with_code():
-    """No snippet is missed: as many are run as the guide has."""
+    """As many snippets are run as the guide has."""
     assert len(SNIPPETS) == Path("docs/explanation/amp.md").read_text().count("```python") >= 12
 
 

@@ -41,7 +41,7 @@ def test_it_trains_on_the_streets_that_it_draws(run_loop, precision):
 
 @pytest.mark.slow
 def test_it_is_evaluated_in_batches(folder):
-    """The figures are those of all pixels, whatever the batches; the last one may be smaller."""
+    """The figures are those of all pixels for any batches; the last one may be smaller."""
     seen = {}
     for size in (1, 5, 12):
         torch.manual_seed(0)

@@ -96,7 +96,7 @@ def test_a_place_that_takes_no_file_ends_no_run(run_loop, tmp_path):
 
 
 def test_a_picture_is_kept_although_its_step_raises_later(run_loop, tmp_path):
-    """The run's end waits for the disk, whatever ended it."""
+    """The run's end waits for the disk, whatever the reason of the end."""
 
     class Broken(Showing):
         def after_step(self):

@@ -116,8 +116,10 @@ def test_the_clip_acts_on_unscaled_gradients(run_loop):
 def test_the_clip_by_value_acts_on_unscaled_gradients_after_the_clip_by_norm(
     run_loop, monkeypatch, max_grad_norm
 ):
-    """No element that reaches the optimizer is larger; the recorded norm is that before the clip by
-    value. Catches a clip of scaled gradients, which at this scale would flatten all of them."""
+    """No element that reaches the optimizer is larger; the recorded norm is that before the
+    clip by value. A clip of scaled gradients, which at this scale would flatten all of them,
+    would be detected.
+    """
     reached = []
     original = WatchedOptimizer.step
 
@@ -391,7 +393,7 @@ class Silent(Regression):
     ],
 )
 def test_a_recipe_that_cannot_be_trained_is_explained(run_loop, recipe, message):
-    """Each mistake that PyTorch would take in silence, or explain badly, has its own message."""
+    """Each mistake that PyTorch would accept silently, or explain badly, has its own message."""
     with pytest.raises(RecipeError, match=message):
         run_loop(recipe)
 
@@ -416,7 +418,7 @@ def test_a_stop_is_executed_at_the_next_step_and_leaves_a_checkpoint(
 
 
 def test_checkpoints_come_at_intervals_on_request_and_at_the_end(run_loop, tmp_path):
-    """Each says why it was saved, and a request's answer carries the request's id."""
+    """Each checkpoint has its reason, and one on request has the request's id."""
     requests = iter([None] * 6 + [Request(41, "checkpoint")] + [None] * 100)
     run = run_loop(
         Digits,

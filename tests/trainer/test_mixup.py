@@ -7,7 +7,9 @@ from trainer.recipes.top_k import hits
 
 
 def test_the_share_follows_the_generator():
-    """The same seed draws the same; Beta's mean is a half, and a small α seldom mixes evenly."""
+    """The same seed draws the same share; Beta's mean is a half, and a small α seldom
+    mixes evenly.
+    """
     torch.manual_seed(0)
     drawn = torch.stack([draw_share(0.2) for _ in range(2000)])
     torch.manual_seed(0)

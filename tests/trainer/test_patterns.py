@@ -238,7 +238,7 @@ def test_the_scaler_takes_each_of_its_arguments(run_loop):
 
 @pytest.mark.parametrize("scale", [1.0, 2.0**12])
 def test_unscale_then_clip_by_norm(run_loop, scale):
-    """The first update has the length that was set, whatever the scale.
+    """The first update has the configured length for any scale.
 
     Mutation: in train_step, `scaler.unscale_` after the clip: 4096 times too short.
     """
@@ -401,7 +401,8 @@ def test_saving_and_resuming_continue_to_the_bit(run_loop, tmp_path):
 
 
 def test_an_unfused_state_is_not_resumed_by_a_fused_optimizer(run_loop, tmp_path):
-    """PyTorch would raise in the next step, or bring the wait back in silence: it is refused.
+    """PyTorch would raise in the next step, or silently wait for the device again, so it is
+    rejected.
 
     Mutation: restore without its comparison of training.fused.
     """

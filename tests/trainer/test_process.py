@@ -348,9 +348,9 @@ with joined(torch.device("cpu")) as (ranks, device):
 
 
 def test_ranks_train_a_static_graph(tmp_path):
-    """A parameter that is never used costs no search; the weights are those of one, and gradients
-    lie where they are averaged, once. A gradient that is differentiated again, which DDP would
-    leave on its rank, is refused in words.
+    """A parameter that is never used costs no search; the weights are those of one process, and
+    gradients are stored where they are averaged, once. A gradient that is differentiated again,
+    which DDP would leave on its rank, is rejected.
     """
     run_ranks(tmp_path, STATIC)
     first, second = (torch.load(tmp_path / f"rank-{rank}.pt") for rank in (0, 1))

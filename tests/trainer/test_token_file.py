@@ -38,7 +38,7 @@ def tokens(text, encode, made_by="bytes"):
 
 
 def test_they_are_made_once_for_a_text_and_a_tokenizer(text):
-    """The same text elsewhere has them too; another line, end or tokenizer has others."""
+    """The same text elsewhere uses the file too; another line, end or tokenizer has its own."""
     encode = Bytes()
     found = tokens(text, encode)
     assert bytes(found.astype(np.uint8)) == b"ab\n" * 40_000 + b"\0c\0d\0"

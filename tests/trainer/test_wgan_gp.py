@@ -28,7 +28,7 @@ def critic_loss(precision, scale):
 
 @pytest.mark.parametrize("scale", [1.0, 2.0**8, 2.0**14])
 def test_the_penalty_does_not_depend_on_the_scale(scale):
-    """Loss and gradients in fp16 are those of fp32, whatever the scale.
+    """Loss and gradients in fp16 are those of fp32 for any scale.
 
     Mutations: the inner gradient not unscaled; not scaled; without create_graph.
     """

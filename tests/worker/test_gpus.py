@@ -18,7 +18,7 @@ from worker import gpus
 def test_a_training_sees_its_devices_of_those_that_the_worker_sees(
     monkeypatch: pytest.MonkeyPatch, mask: str | None, devices: list[int], visible: str
 ) -> None:
-    """The mask of the administrator is gone through, never widened: 2,3 leads to no card 0."""
+    """The administrator's mask is applied, never widened: 2,3 leads to no card 0."""
     if mask is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:

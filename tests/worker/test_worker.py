@@ -25,7 +25,7 @@ pytestmark = pytest.mark.sql
 
 
 def test_two_workers_record_every_attempted_step(site: Site) -> None:
-    """Two runs on two workers at once: as many rows as steps, skips and checkpoints with them."""
+    """Two runs on two workers at once have as many rows as steps, with skips and checkpoints."""
     ids = [site.submit(steps=120), site.submit(steps=120)]
     with ExitStack() as stack:
         for name in ("w1", "w2"):
@@ -184,8 +184,8 @@ UNREADABLE = f'"device_memory_gib": {10**400}'
 def test_a_run_that_cannot_be_claimed_does_not_keep_the_next_from_its_turn(
     site: Site, wish: str, status: Status
 ) -> None:
-    """What keeps a claim from succeeding fails that run with the reason; what asks for more than
-    any worker has waits, and says for what. Either way the run behind it is claimed.
+    """An error of a claim fails that run with the reason; a run that needs more than any worker
+    has waits with the reason. Either way the run behind it is claimed.
     """
     _check_what_stands_before_a_run(site, wish, status)
 

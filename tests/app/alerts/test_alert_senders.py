@@ -197,7 +197,7 @@ def test_the_connection_goes_to_the_address_that_was_judged(
 
 
 def test_mail(inside: Settings) -> None:
-    """One message to one person, with a subject of one line and a link."""
+    """A mail goes to one person, with a subject of one line and a link."""
     with smtp_receiver() as server:
         url = SecretStr(f"smtp://127.0.0.1:{server.port}")
         settings = inside.model_copy(update={"smtp_url": url, "smtp_from": "hs@here.example"})
@@ -300,7 +300,9 @@ def test_an_alert_goes_all_the_way_once(
 def test_attempts_are_bounded_with_growing_pauses(
     database: Database, ada: User, inside: Settings, hook: Receiver
 ) -> None:
-    """Each failure puts it off for longer; the last one gives it up, and a test says why."""
+    """Each failure postpones the delivery for longer; the last one fails it, and a test
+    shows why.
+    """
     hook.answer = (500, {}, b"broken")
     with database.writing() as session:
         what = {"kind": "slack", "name": "n", "address": hook.url}

@@ -102,7 +102,7 @@ def test_unchanged_content_of_a_full_project_is_saved_again(
 def test_content_that_fills_a_project_concurrently_is_refused_and_deleted(
     database: Database, settings: Settings, ada: User, script: TestClient
 ) -> None:
-    """What was stored before its record was refused does not stay in the store."""
+    """Content that was stored before its record was refused is deleted from the store."""
     other = hashlib.sha256(b"two").hexdigest()
     files = [{"path": "b.csv", "size_bytes": 3, "sha256": other}]
     first, second = (
@@ -256,7 +256,7 @@ def test_the_pages_show_versions_differences_and_links(
 def test_forms_set_an_alias_and_delete(
     database: Database, ada: User, browser: TestClient, script: TestClient
 ) -> None:
-    """What cannot be done is said on the page."""
+    """An impossible action is reported on the page."""
     data, _model = chained(database, ada)
     address = f"/artifact-versions/{data}"
     assert browser.post(f"{address}/alias", data={"alias": "best"}).status_code == 303

@@ -69,7 +69,7 @@ def test_csrf_token_may_be_a_form_field(browser: TestClient) -> None:
 
 
 def test_scripts_need_no_csrf_token(script: TestClient) -> None:
-    """A Bearer token is sent on purpose only, so it may change things by itself."""
+    """A Bearer token is sent on purpose only, so it needs no CSRF token."""
     assert script.delete("/api/v1/tokens/99").status_code == 204
 
 
@@ -176,7 +176,7 @@ def test_a_reader_with_a_token_waits_for_no_writer(
 def test_a_token_is_noted_after_a_request_that_found_nothing(
     database: Database, ada: User, address: str
 ) -> None:
-    """What comes after an answer does not come after an error; the next answer makes it good."""
+    """A request that fails does not record the use of its token; the next answer does."""
     with database.writing() as session:
         token, _row = accounts.make_api_token(session, ada, "script")
     headers = {"Authorization": f"Bearer {token}"}

@@ -128,7 +128,7 @@ def test_users_get_the_roles_of_their_groups(
 def test_a_slow_provider_delays_no_other_request(
     stranger: TestClient, app: FastAPI, ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No turn with the database is held meanwhile, which all other requests would wait for."""
+    """A slow provider holds no turn with the database, for which other requests would wait."""
     back = _agree(_begin(stranger), "1")
     finish, held = app.state.sso.finish, []
 

@@ -277,7 +277,9 @@ def test_runs_are_labelled_by_the_few_settings_that_differ(
 def test_a_setting_that_a_run_lacks_names_no_run_in_the_legend(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """A watched script beside a recipe's run: the legend has the names of both."""
+    """The legend has the names of a watched script and of a recipe's run, which share no
+    settings.
+    """
     trained(database, ada, [1.0])
     with database.writing() as session:
         watched = session.get_one(Run, trained(database, ada, [1.0]).id)

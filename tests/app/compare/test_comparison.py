@@ -128,8 +128,9 @@ def test_a_precision_that_no_worker_offers_is_left_out(
 def test_tf32_is_a_column_where_all_devices_have_it(
     database: Database, ada: User, script: TestClient
 ) -> None:
-    """fp32 is fp32 proper then, whatever the source says. One worker without TF32 might take the
-    run, so there is no such column; it is no precision that is missed."""
+    """fp32 runs without TF32 then, whatever the source says. A worker without TF32 could take
+    the run, so there is no such column, and no precision is reported as missing.
+    """
     gpu = CPU | {"kind": "cuda", "name": "H100", "compute_capability": "9.0", "tf32": True}
     offer: dict[str, Any] = {"recipes": [DIGITS], "versions": {}}
     with database.writing() as session:
@@ -294,9 +295,10 @@ def test_group_that_there_is_not(database: Database, ada: User, browser: TestCli
 def test_a_fork_with_a_module_in_fp32_is_one_click_away(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """The skip's row and the finding lead to a form filled with the module, and with the last
-    checkpoint before the skip; submitted, parent and fork stand side by side, with their time a
-    step, their skips and what differs, as ratios to the parent."""
+    """The skip's row and the finding link to a form with the module and the last checkpoint
+    before the skip; after submission parent and fork are compared, with their time per step,
+    their skips and what differs, as ratios to the parent.
+    """
     replay = make_replay(7, direction="forward")
     record(database, running, make_steps([1.0] * 9, skipped=[7]), events=[make_skip(7), replay])
     with database.writing() as session:
@@ -429,7 +431,7 @@ def _train(
 def test_settings_are_counted_as_on_the_page_of_a_run(
     database: Database, ada: User, browser: TestClient
 ) -> None:
-    """The name of the recipe, which the table shows too, is none."""
+    """The name of the recipe, which the table shows too, is not counted."""
     for _ in range(2):
         submit(database, ada)
     configuration = browser.get("/runs/1").text.partition("<th>Path</th>")[2]

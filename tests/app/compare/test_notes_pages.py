@@ -18,7 +18,9 @@ from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 def test_a_note_on_runs_side_by_side(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """Written on a page of its own, shown wherever these runs are compared, in whatever order."""
+    """A note is written on a page of its own, and shown wherever these runs are compared,
+    in any order.
+    """
     submit(database, ada)
     submit(database, ada)
     assert 'href="/notes?runs=2,1">Add a note</a>' in browser.get("/compare?runs=2,1").text

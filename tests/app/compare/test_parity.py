@@ -182,7 +182,9 @@ def test_a_run_without_a_result_is_not_left_out(
 
 
 def test_runs_that_are_no_pairs_are_unknown(make: Callable[..., Run], script: TestClient) -> None:
-    """No seed in common, one in common, several runs of a seed, none with a seed, one group."""
+    """Runs without a common seed, with one in common, with several runs of a seed, without a
+    seed, and a single group are unknown.
+    """
     for precision, seed in (("fp16", 1), ("fp32", 2), ("fp32", 1), ("fp32", 1), ("fp16", 2)):
         make(precision, seed, 0.9)
     assert reason(parity(script, "1,2")) == "no run of fp16 has the seed of a run of fp32"
@@ -259,7 +261,9 @@ def test_runs_of_other_parents_or_sizes_are_not_compared_by_themselves(
     values: Any,
     text: str,
 ) -> None:
-    """What is equal in each pair may differ between pairs; a choice compares it, and names it."""
+    """Values that are equal in each pair may differ between pairs; a chosen setting is
+    compared and named.
+    """
     for seed in range(2):
         make("fp16", seed, 0.9 + seed / 50)
         make("fp32", seed, 0.95)

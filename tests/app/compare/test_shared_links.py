@@ -57,8 +57,8 @@ def shared(client: TestClient, *run_ids: int, days: int = 7) -> str:
 def test_a_link_opens_what_it_shows_and_no_other_route(
     app: FastAPI, database: Database, ada: User, member: User, run: Run, stranger: TestClient
 ) -> None:
-    """Every route, with the link's cookie on every path: but for the few that show the run it says
-    who are you, or that there is nothing.
+    """With the link's cookie every route except those that show the run requires a
+    sign-in or is missing.
     """
     other = submit(database, ada, project=PROJECT, name=HIDDEN)
     with database.writing() as session:

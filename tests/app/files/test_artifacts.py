@@ -43,7 +43,7 @@ def saved(settings: Settings, database: Database, running: Run) -> None:
 def test_file_is_sent_as_nothing_that_runs(
     saved: None, script: TestClient, name: str, media_type: str
 ) -> None:
-    """Types come from a short list, and the sandbox and nosniff hold whatever the file is."""
+    """Media types come from a short list, and sandbox and nosniff apply to any file."""
     files = {
         each["name"]: each["id"]
         for each in script.get("/api/v1/runs/1/artifacts").json()["artifacts"]
@@ -123,7 +123,7 @@ def test_a_link_that_a_recipe_made_is_not_followed(
 def test_the_page_shows_the_last_of_many_files(
     running: Run, database: Database, browser: TestClient, script: TestClient
 ) -> None:
-    """The newest steps, a word on how many there are, and the API has all of them."""
+    """The page shows the newest files and how many there are; the API has all of them."""
     with database.writing() as session:
         for step in range(1, ARTIFACTS_SHOWN + 11):
             event = {"step": step, "name": "a.txt", "size_bytes": 1, "sha256": f"{step:064x}"}

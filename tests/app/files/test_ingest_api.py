@@ -142,7 +142,9 @@ def test_a_piece_that_is_sent_again_changes_nothing(uploader: Uploader, database
 def test_damaged_bytes_cost_their_frame_only(
     uploader: Uploader, database: Database, script: TestClient, place: str
 ) -> None:
-    """What follows is recorded, and the run's log names the bytes; repeated, it changes nothing."""
+    """Later frames are recorded, and the run's log names the damaged bytes; a repetition
+    changes nothing.
+    """
     uploader.begin()
     content = bytearray(spool_steps(uploader, 2, 3, 4))
     second = 16 + 12 + 2 * STEP_DTYPE.itemsize
@@ -715,7 +717,7 @@ def test_no_bytes_make_the_server_fail(
 @pytest.mark.slow
 @pytest.mark.only_on("postgresql")
 def test_twenty_runs_at_once(address: str, database: Database, ada: User, tmp_path: Path) -> None:
-    """Each is recorded whole, while the others are."""
+    """Each run is recorded completely while the others are."""
     token = write_token(database, ada)
 
     def send(number: int) -> int:

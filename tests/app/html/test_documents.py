@@ -67,7 +67,7 @@ def test_every_link_leads_somewhere() -> None:
 
 
 def test_settings_that_the_glossary_names_are_settings() -> None:
-    """Each is one of every run's; where it stands, a link leads to its word."""
+    """Each name is a setting of all runs, and links lead to its entry."""
     schema = RunConfig[RecipeConfig].model_json_schema()
     paths = set(
         re.findall(r"`([a-z_]+(?:\.\w+)?)`", (ROOT / "docs/reference/glossary.md").read_text())

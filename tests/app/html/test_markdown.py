@@ -76,7 +76,9 @@ def test_task_lists_and_images_of_artifacts() -> None:
     ],
 )
 def test_nothing_in_a_note_acts(text: str) -> None:
-    """No element or attribute but the few, no address but of pages, and nothing is fetched."""
+    """Only a few elements and attributes are allowed, only links to pages, and nothing is
+    fetched.
+    """
     check(text)
 
 

@@ -143,8 +143,8 @@ def test_open_requests_of_a_user_are_limited(
     address: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One stream more than are allowed gets 429 and when to try again; when one ends there is room.
-    Others have their own.
+    """One stream above the limit gets 429 and when to try again; when one ends there is room.
+    Others have their own limit.
     """
     monkeypatch.setattr(active_requests, "MOST_OF_USER", {"stream": 2})
     path = f"/api/v1/runs/{running.id}/live"

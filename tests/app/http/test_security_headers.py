@@ -29,7 +29,7 @@ def test_head_is_answered_as_get_is(browser: TestClient, path: str) -> None:
 
 
 def test_the_import_map_has_a_fresh_nonce(stranger: TestClient) -> None:
-    """The only inline script carries the nonce of its own answer."""
+    """The only inline script has the nonce of its response."""
     answers = [stranger.get("/sign-in") for _ in range(2)]
     nonces = [a.text.partition('type="importmap" nonce="')[2].partition('"')[0] for a in answers]
     assert nonces[0] != nonces[1]

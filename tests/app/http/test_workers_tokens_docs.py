@@ -44,7 +44,7 @@ def test_docs_show_every_operation(browser: TestClient, database: Database) -> N
 
 
 def test_the_reference_names_every_resource(browser: TestClient) -> None:
-    """The first segment of each path stands in the table of docs/reference/client.md."""
+    """The first segment of each path is in the table of docs/reference/client.md."""
     reference = (Path(__file__).parents[3] / "docs/reference/client.md").read_text()
     table = reference.partition("## HTTP API")[2].partition("\n## ")[0]
     paths = browser.get("/api/v1/openapi.json").json()["paths"]

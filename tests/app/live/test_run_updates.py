@@ -59,7 +59,7 @@ def test_updates_of_a_run_have_the_new_rows(
 def test_a_message_holds_what_changed_however_much_there_is(
     database: Database, settings: Settings, running: Run
 ) -> None:
-    """One step, one skip, one file: a row each, not the tables that they stand in."""
+    """One step, one skip or one file is one row, without the rest of its table."""
     look = run_updates.of_run(database, settings, running.id)
     skipped = range(1, 151)
     record(database, running, make_steps([1.0] * 200, skipped=skipped), events=make_events(skipped))

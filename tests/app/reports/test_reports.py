@@ -176,7 +176,9 @@ def test_a_link_opens_the_panels_of_a_report_and_nothing_else(
     seen: Run,
     stranger: TestClient,
 ) -> None:
-    """No other metric, run, image or page; no run that its maker may not share; it is revocable."""
+    """A link gives no access to other metrics, runs, images or pages, nor to runs that its
+    creator may not share; it can be revoked.
+    """
     other = submit(database, ada, project="vision", name="other run")
     hidden = start_run(database, ada, project="speech", name="hidden run")
     record(database, hidden, make_steps([1.0]))
@@ -420,7 +422,7 @@ def test_concurrent_images_are_recorded_once_and_up_to_the_limit(
     content: bytes,
     status: int,
 ) -> None:
-    """The same image is one; the file of another one that is refused is deleted."""
+    """The same image is stored once, and the file of a rejected one is deleted."""
     monkeypatch.setattr(report_images, "MOST", 1)
     report_id = made(browser, project="")
     sha256 = hashlib.sha256(PNG).hexdigest()

@@ -107,7 +107,7 @@ REFUSED: list[dict[str, object]] = [
 
 
 def test_an_arrangement_is_bounded(browser: TestClient) -> None:
-    """Any other value is refused."""
+    """Any other value of the arrangement is rejected."""
     for wrong in REFUSED:
         assert browser.put("/api/v1/preferences/panels", json=PANELS | wrong).status_code == 422
     assert browser.get("/api/v1/preferences?recipe=digits").json()["panels"] is None

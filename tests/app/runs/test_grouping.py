@@ -197,7 +197,7 @@ def test_many_runs_lead_to_no_parity(
     name: str,
     limit: int,
 ) -> None:
-    """More than a comparison has, or than are read for a page."""
+    """Groups with more runs than a comparison has, or than a page reads, have no link."""
     monkeypatch.setattr(grouping, name, limit)
     for tag in ("one", "two"):
         for rate in (0.1, 0.2):

@@ -76,7 +76,7 @@ def test_a_run_that_lost_its_loss_says_so(
 def test_a_run_that_applied_nothing_says_so(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """Each step was skipped: its end is no success, whatever the last loss was."""
+    """A run whose steps were all skipped is no success, whatever its last loss was."""
     record(database, running, make_steps([1.0, 1.0], skipped=[1, 2]), events=make_events([1, 2]))
     with database.writing() as session:
         queue.end(session, running.id, running.attempt, Status.FINISHED)

@@ -24,7 +24,7 @@ from tests.spool_made import checkpoint_of, event_of
 
 
 def test_page_shows_the_three_counts(database: Database, running: Run, browser: TestClient) -> None:
-    """Attempted, applied and skipped stand in the header with the scale."""
+    """Attempted, applied and skipped steps are in the header with the scale."""
     record(database, running, make_steps([1.0] * 10, skipped=[1, 2]))
     page = browser.get("/runs/1").text
     for name, value in (("step", 10), ("applied", 8), ("skipped", 2)):

@@ -216,7 +216,7 @@ def test_a_repeated_submission_queues_one_run(offered: None, script: TestClient)
 def test_pages_of_the_list_lead_to_each_other(
     database: Database, ada: User, script: TestClient
 ) -> None:
-    """Each has the total, and the start of the next."""
+    """Each page has the total, and the start of the next one."""
     for _ in range(5):
         submit(database, ada)
     seen, before = [], None

@@ -73,7 +73,7 @@ def test_charts_of_another_view_are_left_to_the_scripts(
 def test_any_loss_can_be_drawn(
     losses: list[float], database: Database, running: Run, browser: TestClient
 ) -> None:
-    """One step, non-finite values, equal, negative and extreme ones give a page."""
+    """One step, non-finite, equal, negative and extreme values are drawn."""
     record(database, running, make_steps(losses, skipped=[1]))
     page = browser.get("/runs/1")
     assert page.status_code == 200

@@ -59,7 +59,7 @@ def silent_for(database: Database, seconds: float) -> None:
 
 
 def test_the_page_of_a_run_without_telemetry(watched: Uploader, browser: TestClient) -> None:
-    """Any configuration, no precision, no length and no steps are fine."""
+    """A page exists for any configuration, without precision, length and steps."""
     page = browser.get("/runs/1").text
     assert "watched on gpu-7 · digits · <b>–</b>" in page
     assert "<code>precision</code>" in page

@@ -74,7 +74,7 @@ def test_runs_of_other_sizes_are_not_alike(
 def test_a_recipe_offered_only_by_drained_workers_has_a_sentence(
     database: Database, offered: None, script: TestClient
 ) -> None:
-    """The same sentence as the queue shows after submission."""
+    """The sentence is that of the queue after submission."""
     with database.writing() as session:
         worker = session.get_one(Worker, 1)
         workers.drain(session, worker.id)

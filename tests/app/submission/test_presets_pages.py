@@ -32,7 +32,9 @@ FORM = {
 def test_what_the_form_holds_is_saved_and_fills_it_again(
     database: Database, offered: None, browser: TestClient
 ) -> None:
-    """What differs from the defaults, so that these may change; no name, and nothing is queued."""
+    """Only values that differ from the defaults are saved, so that defaults may change; the
+    form gets no name, and nothing is queued.
+    """
     saved = browser.post("/presets", data=FORM)
     assert saved.headers["location"] == "/runs/new?preset=1"
     with database.reading() as session:

@@ -85,7 +85,7 @@ def test_delete_and_restore(script: TestClient, ended: int) -> None:
 def test_of_many_what_can_be_done_is_done(
     database: Database, script: TestClient, running: Run, ada: User
 ) -> None:
-    """Each run is answered for: those that train, or that there are not, do not keep the others."""
+    """Each run has its own result: active and missing runs do not prevent the others."""
     over = [submit(database, ada).id for _ in range(3)]
     everyone = [running.id, *over, 99]
     act = {"runs": over, "action": "cancel"}

@@ -28,7 +28,7 @@ def ended(database: Database, running: Run) -> int:
 
 
 def test_deleted_on_its_page_and_undone(ended: int, browser: TestClient) -> None:
-    """The list offers to undo it, until it is; the trash has it meanwhile."""
+    """The list offers to undo the deletion; the trash has the run until then."""
     assert f'action="/runs/{ended}/deletion"' in browser.get(f"/runs/{ended}").text
     answer = browser.post(f"/runs/{ended}/deletion")
     assert answer.headers["location"] == f"/runs?deleted={ended}"

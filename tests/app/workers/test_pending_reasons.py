@@ -41,7 +41,9 @@ def waiting(script: TestClient, run_id: int) -> str:
 def test_runs_ahead_are_named_to_who_sees_them(
     database: Database, ada: User, browser: TestClient, other: TestClient
 ) -> None:
-    """Three at most, the next first, with links on the page; of others only how many they are."""
+    """At most three are named, the next first, with links on the page; of hidden ones only the
+    number is given.
+    """
     offer_digits(database)
     submit(database, ada, name="hidden-one", project="hush")
     submit(database, ada, name="lr=0.1")

@@ -238,7 +238,7 @@ def test_rules_are_of_a_run_a_project_ones_own_or_all(database: Database, ada: U
 def test_statuses(
     database: Database, running: Run, ada: User, condition: str, how: dict[str, Any], words: str
 ) -> None:
-    """Each has its own text, and no alert before."""
+    """Each status has its own text, and no earlier alert."""
     rule(database, ada, condition)
     seen = Seen()
     assert evaluate(database, seen, ADDRESS) == 0
@@ -330,7 +330,7 @@ def test_a_loss_lost_before_the_recent_steps_is_dated_so(
 
 
 def test_how_runs_finish(database: Database, running: Run, ada: User) -> None:
-    """One with every step skipped, and one with a NaN loss, are reported as such."""
+    """A run with all steps skipped, and one with a NaN loss, are reported as such."""
     for condition in ("no_updates", "diverged"):
         rule(database, ada, condition)
     seen = Seen()

@@ -158,7 +158,7 @@ def test_latest_is_the_later_of_two_versions_that_are_completed_concurrently(
 def test_a_version_that_is_deleted_while_its_last_file_is_stored_stays_incomplete(
     database: Database, ada: User
 ) -> None:
-    """No alias names it."""
+    """No alias names the version."""
     version = save(database, ada, A)
     while_open(
         database,

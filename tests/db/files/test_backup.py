@@ -172,7 +172,7 @@ def test_uploaded_weights_that_a_run_starts_from_are_restored(
 def test_a_damaged_file_is_left_out_of_a_backup_by_name(
     database: Database, store: MemoryStore, tmp_path: Path
 ) -> None:
-    """One bad file does not cost the backup of everything else."""
+    """A damaged file does not cost the backup of the others."""
     obstore.put(store, CHECKPOINT, b"weightz")
     saved = back_up(database, store, tmp_path / "backup")
     assert (saved["files"], saved["left_out"]) == (1, [CHECKPOINT])

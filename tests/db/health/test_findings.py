@@ -175,7 +175,7 @@ def test_evidence_leads_to_findings(word: str, changes: dict[str, Any], titles: 
 
 
 def test_texts_hold_the_figures() -> None:
-    """Share, modules, ratio and sizes stand in the words."""
+    """The texts contain share, modules, ratio and sizes."""
     evidence = Evidence(
         health=_health("healthy"),
         modules=SINKING,
@@ -192,7 +192,7 @@ def test_texts_hold_the_figures() -> None:
 
 
 def test_a_diagnosis_that_failed_is_named(database: Database, running: Run) -> None:
-    """Step and error stand in the words; it is no trouble of the run's own."""
+    """The text has step and error; it is no finding about the training."""
     failure = {"diagnosis": "replay", "error": "OutOfMemoryError: no memory left"}
     event = {"event": "failed_diagnosis", "step": 7, **failure}
     record(database, running, make_steps([1.0] * 40), events=[event])
@@ -340,7 +340,7 @@ def test_a_loss_that_is_nan_from_the_first_step_on_is_no_overflow(
 def test_a_message_to_a_script_names_the_remedy(
     database: Database, running: Run, source: str
 ) -> None:
-    """There are no settings of ours, no replay and no comparison of precisions."""
+    """The remedies contain no settings of a recipe, no replay and no comparison of precisions."""
     events: list[dict[str, Any]] = [make_skip(n, "body.bias") for n in range(1, 41)]
     sinking = make_histogram(20, make_module("body", -40, [1], underflow=1.0),
                              make_module("head", -40, [1]))  # fmt: skip

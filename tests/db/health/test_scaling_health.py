@@ -85,7 +85,7 @@ def test_skips_of_a_new_scaler_are_not_skips_of_growth(database: Database, runni
 
 
 def test_skips_in_a_row_are_called_so() -> None:
-    """One bad batch is no repeated event, whether or not the last step was skipped, too."""
+    """One bad batch is not called repeated, whether or not the last step was skipped."""
     for attempts in (400, 383):
         found = health.judge(health.count(attempts, [*SEARCH, *range(380, 384)], 2.0**15))
         assert found.word == "oscillating"

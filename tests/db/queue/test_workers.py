@@ -29,7 +29,7 @@ def test_a_worker_that_comes_back_is_the_same_worker(database: Database, worker:
 def test_a_worker_name_in_use_on_another_host_is_rejected(
     database: Database, worker: Worker
 ) -> None:
-    """Two machines of one name would take each other's runs for lost."""
+    """Two machines with one name would consider each other's runs lost."""
     offer = {"devices": [], "recipes": [], "versions": {}}
     with pytest.raises(Conflict, match="'w1' is up on host"), database.writing() as session:
         workers.register(session, name="w1", host="other", pid=1, **offer)

@@ -54,7 +54,9 @@ def test_metrics_of_several_runs_are_those_of_each(
 def test_windows_of_several_runs_are_those_of_each(
     database: Database, ada: User, worker: Worker, names: list[str] | None
 ) -> None:
-    """Whole, merged in memory or read from the pyramid, and of some not everything."""
+    """Windows are equal if merged in memory or read from the pyramid, and if runs have
+    only parts of them.
+    """
     found = [_start(database, ada, worker) for _ in range(5)]
     for run, length in zip(found, (10, 60, 90, 9000), strict=False):
         losses = np.random.default_rng(length).normal(size=length).tolist()

@@ -77,7 +77,7 @@ def test_a_run_without_a_scaler_has_no_scale_to_average(database: Database, ada:
 
 
 def test_by_columns_tags_and_texts_whatever_their_case(database: Database, some: None) -> None:
-    """A run with two tags stands in both groups."""
+    """A run with two tags is in both groups."""
     tags = [(each.value, each.runs) for each in by(database, "tag").groups]
     assert [(value and str(value).lower(), count) for value, count in tags] == [
         ("a", 3),

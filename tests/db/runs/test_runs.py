@@ -144,8 +144,8 @@ def test_a_pause_is_no_part_of_a_runs_duration(database: Database, running: Run,
 def test_a_forks_steps_are_those_after_its_parents(
     database: Database, running: Run, ada: User, worker: Worker
 ) -> None:
-    """What its parent did is the parent's: it counts as none of its own applied steps, and cannot
-    be replayed by a run that may see other batches.
+    """The parent's steps are not the fork's applied steps, and cannot be replayed by a run that
+    may see other batches.
     """
     file = {"kind": "checkpoint", "path": "", "size_bytes": 1, "sha256": "aa"}
     event = {"step": 40, "reason": "interval", "request": None, "files": [file]}

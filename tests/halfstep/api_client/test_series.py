@@ -49,7 +49,7 @@ def test_metrics_come_by_name(client: Client) -> None:
 
 
 def test_a_table_of_arrow_has_the_columns(client: Client) -> None:
-    """One row a step, NaN where a line has no value."""
+    """The table has one row per step, with NaN where a line has no value."""
     table = client.series(1).arrow()
     assert table.num_rows == STEPS
     assert table.column("loss")[0].as_py() == 1
@@ -63,7 +63,7 @@ def test_events_and_findings_are_the_apis(client: Client) -> None:
 
 
 def test_pieces_may_end_anywhere() -> None:
-    """What comes over a network is cut as the network likes."""
+    """A network may cut the stream anywhere."""
     text = "step,loss\n1,0.5\n2,NaN\n3,Infinity\n"
     whole = of_steps([text], 1, np.inf)["loss"]
     cut = of_steps(list(text), 1, np.inf)["loss"]

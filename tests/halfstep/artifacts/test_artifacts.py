@@ -170,7 +170,7 @@ def test_without_a_server_a_version_is_used_from_disk(data: Path) -> None:
 
 
 def test_a_bad_artifact_costs_itself_only(data: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """One line says why; the run goes on."""
+    """One line has the reason, and the run continues."""
     watch = halfstep.watch(mode="offline")
     assert watch.save_artifact("nowhere", name="digits") is None
     assert watch.save_artifact(data, name="no such name") is None
@@ -194,7 +194,7 @@ def test_a_disabled_watch_uses_artifacts_too(data: Path) -> None:
 
 
 def test_a_damaged_download_is_fetched_again_and_then_refused(tmp_path: Path) -> None:
-    """What has another digest is never returned."""
+    """Content with another digest is never returned."""
     entry = Entry("a.txt", 3, "ab" * 32)
     manifest = cache.Manifest("", "a", digest_of([entry]), True, [entry])
     fetched: list[str] = []
@@ -493,7 +493,7 @@ def test_the_command_does_the_same(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Put, list, show, diff, alias, get and delete."""
+    """The command can put, list, show, diff, alias, get and delete."""
     monkeypatch.setenv("HALFSTEP_URL", address)
     monkeypatch.setenv("HALFSTEP_TOKEN", token)
 

@@ -68,7 +68,7 @@ def faults(report: dict[str, Any]) -> list[tuple[str, str, int]]:
 
 
 def test_a_mistake_has_its_line_its_values_and_exit_code_1(folder: Path) -> None:
-    """The script's arguments reach it, and its output stands before the report."""
+    """The script gets its arguments, and its output is before the report."""
     ended = check(folder, "train.py", "--lr", "1")
     assert ended.returncode == 1
     assert "step 19 --lr 1\n" in ended.stdout
@@ -78,7 +78,7 @@ def test_a_mistake_has_its_line_its_values_and_exit_code_1(folder: Path) -> None
 
 
 def test_json_is_all_of_stdout(folder: Path) -> None:
-    """What the script prints goes to stderr."""
+    """The script's output goes to stderr."""
     ended = check(folder, "--json", "train.py")
     report = report_of(ended)
     assert faults(report) == [("rounding", "train.py", LINE)]
@@ -172,7 +172,7 @@ def test_a_module_runs_with_m(folder: Path) -> None:
 def test_a_script_that_fails_is_reported_and_the_check_incomplete(
     folder: Path, end: str, result: str
 ) -> None:
-    """What was found before is printed."""
+    """Findings until then are printed."""
     (folder / "train.py").write_text(SMALL_EPS + f"    if step == 9:\n        {end}\n")
     ended = check(folder, "--json", "train.py")
     assert ended.returncode == 1

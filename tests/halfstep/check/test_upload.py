@@ -43,7 +43,9 @@ def server(server: dict[str, str], database: Database) -> dict[str, str]:
 def test_a_report_is_uploaded_with_the_sources_that_it_names(
     folder: Path, server: dict[str, str], client: Client
 ) -> None:
-    """The server has what --json prints; stdout is the report alone, the address is on stderr."""
+    """The server has what --json prints; stdout has only the report, and the address is
+    on stderr.
+    """
     ended = upload(folder, "--json", "--project", "vision", "train.py", server=server)
     assert ended.returncode == 1
     [check] = client.checks(project="vision")

@@ -31,7 +31,7 @@ def test_script_and_code_of_the_folder_are_noted(project: Path) -> None:
 
 
 def test_changed_and_deleted_files_are_named(project: Path) -> None:
-    """New files are none that the command was queued with."""
+    """New files are not among those with which the command was queued."""
     found = sources_of(["python", "train.py"], str(project))
     assert changed(found, project) == []
     (project / "train.py").write_text("edited")

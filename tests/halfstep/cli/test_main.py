@@ -159,7 +159,7 @@ def test_the_services_commands_are_known_without_it(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("words", [*all_commands()], ids=" ".join)
 def test_everything_has_help_text(words: tuple[str, ...]) -> None:
-    """Every command, argument and option has; the texts of options are no sentences."""
+    """Every command, argument and option has a help text; those of options are no sentences."""
     command = found_command(words)
     assert command.help
     assert command.help[0].isupper()
@@ -267,7 +267,7 @@ def test_errors_are_json_if_requested(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """One object on stderr, and nothing on stdout; the exit code is the same as without."""
+    """stderr has one object, stdout nothing, and the exit code is the same as without --json."""
     monkeypatch.setenv("HALFSTEP_DATA", str(tmp_path))
     monkeypatch.setenv("HALFSTEP_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("HALFSTEP_TOKEN", "none")

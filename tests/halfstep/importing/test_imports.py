@@ -173,7 +173,7 @@ def test_tensorboards_runs(imported: Import, tmp_path: Path) -> None:
 def test_the_second_writer_of_torch_says_how_it_was_configured(
     imported: Import, tmp_path: Path
 ) -> None:
-    """`SummaryWriter.add_hparams` is where a configuration stands."""
+    """`SummaryWriter.add_hparams` has the configuration."""
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(tmp_path / "logs") as writer:  # type: ignore[no-untyped-call]

@@ -188,7 +188,7 @@ def client(database: Database, address: str, token: str, ada: User) -> Iterator[
 
 
 def test_tasks(client: Client) -> None:
-    """One call answers each."""
+    """One call answers each task."""
     assert len(TASKS) == 20
     server = server_of(client, allow_writes=True)
     answers = {

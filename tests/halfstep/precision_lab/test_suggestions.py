@@ -143,7 +143,7 @@ def test_fp32_repairs_an_overflow() -> None:
 
 
 def test_cast_inside_of_a_module_is_not_repaired_by_fp32() -> None:
-    """A module that casts to half precision itself stays as bad, and a note says so."""
+    """A module that casts to half precision itself does not improve, and a note says so."""
     case = PLANTED["cancellation"]
     report = precision_diff(case.make(), case.batch(), case.loss)
     assert float(report.event.suggested_error or 0) == pytest.approx(report.error)

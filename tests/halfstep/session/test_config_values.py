@@ -219,7 +219,7 @@ def test_a_bad_value_costs_that_value_only(name: str) -> None:
 
 
 def test_a_cycle_and_a_mapping_keep_their_other_entries() -> None:
-    """The note stands where the value was."""
+    """The note is in place of the value."""
     assert as_config(_cycle()) == {"ok": 1, "self": "(a cycle: it contains itself)"}
     found = as_config(BAD["mapping"])
     assert found["ok"] == 1

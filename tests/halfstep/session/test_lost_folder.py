@@ -143,7 +143,7 @@ def test_a_folder_that_cannot_be_created_is_one_in_tmpdir(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """The same one for each run of the same folder."""
+    """The folder is the same for each run of the same folder."""
     opened = run_start.open_run
 
     def refusing(folder: Path, **named: Any) -> Any:

@@ -86,7 +86,7 @@ def test_a_handler_of_the_script_keeps_working(tmp_path: Path, before: str, afte
 
 @pytest.mark.slow
 def test_without_a_batch_system_nothing_is_preempted(tmp_path: Path) -> None:
-    """SIGTERM terminates the script; of SIGUSR1 no more is known than that it ended."""
+    """SIGTERM terminates the script; SIGUSR1 only ends it."""
     for name, status in (("SIGTERM", "terminated"), ("SIGUSR1", "vanished")):
         (tmp_path / name).mkdir()
         ended = run(tmp_path / name, name, **BATCH)

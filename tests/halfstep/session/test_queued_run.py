@@ -49,7 +49,7 @@ def train(**named: str) -> None:
 def test_the_run_is_the_queues_whatever_the_script_calls_it(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Each step is in that run's spool; no other run is made, and no server is looked for."""
+    """Each step is in that run's spool; no other run is created, and no server is searched."""
     train(name="mine", run="other", url="http://127.0.0.1:9", token="t", folder="here")
     written = Written(folder)
     assert written.truth().scales == SCRIPT.train().scales
@@ -92,7 +92,7 @@ def test_the_configuration_of_a_script_is_recorded_without_secrets(
 
 @pytest.mark.slow
 def test_several_trainings_of_one_script_continue_each_other(folder: Path) -> None:
-    """The second one's steps follow on the first one's, in a file of its own."""
+    """The second training's steps follow the first one's, in a file of its own."""
     train()
     train()
     steps = Written(folder).steps["step"].tolist()
@@ -159,7 +159,7 @@ def test_a_second_process_at_once_trains_unwatched(
 def test_without_locks_a_second_process_is_rejected_as_well(
     folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another error of a lock is none of another process's, and ends no watching."""
+    """Another error of a lock is not taken for another process, and ends no watching."""
 
     def no_locks(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")

@@ -145,7 +145,7 @@ def test_nothing_is_armed_where_modules_are_nested_deeply(tmp_path: Path) -> Non
 def test_an_error_of_an_armed_step_ends_only_these(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The training goes on, and is recorded."""
+    """The training continues and is recorded."""
 
     def fails(_self: Sanitizer, _step: int) -> None:
         raise ValueError("no shadow")

@@ -316,7 +316,7 @@ def test_gradients_that_are_cleared_before_the_step() -> None:
 
 @pytest.mark.parametrize("set_to_none", [False, True])
 def test_a_clip_after_the_step_has_no_effect(*, set_to_none: bool) -> None:
-    """Whether gradients are set to None or to 0 afterwards; a decay of kept ones is none."""
+    """Gradients may be set to None or to 0 afterwards; a decay of retained ones is no clip."""
 
     def train(*, clears: bool) -> None:
         net = nn.Linear(4, 1)
@@ -433,7 +433,7 @@ def test_a_penalty_of_scaled_gradients_is_seen() -> None:
 
 
 def test_the_sign_of_a_scaled_gradient_is_used_as_it_is() -> None:
-    """No scale changes it: as of an attack on the inputs."""
+    """The sign does not depend on the scale, as in an attack on the inputs."""
 
     def train() -> None:
         net = nn.Linear(4, 1)

@@ -96,7 +96,9 @@ def outcome(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("is_of_machines", [True, *extended([False])])
 def test_each_ranks_output_and_memory_are_recorded(tmp_path: Path, is_of_machines: bool) -> None:
-    """Lines of a further rank say so; one run has all; what each prints stays where it went."""
+    """Lines of a further rank have its number, one run has all of them, and each rank's output
+    goes where it went.
+    """
     script = "print('hello of', rank, flush=True)\ntime.sleep(0.5)"
     done = launch(tmp_path, script, launcher=MACHINES if is_of_machines else LAUNCHER)
     assert done.returncode == 0, done.stderr

@@ -46,7 +46,7 @@ def logged(place: Path) -> dict[str, list[tuple[int, Any]]]:
 
 
 def test_the_quickstart() -> None:
-    """Each `init` is a run of its own, though only the last one is finished."""
+    """Each `init` is a run, though only the last one is finished."""
     epochs = 8
     for _run in range(3):
         trackio.init(

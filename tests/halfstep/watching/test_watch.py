@@ -83,7 +83,9 @@ def test_a_device_that_the_host_cannot_read_gives_the_same_result(
 @pytest.mark.usefixtures("nothing_compiled")
 @pytest.mark.parametrize("name", ["SGD", "fused", "fused and clipped"])
 def test_another_default_device_changes_nothing(tmp_path: Path, name: str) -> None:
-    """A script may have set one for its own tensors: ours lie where their values are needed."""
+    """A script may set another default device for its own tensors; Halfstep's are where their
+    values are needed.
+    """
     every = {"histogram_every": 1, "layers_every": 1, "headroom_every": 1}
     bare = SCRIPTS[name].train()
     with torch.device("meta"), halfstep.watch(folder=tmp_path, name="it", **every) as watch:
@@ -436,7 +438,9 @@ def test_numbers_texts_images_and_tables_are_logged(tmp_path: Path) -> None:
 def test_a_tensor_or_an_array_of_one_number_is_that(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Any shape with one element; larger ones are named by their shape, with the allowed values."""
+    """An array may have any shape with one element; larger ones are named by their shape, with
+    the allowed values.
+    """
     ones = {"t": torch.ones(1, requires_grad=True), "tt": torch.ones(1, 1), "a": np.ones(1)}
     with halfstep.watch(folder=tmp_path, name="it") as watch:
         watch.log(
@@ -1210,14 +1214,14 @@ def test_a_signal_in_the_midst_of_our_work_waits_for_its_end(tmp_path: Path) -> 
 
 
 def test_all_that_is_written_can_be_recorded(tmp_path: Path) -> None:
-    """Every event of the worst run passes the table that the recorder goes by."""
+    """Every event of the worst run passes the recorder's validation."""
     with halfstep.watch(folder=tmp_path, name="it") as watch:
         Script().train(watch.add, steps=STEPS)
     assert all(map(event_of, Written(tmp_path / "it").events))
 
 
 def test_parameters_that_no_module_has_are_called_by_their_place(tmp_path: Path) -> None:
-    """watch() without a module names culprits all the same."""
+    """watch() without a module names culprits by their position."""
     net, scaler = Net(), GradScaler("cpu")
     optimizer = torch.optim.SGD(net.head.parameters(), lr=1e-3)
     with halfstep.watch(folder=tmp_path, name="it"):

@@ -70,5 +70,5 @@ def test_an_artifact_cannot_leave_its_folder(tmp_path, name):
 
 
 def test_no_folder_saves_no_artifacts(run_loop):
-    """The loop by itself, without a folder, trains all the same."""
+    """A loop without a folder trains too."""
     assert run_loop(Drawing).of("artifact") == []

@@ -126,7 +126,7 @@ def test_weights_are_saved_as_safetensors_too(run_loop, tmp_path):
 
 
 def test_weights_of_several_modules_are_files_of_their_own(run_loop, tmp_path):
-    """Each under the names that its module gives them."""
+    """Weights have the names that their module gives them."""
     run = run_loop(Pair, {"training": {"steps": 2}}, folder=tmp_path)
     [event] = run.of("checkpoint")
     kinds = [file["kind"] for file in event["files"]]
@@ -137,7 +137,7 @@ def test_weights_of_several_modules_are_files_of_their_own(run_loop, tmp_path):
 
 
 def test_tied_and_strided_weights_load_strictly(run_loop, tmp_path):
-    """One memory under two names is there twice, and a layout of channels last is no obstacle."""
+    """One memory under two names is saved twice, and channels last is supported."""
 
     class Tied(Regression):
         def __init__(self, config, device):
@@ -176,7 +176,7 @@ def test_a_checkpoint_that_was_cut_short_is_rejected(saved, keep):
 
 
 def test_a_checkpoint_with_a_flipped_bit_is_rejected(saved):
-    """torch.load would read altered weights in silence; this does not."""
+    """torch.load would silently read altered weights; this does not."""
     weight = checkpoint.load(saved)["modules"]["model"]["0.weight"].numpy().tobytes()
     data = bytearray(saved.read_bytes())
     data[data.index(weight) + 5] ^= 1
@@ -234,7 +234,7 @@ def test_a_checkpoint_of_another_model_is_rejected(run_loop, saved):
 
 
 def test_fused_and_unfused_states_do_not_mix(run_loop, saved):
-    """PyTorch would raise later, or bring its wait back in silence."""
+    """PyTorch would raise later, or silently wait for the device again."""
     with pytest.raises(CheckpointError, match=r"saved with training\.fused True"):
         run_loop(Regression, {"training": {"fused": False}}, resume=saved)
 

@@ -42,7 +42,9 @@ def disk(monkeypatch):
 
 
 def test_the_saved_state_is_that_of_the_step_boundary(run_loop, tmp_path, disk):
-    """Bit for bit, of weights, moments, scaler and counts, though steps continued meanwhile."""
+    """Weights, moments, scaler and counts are saved bit for bit, though steps continued
+    meanwhile.
+    """
     kept = {}
 
     class Observed(Pair):

@@ -49,7 +49,7 @@ def test_the_bytes_are_the_librarys(weights):
 
 
 def test_tied_and_strided_weights_are_written_out():
-    """Each name has its values, in order, whatever memory they lie in."""
+    """Each name has its values in order, however they share memory."""
     weight = torch.arange(6.0).reshape(2, 3)
     weights = {"a": weight, "b": weight.t(), "c": weight[:, 1]}
     loaded = safetensors.torch.load(written(weights))

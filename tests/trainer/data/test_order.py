@@ -71,7 +71,7 @@ def test_without_shuffling_they_come_as_they_are():
 
 
 def test_places_of_a_size_beyond_memory_are_computed():
-    """No memory holds the order of 2^40 examples."""
+    """The order of 2^40 examples does not fit in any memory."""
     size = 2**40
     places = np.arange(size - 1000, size, dtype=np.uint64)
     found = permuted(places, size, [1, 2, 3, 4, 5, 6, 7, 8])

@@ -21,7 +21,7 @@ def test_every_example_comes_once_an_epoch():
 
 
 def test_the_position_is_the_only_state():
-    """A sampler put at a position hands out what came after it there."""
+    """A sampler that is set to a position continues as the first one did there."""
     training = Training(batch_size=3, accumulation_steps=2)
     first, second = Sampler(10, training), Sampler(10, training)
     taken(first, 7)

@@ -356,7 +356,7 @@ class DiabetesConfig""",
 
 @pytest.mark.parametrize("mistake", ERRORS)
 def test_a_mistake_is_named(tmp_path, capsys, mistake):
-    """Each is an error in words, with its line where it has one, and the exit code is 1."""
+    """Each mistake is an error in words, with its line if it has one, and the exit code is 1."""
     old, new, part, message = ERRORS[mistake]
     code, text = checked(tmp_path, capsys, (old, new), *BESIDES.get(mistake, []))
     assert code == 1
@@ -465,7 +465,9 @@ FP32_ON_CUDA = {
 
 @pytest.mark.parametrize("loss", FP32_ON_CUDA)
 def test_losses_are_judged_by_cudas_autocast(tmp_path, capsys, loss):
-    """What CUDA takes in fp32 is no mistake, though a CPU leaves it in fp16 or refuses it."""
+    """Operations that CUDA runs in fp32 are no mistake, though a CPU leaves them in fp16
+    or rejects them.
+    """
     changed = f'yield Loss({FP32_ON_CUDA[loss]}, optimizer="adamw")'
     code, text = checked(tmp_path, capsys, (STEP, changed))
     assert "error" not in text
@@ -532,7 +534,7 @@ REFUSED_ON_CUDA = {
     ["grid_sample", *extended(each for each in REFUSED_ON_CUDA if each != "grid_sample")],
 )
 def test_nondeterministic_operations_on_cuda_are_named(tmp_path, capsys, operation):
-    """Each is an error, unless the run does without determinism."""
+    """Each operation is an error, unless the run is not deterministic."""
     step = f'yield Loss({REFUSED_ON_CUDA[operation]}, optimizer="adamw")'
     message = f"{operation} has no deterministic implementation on CUDA"
     code, text = checked(tmp_path, capsys, (STEP, step))
@@ -639,7 +641,7 @@ def test_settings_reach_the_recipe(tmp_path, capsys):
 
 
 def test_a_file_with_two_recipes_wants_a_name(tmp_path, capsys):
-    """One is found by itself; of two the class has to be named."""
+    """A single recipe is found by itself; of two the class has to be named."""
     two = ("class Diabetes(Recipe):", "class Other(Recipe): ...\n\n\nclass Diabetes(Recipe):")
     assert checked(tmp_path, capsys, two)[0] == 2
     main(f"{tmp_path}/mine.py:Diabetes")

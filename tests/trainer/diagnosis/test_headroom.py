@@ -126,7 +126,7 @@ def test_a_replay_is_not_measured(run_loop, monkeypatch):
 
 
 def test_a_compiled_network_is_not_changed(run_loop, monkeypatch, capsys):
-    """One sentence in the log, and no hook that would recompile it."""
+    """The log has one sentence, and no hook recompiles the network."""
     monkeypatch.setattr(torch, "compile", lambda module, **_: module)  # what it makes is not used
     values = EVERY | {"training": {"steps": 7, "compile": True}}
     run = run_loop(Regression, values)

@@ -101,7 +101,7 @@ def test_none_is_taken_when_it_is_switched_off(run_loop):
 
 
 def test_counting_is_not_sorted_under_deterministic_algorithms(monkeypatch):
-    """CUDA would sort; a sum of whole numbers needs none, and the choice is put back."""
+    """CUDA would sort; a sum of whole numbers needs no sorting, and the setting is restored."""
     seen = []
     original = torch.Tensor.scatter_add_
 

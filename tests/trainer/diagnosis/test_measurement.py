@@ -119,7 +119,7 @@ def test_a_plan_is_of_the_first_batches_of_a_training(tmp_path: Path, run_loop: 
 def test_diffs_are_made_at_several_checkpoints_or_with_initial_weights(
     tmp_path: Path, run_loop: Any
 ) -> None:
-    """Each belongs to its step; without a checkpoint to step 0."""
+    """Each diff belongs to its step; without a checkpoint to step 0."""
     run_loop(Regression, VALUES, tmp_path)
     files = sorted(tmp_path.glob("*.pt"))
     values = {"lab": {"task": "precision_diff"}, "precision": "bf16"}
@@ -182,7 +182,7 @@ def test_a_diff_needs_half_precision(precision: str) -> None:
 
 @pytest.mark.parametrize("task", ["precision_plan", "precision_diff"])
 def test_weights_in_bf16_are_not_measured(task: str) -> None:
-    """What is measured would not be what is trained."""
+    """The measured weights would not be the trained ones."""
     values = {"precision": "bf16", "training": {"weights": "bf16"}, "lab": {"task": task}}
     with pytest.raises(
         ConfigError, match=f"weights is bf16, but lab.task is {task}; allowed: fp32"

@@ -212,7 +212,7 @@ def test_submit_command_is_quoted() -> None:
 
 
 def test_fp32_is_submitted_without_tf32() -> None:
-    """The plan's fp32 has none, whatever the settings that it was made with."""
+    """The plan's fp32 has no TF32, whatever the settings with which it was made."""
     values = {"training": {"tf32": True}}
     plan, config = plan_recipe(Cancelling, values, device=CPU, batches=1, bounds=BOUNDS)
     [exact] = [point for point in plan.points if point.precision == "fp32"]

@@ -348,7 +348,7 @@ def test_an_overflow_outside_of_modules_is_the_training_steps(run_loop):
 
 
 def test_a_replay_that_fails_midway_leaves_no_trace(run_loop, monkeypatch):
-    """Generators, buffers and the sampler are put back, whatever a replay died of."""
+    """Generators, buffers and the sampler are restored after any error of a replay."""
     alone = run_loop(PlantedForward)
 
     def failing(*_arguments):

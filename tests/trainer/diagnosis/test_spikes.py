@@ -86,7 +86,7 @@ def test_a_loss_that_falls_or_rests_is_no_spike():
 
 
 def test_a_loss_that_is_not_finite_is_one_where_the_step_was_applied():
-    """A skipped step harmed nothing; without a window yet an applied one counts all the same."""
+    """A skipped step harmed nothing; without a full window an applied one still counts."""
     losses = noise(12)
     losses[[4, 8]] = np.nan, np.inf
     assert [(s, z) for s, _loss, z in reported(records(losses, flags=[5]))] == [(9, math.inf)]

@@ -81,7 +81,7 @@ def test_only_inputs_are_saved():
 
 
 def test_without_gradients_it_is_called_plainly(monkeypatch):
-    """An evaluation keeps nothing anyhow, and copies no buffers for a second time."""
+    """An evaluation keeps no activations anyway, and copies no buffers a second time."""
     network = nn.BatchNorm1d(2)
     keep_no_activations(network)
     monkeypatch.setattr(activation_checkpoints, "_copy", pytest.fail)

@@ -40,7 +40,7 @@ def test_a_training_cannot_reach_the_database(
 
 
 def test_secrets_are_hidden_however_lines_are_cut() -> None:
-    """A secret stands as ***, also where a line is longer than one can be."""
+    """A secret is replaced by *** also in a line that is longer than the limit."""
     secret = "sesame-open"
     for before in (0, LINE_BYTES - len(secret) + 3, 2 * LINE_BYTES - 4):
         said = f"import sys; sys.stdout.write('x' * {before} + 'sesame' + '-open' + 'y')"

@@ -66,7 +66,9 @@ def test_an_index_that_is_split(folder: Path, tmp_path_factory: pytest.TempPathF
 
 
 def test_what_git_cannot_say(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A repository without a commit says why; no repository, or no git, is none; neither fails."""
+    """A repository without a commit is reported; without a repository or git nothing is
+    recorded, and nothing fails.
+    """
     (folder / ".git").rename(folder / "gone")
     assert reported(folder)[0]["git"] is None
     git(folder, "init", "-q")
@@ -96,7 +98,7 @@ def test_neither_secrets_nor_more_than_is_kept_are_in_it(
 
 
 def test_what_fails_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A pipe in a script's place is not waited for, and a fault of ours costs no run."""
+    """A pipe in place of a script is not waited for, and an internal error costs no run."""
     os.mkfifo(tmp_path / "recipe.py")
     content, texts = reported(tmp_path)
     assert (content["file"], texts.source) == (None, None)

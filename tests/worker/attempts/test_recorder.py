@@ -188,7 +188,9 @@ def attempts(database: Database, tmp_path: Path, ada: User) -> Iterator[Attempts
 def test_a_dead_supervisor_of_a_resumed_run_takes_nothing_with_it(
     attempts: Attempts, exact: bool
 ) -> None:
-    """What earlier attempts and its own recorded stays; what its training spooled is added."""
+    """Records of earlier attempts and of the supervisor stay; spooled data of its
+    training is added.
+    """
     spool = attempts.next()
     spool.steps(attempts.steps(1, 50))
     spool.event(event_of(make_metric(40, 0.5)))
@@ -262,7 +264,7 @@ def test_a_dead_supervisor_keeps_what_its_spool_no_longer_has(attempts: Attempts
 
 
 def test_what_two_attempts_left_is_recorded_one_after_the_other(attempts: Attempts) -> None:
-    """Steps of the earlier one that the later did not repeat bit for bit are gone."""
+    """Steps of the earlier attempt that the later did not repeat bit for bit are deleted."""
     attempts.next().steps(attempts.steps(1, 60))
     spool = attempts.next()
     spool.event(event_of(resumed(50, exact=False)))
@@ -651,7 +653,7 @@ def cut_off(attempts: Attempts, bucket: Bucket, **options: Any) -> tuple[SpoolWr
 def test_a_bucket_that_is_away_holds_up_files_and_nothing_else(
     attempts: Attempts, bucket: Bucket
 ) -> None:
-    """Steps are recorded meanwhile; the spool stays, for a later recorder."""
+    """Steps are recorded meanwhile; the spool stays for a later recorder."""
     spool, recorder = cut_off(attempts, bucket, rotate_bytes=1)  # a file each time
     for last in (10, 20, 30):
         train_ten(attempts, spool, last)

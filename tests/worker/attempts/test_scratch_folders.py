@@ -35,7 +35,9 @@ def settings(tmp_path: Path) -> Settings:
 
 
 def test_an_earlier_version_s_folders_are_divided(settings: Settings) -> None:
-    """What runs wrote moves, what the service keeps stays, without links; twice changes nothing."""
+    """Files of runs move, files of the service stay, links are dropped, and a second pass
+    changes nothing.
+    """
     for _ in range(2):
         divide_all(settings, [2])
         folder, scratch = settings.run_folder(1), settings.scratch_folder(1)

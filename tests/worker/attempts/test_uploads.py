@@ -14,7 +14,7 @@ def artifact(name):
 
 
 def test_completed_uploads_are_not_repeated_after_a_failure():
-    """All arrive once and in order, however many failures are reported."""
+    """All files arrive once and in order, however many failures are reported."""
     sent, is_broken = [], Event()
 
     def send(file):

@@ -427,7 +427,7 @@ def test_a_complete_cluster_is_reported(bare: KubernetesScaffold, tmp_path: Path
 
 
 def test_missing_parts_of_a_cluster_are_named(bare: KubernetesScaffold, tmp_path: Path) -> None:
-    """Each of it, in one go."""
+    """All missing parts are named at once."""
 
     def review(request: Any) -> dict[str, Any]:
         asked = request.data["spec"]["resourceAttributes"]

@@ -55,7 +55,7 @@ def test_a_submodule_comes_by_no_other_way(tmp_path: Path, url: str) -> None:
 
 
 def test_a_second_attempt_runs_nothing_that_the_first_has_named(tmp_path: Path) -> None:
-    """What its script has written into the configuration of the checkout, or into its hooks."""
+    """Neither what the script wrote into the checkout's configuration nor its hooks are run."""
     commit = committed(tmp_path / "it", text="it")
     folder, touched = tmp_path / "work", tmp_path / "touched"
     checked_out(tmp_path / "it", commit, folder)

@@ -55,8 +55,9 @@ def last_reason(site: Site, run_id: int) -> tuple[str, str | None]:
 def test_a_command_gets_its_parameters_its_environment_and_no_credentials(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each value is one argument; of the worker's environment only allowed variables are passed;
-    secrets are set, and *** in the log."""
+    """Each value is one argument; only allowed variables of the worker's environment are
+    passed; secrets are set, and *** in the log.
+    """
     monkeypatch.setenv("PGPASSWORD", "sesame")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "sesame")
     settings = Settings(data=site.data, database_url=site.url)
@@ -393,7 +394,7 @@ def test_a_clone_that_hangs_can_be_cancelled(site: Site, worker: subprocess.Pope
 @pytest.mark.extended
 @pytest.mark.only_on("sqlite")
 def test_several_devices_are_a_gang_of_torchruns(site: Site) -> None:
-    """Each rank knows which it is; one that is killed is infrastructure's fault."""
+    """Each rank has its number; a killed one is an infrastructure failure."""
     code = site.data.parent / "rank.py"
     code.write_text(
         "import os, sys\n"

@@ -64,7 +64,7 @@ watch.save_artifact("net.pt", name="net")
 
 @pytest.mark.only_on("sqlite")
 def test_only_one_module_opens_files_of_a_run(site: Site, tmp_path: Path) -> None:
-    """A recipe with checkpoints, a watched script and a checkout are recorded by it alone."""
+    """Only this module records a recipe with checkpoints, a watched script and a checkout."""
     log = tmp_path / "accesses"
     hooks = tmp_path / "hooks"
     hooks.mkdir()
