@@ -98,8 +98,8 @@ def test_shards_train_to_the_same_bits_again(found):
 
 
 def test_diagnoses_look_at_whole_gradients(found):
-    """Every gradient is in the histogram once; logged values are rank 0's, as with whole
-    weights; all lost updates of bf16 weights are counted.
+    """Every gradient is in the histogram once, headroom has the modules of whole weights,
+    and all lost updates of bf16 weights are counted.
     """
     shards, whole = both(found, "digits")
     for one, other in zip(events(shards, "histogram"), events(whole, "histogram"), strict=True):
