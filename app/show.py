@@ -92,7 +92,7 @@ def _settings(data: Path, port: int) -> Settings:
 
 
 class Mirror:
-    """Sends what a folder's runs have that the server has not."""
+    """Sends the server the data of a folder's runs that it lacks."""
 
     def __init__(
         self, folder: Path, server: Credentials, database: Database, viewer_id: int

@@ -52,7 +52,7 @@ OTHERS = ("loop_hold", "gpu_performance", "gpu_launches")
 
 
 def main() -> None:
-    """Go on after one that fails: its line says so."""
+    """Run all benchmarks; a failed one has a line that says so."""
     with tempfile.NamedTemporaryFile("r", prefix="halfstep-bench-") as lines:
         for claim in (*OTHERS, *CLAIMS):
             arguments = sys.argv[1:] if claim in CLAIMS else []

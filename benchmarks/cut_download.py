@@ -30,7 +30,7 @@ PARTIAL_FILE = 18  # curl's word for a connection that ended too early
 
 
 class CuttingProxy(threading.Thread):
-    """Passes on one connection after another; each of the first few ends after so many bytes."""
+    """A proxy whose first connections end after a number of bytes."""
 
     def __init__(self, address: str, most_bytes: int) -> None:
         super().__init__(daemon=True)

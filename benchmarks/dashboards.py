@@ -267,7 +267,7 @@ SERVERS: dict[str, tuple[Callable[[str, str], list[str]], Callable[[list[str]], 
 
 @contextmanager
 def theirs(name: str, folder: Path) -> Iterator[Tool]:
-    """Serve by another tool the runs of runs.json beside a folder of its own."""
+    """Serve the runs of runs.json by another tool, from a folder of its own."""
     python = python_of(name)
     if python is None:
         raise SystemExit(f"{name} {PEERS[name]} cannot be installed here.")
@@ -358,7 +358,7 @@ def seconds_of(
 
 
 def options() -> argparse.Namespace:
-    """Return the sizes that were asked for."""
+    """Return the requested sizes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=int, default=400)
     parser.add_argument("--steps", type=int, default=1000)
@@ -367,7 +367,7 @@ def options() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Serve by all of them, and ask in turns."""
+    """Serve by all tools, and measure them in turns."""
     sizes = options()
     made_runs = make_runs(sizes.runs, sizes.steps)
     with tempfile.TemporaryDirectory(prefix="halfstep-bench-") as folder, ExitStack() as stack:

@@ -119,7 +119,7 @@ def named_by_wandb(text: str) -> set[str]:
 
 
 def messages(loop: Loop) -> set[str]:
-    """Train a loop as it is."""
+    """Train a loop unchanged."""
     ended = run(loop, Unwatched())
     return named_by_messages("\n".join([ended.error, *ended.warnings]))
 
@@ -254,7 +254,7 @@ def ours(loop: Loop, row: Row) -> None:
 
 
 def read_off(row: Row, tool: str, loop: Loop, causes: list[str]) -> None:
-    """Count whether a loop's cause can be read off what a tool named; of a healthy one, if any."""
+    """Count whether a tool's output names a loop's cause; for a healthy one, any cause."""
     is_right = not causes if loop.is_healthy else bool({loop.cause, *loop.accepts} & {*causes})
     row.read[tool] += is_right
 

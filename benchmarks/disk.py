@@ -17,7 +17,7 @@ SIZE = text("SELECT coalesce(sum(pgsize), 0) FROM dbstat WHERE name LIKE :table"
 
 
 def main() -> None:
-    """Record runs of some lengths and look at the pages."""
+    """Record runs of some lengths and measure the files."""
     rows = []
     for steps in (100_000, 1_000_000):
         with databases.sqlite() as database:

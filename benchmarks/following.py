@@ -1,4 +1,4 @@
-"""A page in Chromium that follows run 1 of a site, and says what it drew when."""
+"""A page in Chromium that follows run 1 of a site, and the times of its drawings."""
 
 import json
 import time
@@ -56,7 +56,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Followed:
-    """What a page did.
+    """Measurements of a page.
 
     busy, processor: share of the time in which the main thread had something to do, and in which it
     did it; on a machine that others use too it waits in between.  longest: its longest task in

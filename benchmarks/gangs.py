@@ -111,7 +111,7 @@ def made(count: int, worker_count: int) -> list[Job]:
 
 
 class Cluster:
-    """Workers in plain Python, for the orders that the product's is measured beside."""
+    """Workers in plain Python, for the orders with which the product is compared."""
 
     def __init__(self, count: int) -> None:
         self.free = [DEVICES] * count
@@ -196,7 +196,7 @@ def _fill_in(cluster: Cluster, waiting: list[Job], outcome: Outcome, moment: flo
 
 @contextmanager
 def clock(database: Database) -> Iterator[Any]:
-    """Let the database's clock stand still where we set it; yield what sets it."""
+    """Stop the database's clock; yield a function that sets it."""
     with database.engine.begin() as connection:
         for line in (
             "CREATE SCHEMA sim",
@@ -304,7 +304,7 @@ class Site:
 def product(
     database: Database, trace: list[Job], worker_count: int, patience: float, *, knows: bool
 ) -> Outcome:
-    """Run the trace through the real claim: at each event, workers with free devices ask.
+    """Run the trace through the real claim: at each event, workers with free devices claim.
 
     knows: whether each run has an idea of how long it takes.
     """

@@ -156,7 +156,7 @@ def _run(function: Callable[..., None], connection: Connection, *arguments: Any)
 
 
 def result_of(function: Callable[..., None], settings: Settings) -> Any:
-    """Return what a function sends, from a process of its own. Raises RuntimeError."""
+    """Return the result of a function in a process of its own. Raises RuntimeError."""
     process = Process(function, settings)
     try:
         return process.result(min(START_SECONDS, settings.seconds_left))
@@ -177,7 +177,7 @@ def serve_turns(connection: Connection, case: Case, settings: Settings) -> None:
 
 
 def send_sizes(connection: Connection, settings: Settings) -> None:
-    """Send two sizes whose bare step is about as long as wanted: a batch, and many layers."""
+    """Send two sizes whose bare step takes about the requested time: a batch, and many layers."""
     sizes = []
     for size, name in ((settings.size, "batch"), (settings.many_layers, "layers")):
         grown = size
@@ -331,7 +331,7 @@ def _report_mode(mode: str, device_name: str, settings: Settings) -> bool:
 
 
 def _bar_cells(precision: Precision, ratio: float | None) -> tuple[str, str]:
-    """Return a ratio to fp32 and its bar, as they are printed."""
+    """Return a ratio to fp32 and its target as texts."""
     if ratio is None:
         return "unknown", ""
     bar = BARS.get(precision)
@@ -341,7 +341,7 @@ def _bar_cells(precision: Precision, ratio: float | None) -> tuple[str, str]:
 
 
 def _report_overhead(settings: Settings) -> None:
-    """Measure and print product and watched loops beside bare ones of about 2 ms."""
+    """Measure and print product and watched loops next to bare ones of about 2 ms."""
     try:
         sizes = result_of(send_sizes, settings)
     except RuntimeError as error:

@@ -84,7 +84,7 @@ def of_backup(site: Site) -> float:
 def of_runs(
     opened: Callable[[], AbstractContextManager[Database]], runs: int, rounds: int
 ) -> Times:
-    """Return the times with so many runs."""
+    """Return the times with this number of runs."""
     trained = range(runs // 2, 0, -run_list.TRAINED_EVERY)[:COMPARED]
     compared = ",".join(map(str, trained))
     with tempfile.TemporaryDirectory() as folder, opened() as database:
@@ -103,7 +103,7 @@ def of_runs(
 def of_steps(
     opened: Callable[[], AbstractContextManager[Database]], steps: int, rounds: int
 ) -> Times:
-    """Return the times with a run of so many steps, compared with one of 1,000."""
+    """Return the times with a run of this number of steps, compared with one of 1,000."""
     with tempfile.TemporaryDirectory() as folder, opened() as database:
         short, long = synthetic.start_run(database), synthetic.start_run(database)
         for run_id, length in ((short, 1000), (long, steps)):

@@ -28,7 +28,7 @@ BARS = {"bytes": 11.0, "open": 30.0, "p99": 40.0, "compare": 0.12}
 
 
 def recorded(database: Database, steps: int) -> int:
-    """Record and end a run of so many steps."""
+    """Record and end a run with this number of steps."""
     run_id = synthetic.start_run(database)
     for flush in synthetic.flushes(steps, 50_000):
         synthetic.record(database, run_id, flush)

@@ -1,4 +1,4 @@
-"""A live stream's look at a run that has nothing new, behind 200,000 points of metrics.
+"""Cost of a live stream's poll of an unchanged run with 200,000 points of metrics.
 
 The server looks twenty times a second at each run that somebody watches: this is what that costs.
 """
@@ -36,7 +36,7 @@ def fill(database: Database, run_id: int) -> None:
 
 
 def look_times(database: Database, folder: str) -> list[float]:
-    """Return the milliseconds of each look."""
+    """Return the milliseconds of each poll."""
     run_id = synthetic.start_run(database)
     fill(database, run_id)
     look = run_updates.of_run(database, Settings(data=Path(folder)), run_id)

@@ -40,7 +40,7 @@ WARMING_SECONDS = 8.0
 
 
 class Waiting(Worker):
-    """One that says what it has, and notes what it claims in place of starting it."""
+    """A worker with fixed capabilities that records claims instead of starting runs."""
 
     claimed: dict[int, float]
 

@@ -1,4 +1,4 @@
-"""Mount, process and user namespaces of a run: what it may not reach does not exist there.
+"""Mount, process and user namespaces of a run, which hide what it may not reach.
 
 In the run's mount namespace the system is read-only, the data folder and credentials are replaced
 by empty ones, and /dev, /dev/shm, /dev/pts, /tmp and /proc are its own. A process that is not root

@@ -144,7 +144,7 @@ def _read_at_start(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _have_forked(job: Job, streams: list[int]) -> int:
-    """Have the nursery fork, and return the pid: of a child of ours, since it lets go of it."""
+    """Have the nursery fork, and return the process id of a child of this process."""
     nursery = _nursery()
     socket.send_fds(nursery, [json.dumps(job).encode()], streams)
     return int(nursery.recv(REQUEST_BYTES))
@@ -168,7 +168,7 @@ def _nursery() -> socket.socket:
 
 
 def main() -> None:
-    """Be a nursery: load everything, and fork whenever asked to."""
+    """Run the nursery: load everything, and fork on request."""
     _load()
     with socket.socket(fileno=int(sys.argv[1])) as asked:
         while True:
@@ -295,7 +295,7 @@ def _seed() -> None:
 
 
 def _run(argv: list[str]) -> int:
-    """Run what such an interpreter runs, and return the exit code."""
+    """Run a request like a fresh interpreter, and return the exit code."""
     _python, how, *words = argv
     code = 0
     try:

@@ -48,7 +48,7 @@ def sentence(parity: Parity, group: GroupParity) -> str:
 
 
 def _measured(parity: Parity, group: GroupParity) -> str:
-    """Name what is compared of the metric."""
+    """Return the name of the compared value of the metric."""
     if parity.value == "time_to_target":
         sign = "≤" if parity.is_metric_low else "≥"
         return f"seconds until {parity.metric} {sign} {setting(parity.target)}"

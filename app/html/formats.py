@@ -120,7 +120,7 @@ def with_code(text: str) -> Markup:
 
 
 def failure_label(kind: str) -> str:
-    """Return what a failure of this kind is due to."""
+    """Return the label of a failure's cause."""
     return FAILURE_KINDS.get(kind, kind)
 
 

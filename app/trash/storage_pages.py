@@ -1,4 +1,4 @@
-"""Page of the space that the data folder takes, by what is in it."""
+"""Page of the space that the data folder takes, by its entries."""
 
 import os
 from pathlib import Path

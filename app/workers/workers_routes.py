@@ -101,7 +101,7 @@ class Drain(Body):
 @requires(ADMIN)
 @audited("stop")
 def drain_worker(worker_id: RowId, body: Drain, session: Db, _principal: SignedIn) -> WorkerState:
-    """Drain a worker: it claims no more runs."""
+    """Drain a worker, so that it claims no further runs."""
     workers.drain(session, worker_id, stop=body.stop)
     return _worker(session, worker_id)
 

@@ -446,7 +446,7 @@ def is_logged(session: Session, name: str) -> bool:
 
 
 def distinct(column: Any, *conditions: ColumnElement[bool]) -> Select[Any]:
-    """Select the distinct values of an indexed column by one look-up per value.
+    """Select the distinct values of an indexed column by one search per value.
 
     DISTINCT would read the whole index on both databases.
     """

@@ -75,7 +75,7 @@ class Report(Struct, frozen=True, kw_only=True):
         return any(row.is_fault for row in self.rows)
 
     def without(self, baseline: "Report") -> "Report":
-        """Return only what is new."""
+        """Return a report of the new findings."""
         keys = {row.key() for row in baseline.rows}
         rows = [row for row in self.rows if row.key() not in keys]
         return msgspec.structs.replace(self, rows=rows, known=len(self.rows) - len(rows))

@@ -93,7 +93,7 @@ class CheckedLoop:
         self.calls.disarm()
 
     def found(self) -> list[Observation]:
-        """Return what was seen, faults first."""
+        """Return the findings, faults first."""
         has_half = self._sanitizer.has_half_operators
         if self._has_scaler and not has_half and self.steps >= NO_HALF_AFTER:
             defect = Defect(step=1, kind="no_half_operators", symptom="value")
@@ -109,7 +109,7 @@ class CheckedLoop:
         )
 
     def report(self, script: str = "") -> Report:
-        """Return what was found. script: its name."""
+        """Return the report. script: its name."""
         unexamined = self.unexamined()
         calls, others = self.calls.mistakes()
         return Report(

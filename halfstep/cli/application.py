@@ -193,7 +193,7 @@ def _file_errors() -> Iterator[None]:
 
 
 def _without_pydantic(parameters: list[Any]) -> list[Any]:
-    """Give parameters of simple types a converter of ours, and return all.
+    """Give parameters of simple types a converter without pydantic, and return all.
 
     typer's own converters load pydantic, 80 ms of each command, and word their errors for
     programmers. A version of typer without these attributes converts as ever.

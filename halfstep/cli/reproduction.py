@@ -53,7 +53,7 @@ def requirements(environment: "FullEnvironment") -> str:
 
 
 def missing(environment: "FullEnvironment") -> list[str]:
-    """Return what is known to lack for the same run, a sentence each."""
+    """Return what a repetition would lack, a sentence each."""
     git = environment["git"]
     notes = []
     if git is None or not git["commit"]:

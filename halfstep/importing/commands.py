@@ -1,4 +1,4 @@
-"""`halfstep import`: what other loggers recorded, as runs of ours."""
+"""`halfstep import`: runs of other loggers become runs of Halfstep."""
 
 import importlib
 import json

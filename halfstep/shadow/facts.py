@@ -41,7 +41,7 @@ class Facts:
 
 
 def examine(tensor: Tensor, shadow: Tensor | None) -> Facts | None:
-    """Return what is wrong in a tensor, or None if nothing is.
+    """Return the defects of a tensor's values, or None without any.
 
     shadow: of the same shape; None if it equals the tensor.
 

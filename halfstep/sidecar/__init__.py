@@ -1,1 +1,1 @@
-"""Process beside a watched training: keeps its output, and samples its machine."""
+"""Process next to a watched training: keeps its output, and samples its machine."""

@@ -1,4 +1,4 @@
-"""The sidecar: a process beside a watched training, which keeps its output and samples its machine.
+"""The sidecar: a process next to a watched training that keeps its output and samples its machine.
 
     python -P -m halfstep.sidecar.process ARGUMENTS
 

@@ -1,4 +1,4 @@
-"""`halfstep settings`: what is in effect, without secrets."""
+"""`halfstep settings`: the values in effect, without secrets."""
 
 import json
 

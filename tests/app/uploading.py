@@ -16,7 +16,7 @@ ID = "0123456789abcdef" * 2
 
 
 def described(**changes: Any) -> dict[str, Any]:
-    """Return the run's description from run.json, as it is sent."""
+    """Return the run's description from run.json, in the format of an upload."""
     content: dict[str, Any] = {
         "id": ID,
         "attempt": 1,

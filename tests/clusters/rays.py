@@ -35,7 +35,7 @@ class Cluster:
         until(lambda: all(map(_has_started, self.nodes)))
 
     def kill_head(self) -> None:
-        """End the process that knows all of the cluster; its machine stays."""
+        """End the head's process, which has the state of the cluster; its machine stays."""
         [process] = self._processes("gcs_server", [self.head])
         process.kill()
 

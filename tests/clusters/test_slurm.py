@@ -166,7 +166,7 @@ def test_a_node_whose_daemon_dies_is_a_machine_that_is_lost(
 
 @contextmanager
 def placing(site: Site, cluster: Slurm, options: str, *, lease_seconds: int) -> Iterator[None]:
-    """Run a placer, which asks with these options, once it offers the gated recipe."""
+    """Run a placer with these options, once it offers the gated recipe."""
     own = {**cluster.environment, **site.environment, "HALFSTEP_PLACEMENT": "slurm"}
     own |= {"HALFSTEP_SLURM_OPTIONS": options, "HALFSTEP_LEASE_SECONDS": str(lease_seconds)}
     own |= {"HALFSTEP_RECIPES": GATED, "HALFSTEP_GATE": str(site.gate)}

@@ -1,4 +1,4 @@
-"""Writers of one process take turns with SQLite's lock, in the order in which they asked."""
+"""Writers of one process get SQLite's lock in the order of their requests."""
 
 import threading
 import time
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.only_on("sqlite")
 
 
 def wait_for(turns: Turns, waiting: int) -> None:
-    """Wait until so many threads wait for a turn."""
+    """Wait until this number of threads waits for a turn."""
     until = time.monotonic() + 60
     while turns.waiting != waiting:
         assert time.monotonic() < until

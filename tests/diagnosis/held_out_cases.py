@@ -1,4 +1,4 @@
-"""Training loops that were written without a look at the engine, and how they are diagnosed.
+"""Training loops whose authors had not seen the engine, and their diagnosis.
 
 A case is a script with the cause in `# CAUSE` marks and its facts, measured by bare runs, in a
 TOML file beside it. It is run bare, and once more by `halfstep check` in all its steps.
@@ -113,7 +113,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Ended:
-    """Bits of what a script has trained, and the exception that ended it."""
+    """The bits that a script has trained, and the exception that ended it."""
 
     state: str
     error: str
@@ -156,7 +156,7 @@ def judge(case: Case) -> Judged:
 
 
 def run(case: Case, loop: contextlib.AbstractContextManager[Any] | None = None) -> Ended:
-    """Run a script as it is, or within a checked loop."""
+    """Run a script unchanged, or within a checked loop."""
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)

@@ -242,7 +242,7 @@ def _sender(session: Any, place: WatchedAttempt) -> tuple[Any, int, int]:
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
-    """Return a run's events, as they lie in its spool."""
+    """Return a run's events from its spool."""
     reader, result = SpoolReader(folder / "spool"), []
     while items := reader.poll():
         result += events_of(items)

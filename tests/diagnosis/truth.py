@@ -179,7 +179,7 @@ class _Recorder:
 
     @staticmethod
     def _is_scaled(root: Tensor) -> bool:
-        """Return whether a root was computed from what a scaler returned."""
+        """Return whether a root was computed from a scaler's result."""
         waiting, seen = [root.grad_fn], set()
         while waiting:
             node = waiting.pop()

@@ -124,7 +124,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture of the top of a page. path: made by what it shows."""
+    """A picture of the top of a page. path: made from the ids that it shows."""
 
     path: Callable[[dict[str, Any]], str]
     height: int = DESK[1]
@@ -133,7 +133,7 @@ class Picture:
 
 
 def of(text: str) -> Callable[[dict[str, Any]], str]:
-    """Return a path with the names of what was made filled in."""
+    """Return a path with the ids of the created runs filled in."""
     return lambda made: text.format(**made)
 
 
@@ -181,7 +181,7 @@ def main(chosen: list[str]) -> None:
 
 
 def train(site: Site) -> dict[str, Any]:
-    """Train what the pictures show; the last run goes on. Return the ids."""
+    """Train the runs of the pictures; the last one goes on. Return the ids."""
     until(lambda: bool(site.get("/workers")["workers"]), 120)
     for condition in ("collapsing", "failed", "diverged"):
         site.post("/alerts/rules", condition=condition, scope="all")

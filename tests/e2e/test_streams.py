@@ -1,4 +1,4 @@
-"""When pages ask, and when they stop asking, in a real browser."""
+"""Start and end of the requests of pages, in a real browser."""
 
 import re
 

@@ -7,7 +7,7 @@ HOUR = 3600
 
 
 def jump(offset: Path, seconds: int) -> None:
-    """Set the clock of all that look there so far from the real one."""
+    """Set the offset from the real clock for all processes that read it."""
     written = offset.with_suffix(".new")
     written.write_text(str(seconds))
     written.replace(offset)

@@ -68,7 +68,7 @@ class Net(nn.Module):
         self.body, self.head = nn.Linear(8, 16), nn.Linear(16, 1)
 
     def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
-        """x: (B, 8); with labels, as Transformers wants it, the loss."""
+        """x: (B, 8); with labels, as Transformers requires it, the loss."""
         out = self.head(torch.tanh(self.body(x)))
         return out if labels is None else {"loss": (out - labels).square().mean()}
 

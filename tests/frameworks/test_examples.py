@@ -18,7 +18,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def run(example: str, *words: str, folder: Path, **environment: str) -> None:
-    """Run one to its end in a folder."""
+    """Run an example to its end in a folder."""
     command = [sys.executable, str(EXAMPLES / example), *words]
     env = {**os.environ, "HF_HUB_OFFLINE": "1", **environment}
     ended = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)

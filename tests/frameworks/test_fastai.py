@@ -39,7 +39,7 @@ class Rates(halfstep.fastai.Callback):  # type: ignore[misc]
         self.rates: list[float] = []
 
     def after_batch(self) -> None:
-        """Read them where they are used."""
+        """Record the learning rates of the step."""
         if self.training:
             self.losses.append(self.learn.loss.item())
 

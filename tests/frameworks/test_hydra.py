@@ -38,7 +38,7 @@ def run(folder: Path, *overrides: str, mode: str = "offline") -> subprocess.Comp
 
 
 def trained(folder: Path) -> list[Any]:
-    """Return what a job has written down."""
+    """Return the results that a job has written."""
     return torch.load(folder / "trained.pt")
 
 

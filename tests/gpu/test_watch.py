@@ -22,7 +22,7 @@ WARM_UP = 20  # steps: libraries start, which may wait, and some early steps are
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start no process beside the script, and arm the early steps at once."""
+    """Start no sidecar, and arm the early steps at once."""
     monkeypatch.setattr(armed_steps, "FREE_SECONDS", math.inf)
     monkeypatch.setenv("HALFSTEP_CONSOLE", "no")
     monkeypatch.setenv("HALFSTEP_SYSTEM", "no")

@@ -56,7 +56,7 @@ sys.exit(7)
 
 
 class Server:
-    """A fork server in a process of its own, and what it is asked for."""
+    """A fork server in a process of its own, and requests to it."""
 
     def __init__(self, folder: Path, *words: str) -> None:
         """words: a file that its loading waits for."""

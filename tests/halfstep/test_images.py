@@ -1,4 +1,4 @@
-"""Images of every range, mode and layout become pictures of the same look, or a line."""
+"""Images of every range, mode and layout look the same as pictures, or are reported in a line."""
 
 from pathlib import Path
 from typing import Any

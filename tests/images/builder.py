@@ -54,7 +54,7 @@ os.environ["BUILDAH_ISOLATION"] = "chroot"
 
 
 def make_base() -> None:
-    """Make Debian with Python look like Docker's own image of it, as far as we use that."""
+    """Make an image of Debian with Python like Docker's own, as far as it is used here."""
     name = re.search(r"^ARG PYTHON_IMAGE=(\S+)$", (ROOT / "Dockerfile").read_text(), re.M)[1]
     tag = f"docker.io/library/{name}"
     if buildah("images", "--quiet", "--filter", f"reference={tag}"):

@@ -143,7 +143,7 @@ def test_a_backup_replaces_a_lost_installation(
 
 
 def without(rows: list[tuple[object, ...]], ids: set[int]) -> list[tuple[object, ...]]:
-    """Leave out the rows of these ids, which stand first."""
+    """Leave out the rows of these ids, which are first."""
     return [row for row in rows if row[0] not in ids]
 
 

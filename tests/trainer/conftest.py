@@ -55,7 +55,7 @@ class Regression(Recipe):
 
 
 class Pair(Regression):
-    """Two networks with an optimizer each; the second one overflows where its loss says so."""
+    """Two networks with an optimizer each; the second one overflows if its loss does."""
 
     name: ClassVar = "pair"
     defaults: ClassVar = {

@@ -18,7 +18,7 @@ FP16 = {"precision": "fp16", "scaler": {"init_scale": 2.0**16, "growth_interval"
 
 
 class Counting(Regression):
-    """Knows how many of its outputs are alive at the end of each forward pass."""
+    """A network that counts its live outputs at the end of each forward pass."""
 
     def __init__(self, config, device):
         super().__init__(config, device)

@@ -37,7 +37,7 @@ def with_embedding(make, *, is_sparse=True, factor=1.0):
 
 
 def sgd(parameters, **kwargs):
-    """SGD as this test wants it."""
+    """Return SGD with the arguments of this test."""
     return torch.optim.SGD(parameters, lr=0.5, **kwargs)
 
 

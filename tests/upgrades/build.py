@@ -144,7 +144,7 @@ class Installation:
         self.token = self.send("POST", "/tokens", wanted)["token"]
 
     def send(self, method: str, path: str, body: Any = None) -> Any:
-        """Send a request to the API, and return what it answers."""
+        """Send a request to the API, and return its response."""
         answer = self.client.request(method, f"/api/v1{path}", json=body)
         assert answer.is_success, f"{method} {path}: {answer.status_code} {answer.text}"
         return answer.json() if answer.content else None
@@ -415,7 +415,7 @@ def _build(commit: str, python: Path, root: Path, url: str) -> None:
 
 
 def upgrade(commit: str, python: Path, root: Path) -> None:
-    """Upgrade the SQLite database of an installation by a later version, and pack that alone."""
+    """Upgrade the SQLite database of an installation by a later version, and pack only that."""
     with tarfile.open(INSTALLATIONS / f"{FIRST}-sqlite.tar.xz") as archive:
         archive.extractall(root, filter="data")
     Installation(python, root, "", {}).halfstep("migrate")

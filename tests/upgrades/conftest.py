@@ -1,4 +1,4 @@
-"""Installations of earlier versions, unpacked: what a user has before an upgrade."""
+"""Installations of earlier versions, unpacked as users have them before an upgrade."""
 
 import json
 import lzma
@@ -33,7 +33,7 @@ class Old:
         self.readings: dict[str, Any] = json.loads((root / "readings.json").read_text())
 
     def rows(self) -> Rows:
-        """Return all rows by table, as they are now."""
+        """Return all rows by table."""
         engine = create_engine(self.url)
         tables = MetaData()
         tables.reflect(engine)

@@ -86,7 +86,7 @@ def test_interrupted_runs_go_on_to_the_bit(old: Old) -> None:
 
 
 def _bits(site: Upgraded, name: str) -> dict[str, Any]:
-    """Return what a training has computed: the digests of its last weights, and its steps."""
+    """Return the results of a training: the digests of its last weights, and its steps."""
     run = site.run(name)
     checkpoints = site.send("GET", f"/runs/{run['id']}/checkpoints")
     files = checkpoints if isinstance(checkpoints, list) else checkpoints["checkpoints"]

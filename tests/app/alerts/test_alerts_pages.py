@@ -29,7 +29,7 @@ def posted(browser: TestClient, address: str, **fields: Any) -> int:
 
 
 def reported(database: Database, run: Run) -> int:
-    """Let a run end, and the server look."""
+    """End a run, and evaluate the alerts of the server."""
     with database.writing() as session:
         row = session.get_one(Run, run.id)
         row.status, row.revision = Status.PAUSED, row.revision + 1

@@ -1,4 +1,4 @@
-"""Those who send requests: what secret each has, and what it may see."""
+"""Senders of requests: their secrets, and what they may see."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Audit log: what is recorded for each action, and that nothing else is."""
+"""Audit log: the events of each action, and no others."""
 
 from datetime import UTC, date, datetime, timedelta
 from typing import Any

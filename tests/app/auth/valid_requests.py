@@ -333,7 +333,7 @@ def _state(route: Route, rows: Rows) -> dict[str, Any]:
 
 
 def _fields(side: Side, rows: Rows) -> dict[str, dict[str, Any]]:
-    """Return the fields of routes that a schema cannot know, and those of forms without one."""
+    """Return fields of routes that are not in a schema, and those of forms without one."""
     run, watched = side.runs[0], side.runs[-1]
     named = {"name": side.project}
     empty = {"name": f"{side.project}-empty", "new_name": f"{side.project}-renamed"}

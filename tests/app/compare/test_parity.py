@@ -1,4 +1,4 @@
-"""Parity over seeds: which runs are pairs, and what is stated of them."""
+"""Parity over seeds: pairs of runs, and statements about them."""
 
 import math
 import re

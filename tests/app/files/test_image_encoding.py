@@ -1,4 +1,4 @@
-"""Uploaded images: what is stored is the pixels only, within bounds."""
+"""Uploaded images: only their pixels are stored, within bounds."""
 
 import struct
 import zlib

@@ -96,7 +96,7 @@ def steps_of(database: Database, run_id: int = 1) -> list[int]:
 
 
 def spool_steps(uploader: Uploader, *lengths: int, **options: Any) -> bytes:
-    """Spool frames of so many steps each; return the file."""
+    """Spool a frame for each number of steps; return the file."""
     with uploader.spool(**options) as spool:
         first = 1
         for length in lengths:

@@ -33,7 +33,7 @@ SHA256 = hashlib.sha256(BODY).hexdigest()
 
 @pytest.fixture
 def allowing(app: FastAPI, settings: Settings) -> Any:
-    """Let files have so many bytes."""
+    """Limit the size of files in this process."""
 
     def allow(most: int) -> None:
         app.state.settings = settings.model_copy(update={"upload_gib": most / 2**30})

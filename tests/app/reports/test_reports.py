@@ -1,4 +1,4 @@
-"""Reports: who writes them, what their panels show to whom, and what a link to one opens."""
+"""Reports: their authors, the panels that each user sees, and access by a link."""
 
 import hashlib
 import os

@@ -66,7 +66,7 @@ def test_a_command_opens_on_its_log(
 
 
 def shown(page: str) -> list[str]:
-    """Return what is not hidden of tabs, toolbar and its parts, and of the note instead of it."""
+    """Return the visible tabs and tools, and the note in place of them."""
     parts = {
         "skips": r'id="tab-skips"[^>]*>',
         "gradients": r'id="tab-gradients"[^>]*>',

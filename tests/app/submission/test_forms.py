@@ -11,7 +11,7 @@ from tests.app.conftest import CONFIG, SCHEMA
 
 
 def _posted(config: dict[str, Any]) -> dict[str, str]:
-    """Return what a browser sends from the form for this configuration."""
+    """Return the fields that a browser sends for this configuration."""
     inputs = [each for group in field_sets(SCHEMA, config, {}) for each in group.inputs]
     inputs.append(precision_input(SCHEMA, config, {}))
     return {

@@ -1,4 +1,4 @@
-"""Versions of named artifacts: the same content makes none, and what is used stays."""
+"""Versions of named artifacts: equal content makes no new one, and used ones stay."""
 
 import hashlib
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Backups at an interval: links, rotation, and what a failed one leaves."""
+"""Backups at an interval: links, rotation, and remains of failed ones."""
 
 import hashlib
 from pathlib import Path

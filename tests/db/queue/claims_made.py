@@ -18,7 +18,7 @@ Claimed = tuple[int, int, list[int]]
 def add_workers(
     database: Database, *devices: int, torch: str = "2.13.0", prefix: str = "w", **changes: Any
 ) -> list[Worker]:
-    """Register workers with so many devices each."""
+    """Register workers with these numbers of devices."""
     with database.writing() as session:
         return [
             workers.register(
@@ -35,7 +35,7 @@ def add_workers(
 
 
 def claim(session: Session, worker: Worker, **changes: Any) -> Run | None:
-    """Let a worker ask, which believes all its devices to be free."""
+    """Claim a run by a worker that considers all its devices free."""
     values: dict[str, Any] = {
         "recipes": ["digits"],
         "precisions": ["fp32", "fp16"],

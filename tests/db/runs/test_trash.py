@@ -1,4 +1,4 @@
-"""Runs that are deleted: out of sight, restored, and erased for good."""
+"""Deleted runs: hidden, restored, and erased permanently."""
 
 from pathlib import Path
 from threading import Event, Thread

@@ -1,4 +1,4 @@
-"""Inputs that are not finite, and losses or gradients that are not where no scaler looks."""
+"""Non-finite inputs, and non-finite losses or gradients outside of the scaler's steps."""
 
 import math
 

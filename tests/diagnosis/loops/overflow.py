@@ -1,4 +1,4 @@
-"""Numbers beyond fp16's 65,504, on the way forward and on the way back."""
+"""Numbers beyond fp16's 65,504, in the forward and in the backward pass."""
 
 import torch
 import torch.nn.functional as F

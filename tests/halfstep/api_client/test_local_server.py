@@ -88,7 +88,7 @@ def test_what_cannot_be_read_is_no_server(tmp_path: Path, state: Path, content: 
 
 
 def _watch(folder: Path) -> str:
-    """Run a watched script; return what it prints on stderr."""
+    """Run a watched script; return its stderr."""
     (folder / "script.py").write_text(SCRIPT)
     ended = warm.run([sys.executable, "script.py"], cwd=folder)
     assert ended.returncode == 0, ended.stderr

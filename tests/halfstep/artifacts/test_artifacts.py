@@ -46,7 +46,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def ended() -> Iterator[None]:
-    """End what a failed test watches."""
+    """End the run of a failed test."""
     yield
     if active_run.active:
         active_run.active.finish()

@@ -51,7 +51,7 @@ def forms(line: str) -> Iterator[list[str]]:
 
 
 def fault(words: list[str]) -> str | None:
-    """Return what is wrong with a command; a group alone is fine."""
+    """Return the error of a command; a group without a command has none."""
     try:
         command = found_command(tuple(words[:1]))
         depth = 1

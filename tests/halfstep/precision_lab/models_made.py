@@ -189,7 +189,7 @@ class Custom(nn.Module):
 
 
 class WithLoss(nn.Module):
-    """A model that returns its loss and what it computed it of, as transformers' models do."""
+    """A model that returns its loss and its outputs, as transformers' models do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ class WithLoss(nn.Module):
 
 
 def own_loss(model: nn.Module, batch: Any) -> Tensor:
-    """Return a model's own loss, and a penalty on what it also returns."""
+    """Return a model's own loss, and a penalty on its other result."""
     result = model(*batch)
     penalty: Tensor = result["loss"] + 0.1 * result["hidden"].float().square().mean()
     return penalty

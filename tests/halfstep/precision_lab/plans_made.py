@@ -45,7 +45,7 @@ def long_norm(x: Tensor) -> Tensor:
 
 
 def cancelled(offset: float) -> Callable[[Tensor], Tensor]:
-    """Return a function that subtracts what it has added."""
+    """Return a function that adds a number and subtracts it again."""
     return lambda x: (x + offset) - offset
 
 

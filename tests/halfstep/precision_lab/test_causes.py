@@ -1,4 +1,4 @@
-"""Modules by the error of the gradient that each causes alone, in a precision diff."""
+"""Errors of the gradient that single modules cause, in a precision diff."""
 
 import math
 

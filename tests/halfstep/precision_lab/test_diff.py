@@ -178,7 +178,7 @@ class OwnTwice(nn.Module):
 
 
 def cubed(model: nn.Module, batch: Any) -> Tensor:
-    """Return a loss that also has what a layer left in an attribute."""
+    """Return a loss that also uses an attribute that a layer has set."""
     loss: Tensor = squared(model, batch) + 20 * model[0].cubes.float()
     return loss
 

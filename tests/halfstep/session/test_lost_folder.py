@@ -1,4 +1,4 @@
-"""Runs whose folder is removed or cannot be written: nothing is lost, and one line says so."""
+"""Runs whose folder is removed or cannot be written: nothing is lost, and one line is printed."""
 
 import errno
 import multiprocessing

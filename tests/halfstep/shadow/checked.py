@@ -26,7 +26,7 @@ def bare(loop: Loop) -> Any:
 
 
 def checked(loop: Loop, schedule: CheckedSteps | None = None) -> tuple[Any, CheckedLoop]:
-    """Return the same of a checked loop, and its check."""
+    """Return the results of a checked loop, and its check."""
     with CheckedLoop(schedule or CheckedSteps(steps=0)) as check:
         results = bare(loop)
     return results, check

@@ -276,7 +276,7 @@ class Cube(Function):
 
 
 class InHalf(Function):
-    """Works in half precision, and writes into what it returns."""
+    """A module that works in half precision and changes its result in place."""
 
     @staticmethod
     @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float16)

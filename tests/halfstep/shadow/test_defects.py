@@ -25,7 +25,7 @@ def one_thread() -> None:
 
 
 def rows_of_loop(train: Callable[[], None]) -> list[Row]:
-    """Return what a check of a loop reports."""
+    """Return the report of a checked loop."""
     loop = CheckedLoop(CheckedSteps(steps=0))
     with loop:
         train()
@@ -36,7 +36,7 @@ def rows_of_loop(train: Callable[[], None]) -> list[Row]:
 
 
 def check(loss_of: Loss, *, scale: float = 16.0, steps: int = 2, weight: float = 1.0) -> list[Row]:
-    """Train one weight of four numbers with a loss, and return what a check reports."""
+    """Train one weight of four numbers with a loss, and return the report of the check."""
 
     def train() -> None:
         parameter = nn.Parameter(torch.full((4,), weight))
@@ -353,7 +353,7 @@ def test_weights_in_half_precision_that_do_not_move() -> None:
 
 
 class KahanSum(torch.optim.Optimizer):
-    """Keeps what a weight does not take in a second tensor."""
+    """An optimizer that keeps the rounded part of an update in a second tensor."""
 
     def step(self, closure: Any = None) -> None:
         """Update the weights."""

@@ -291,7 +291,7 @@ BORNE: list[Loop] = [
 
 
 def running_statistics() -> Any:
-    """Update statistics by the operators of SyncBatchNorm, whose schema does not say so."""
+    """Update statistics by the operators of SyncBatchNorm, which their schema does not state."""
     mean, variance = torch.zeros(8), torch.ones(8)
 
     def change(value: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Unusual scripts under `halfstep check`: how they end, and what is printed.
+"""Unusual scripts under `halfstep check`: their ends, and their output.
 
 A script marked as an expected failure is one that the check does not bear yet.
 """

@@ -1,4 +1,4 @@
-"""A ring of rows: when they are handed over, and with interrupted copies."""
+"""A ring of rows: the moments of their delivery, and interrupted copies."""
 
 import math
 from typing import Any
@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 
 def close(ring: Ring, step: int, value: float = 0.0) -> None:
-    """Write a row, close it, and send what is due."""
+    """Write a row, close it, and send due rows."""
     ring.row.fill_(value)
     if (until := ring.close(step, 0.1, 0.01)) is not None:
         ring.send(until)

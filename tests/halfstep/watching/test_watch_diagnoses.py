@@ -40,7 +40,7 @@ class Reference:
         self.scales: list[float] = []
 
     def train(self, folder: Path, *, looks: bool, **every: int) -> list[torch.Tensor]:
-        """Train, watched; with looks of its own too, or not. Return the weights."""
+        """Train a watched loop, with or without its measurements. Return the weights."""
         torch.manual_seed(0)
         net = Net()
         optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, fused=self.fused)

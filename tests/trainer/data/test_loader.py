@@ -69,7 +69,7 @@ def test_a_recipe_has_one_kind_of_data():
 
 
 class Counting(IterableDataset):
-    """A stream of 10 examples that shuffles four at a time, and knows how many are gone."""
+    """A stream of 10 examples that shuffles four at a time, with its position as state."""
 
     def __init__(self):
         self.gone = 0

@@ -36,7 +36,7 @@ TEMPLATE = Path(__file__).parents[3] / "docs" / "how-to" / "recipe_template.py"
 
 
 class Cancelling(Regression):
-    """A network whose second module subtracts what it has added."""
+    """A network whose second module subtracts the number that it has added."""
 
     name: ClassVar = "cancelling"
 

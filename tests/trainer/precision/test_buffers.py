@@ -16,7 +16,7 @@ from trainer.precision.buffers import BufferRule
 
 
 class Shouting(nn.Module):
-    """Overflows in fp16 from some call on, going forward, in every so many."""
+    """A module whose forward pass overflows in fp16 at an interval, from some call on."""
 
     def __init__(self):
         super().__init__()

@@ -458,7 +458,7 @@ HOSTILE = st.one_of(
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the way to everything within a value."""
+    """Yield the path of every part of a value."""
     inner = value.items() if isinstance(value, dict) else enumerate(value)
     for key, each in inner:
         yield (*path, key)

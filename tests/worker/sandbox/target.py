@@ -1,4 +1,4 @@
-"""A worker with secrets that a malicious user's runs attack, and what tests know of both.
+"""A worker with secrets, which runs of a malicious user attack.
 
 The secrets are random texts, so a test finds one wherever the service may have put it.
 """
@@ -161,7 +161,7 @@ class Target:
             return submit_command(session, owner or self.mallory, line, **changes).id
 
     def attack(self, program: str, *words: str, plan: Any = None, **changes: Any) -> int:
-        """Queue a program of PROGRAMS; plan: what it reads as JSON from its second argument."""
+        """Queue a program of PROGRAMS. plan: its input, as JSON in the second argument."""
         path = self.public / f"plan-{secrets.token_hex(4)}.json"
         self.written(path, json.dumps(plan), mode=0o644)
         line = " ".join(["python", str(self.public / program), str(path), *words])
@@ -176,7 +176,7 @@ class Target:
         return json.loads(printed[-1].removeprefix(RESULT))
 
     def wait(self, *run_ids: int) -> None:
-        """Wait for the ends of runs, not as long as for those that train."""
+        """Wait for the ends of runs, for a shorter time than for trainings."""
         until(lambda: all(map(self._has_ended, run_ids)), PATIENCE)
 
     def _has_ended(self, run_id: int) -> bool:
@@ -195,7 +195,7 @@ class Target:
         return run_id, result
 
     def _pid_outside(self, pid: int) -> int:
-        """Return the id outside of its namespace of a process that only knows the one within."""
+        """Return the id outside of its namespace of a process, from the id within."""
         for process in self.processes():
             status = Path(f"/proc/{process.pid}/status").read_text()
             [line] = [each for each in status.splitlines() if each.startswith("NSpid:")]
@@ -242,7 +242,7 @@ class Target:
         return "\n".join([*texts, *contents, *said, self.site.log(run_id)])
 
     def snapshot(self, *further: str) -> dict[str, Any]:
-        """Return what is known of files that no run may change: content, owners, times."""
+        """Return content, owners and times of files that no run may change."""
         places = [self.private, self.public, self.key, self.site.data, *map(Path, further)]
         found = {}
         for place in places:

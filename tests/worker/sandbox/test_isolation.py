@@ -211,7 +211,7 @@ def _wait(site: Site, line: str) -> int:
 
 
 def _processes_of(user: int) -> list[psutil.Process]:
-    """Return the processes that live; a killed one waits for whoever has adopted it."""
+    """Return the live processes; a killed one may be a zombie."""
     return [each for each in psutil.process_iter() if _is_of(each, user)]
 
 

@@ -1,4 +1,4 @@
-"""Places links, and repositories that lead elsewhere, where the service may look for sources."""
+"""Creates links and repositories with outside paths where the service may look for sources."""
 
 # ruff: noqa: B023, PTH101
 import os

@@ -43,7 +43,7 @@ def write(path: str) -> None:
 
 
 def in_child(action: Callable[[], Any]) -> None:
-    """Try something in a process of its own, which ends with what it has changed."""
+    """Run an attack in a process of its own, which ends with its changes."""
     child = os.fork()
     if child == 0:
         os._exit(0 if outcome(action) == "done" else 1)
@@ -169,7 +169,7 @@ def connected(address: str) -> None:
 
 
 def privileges(wanted: Any) -> dict[str, Callable[[], Any]]:
-    """List what would give access to the whole machine."""
+    """List privileges that would give access to the whole machine."""
     secret, temporary = wanted["secret"], os.environ["TMPDIR"]
     folder = os.path.dirname(secret)
     disk = os.stat("/").st_dev
