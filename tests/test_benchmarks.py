@@ -20,7 +20,7 @@ TOLD = {"headroom": "headroom", "layer norms": "layer_norms", "histogram": "hist
 
 
 def test_the_run_that_benchmarks_record_takes_steps(database: Database) -> None:
-    """As long as claims and records match its expectations; several may run at once."""
+    """Claims and records match its expectations, and several may run at once."""
     run_id, _ = synthetic.start_run(database), synthetic.start_run(database)
     for flush in synthetic.flushes(1000, 500):
         synthetic.record(database, run_id, flush)

@@ -33,7 +33,9 @@ def many(database: Database, ada: User, running: Run) -> Run:
 
 
 def test_nineteen_rows_stand_in_the_first_screen(many: Run, page: Page) -> None:
-    """Below one filter row and one row of tabs; the names' ends, which differ, are seen."""
+    """They are below one filter row and one row of tabs; the ends of names, which differ,
+    are visible.
+    """
     page.set_viewport_size(DESK)
     page.goto("/runs")
     rows = page.locator("tr[data-status]")

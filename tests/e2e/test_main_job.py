@@ -32,7 +32,9 @@ def settings(site: Site) -> Settings:
 def test_submit_watch_and_download(
     site: Site, database: Database, ada: User, page: Page, tmp_path: Path
 ) -> None:
-    """A newcomer signs in, submits digits, sees it train and skip, and downloads what loads."""
+    """A new user signs in, submits digits, sees it train and skip, and downloads weights
+    that load.
+    """
     with database.writing() as session:
         token = accounts.make_link_token(session, ada)
     page.context.clear_cookies()

@@ -161,7 +161,7 @@ def test_folded_sections_request_nothing(many: Run, page: Page, asked: list[str]
 
 @pytest.mark.parametrize("width", [390, 1280, 1700])
 def test_no_value_in_a_panel_is_cut(many: Run, page: Page, width: int) -> None:
-    """Names give way to values."""
+    """Names are shortened instead of values."""
     page.set_viewport_size({"width": width, "height": 900})
     at_panel(page, NAMES[0])
     assert page.evaluate(CUT) == []

@@ -39,7 +39,9 @@ for step in range(steps):
 
 @pytest.mark.only_on("postgresql")
 def test_each_step_that_was_spooled_arrives_once(site: Site, tmp_path: Path) -> None:
-    """Whichever of the three is killed, the next attempt counts on, and nothing is sent twice."""
+    """Whichever of the three is killed, the next attempt continues the count, and nothing
+    is sent twice.
+    """
     rounds, port = often(full=20, short=1), free_port()
     with site.database.writing() as session:
         token, _row = accounts.make_api_token(session, site.owner, "writer", kind="write")

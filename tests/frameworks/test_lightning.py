@@ -70,7 +70,7 @@ def test_lightning_is_recorded_exactly(tmp_path: Path, fused: bool, clip: float 
 
 
 def test_what_lightning_raises_is_kept(tmp_path: Path) -> None:
-    """The fit fails as ever, and the run's outcome has the traceback."""
+    """The fit fails as usual, and the run's outcome has the traceback."""
     watch = halfstep.lightning.Watch(folder=tmp_path / "runs", name="it")
     with pytest.raises(KeyError, match="broken"):
         fit(tmp_path, [watch], fused=False, clip=None, raises=True)

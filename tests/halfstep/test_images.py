@@ -53,7 +53,7 @@ def test_numbers_are_scaled_by_their_range(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "CMYK", "YCbCr", "HSV", "LAB", "P", "RGBX"])
 def test_pictures_of_any_mode_are_converted(tmp_path: Path, mode: str) -> None:
-    """Colours stay as near as the mode allows."""
+    """Colours stay as close as the mode allows."""
     flat = Image.new("RGB", (4, 3), (204, 102, 51))
     if mode == "LAB":
         picture = Image.new("LAB", (4, 3), (140, 165, 174))  # what that colour is in CIELAB

@@ -108,7 +108,9 @@ def test_a_file_is_taken_over_once(root: Path, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root changes owners")
 def test_a_file_with_another_name_keeps_its_owner(root: Path) -> None:
-    """A hard link to a file of somebody else does not give it away; an earlier user's is given."""
+    """The owner of a hard link to another user's file is not changed; an earlier run user's
+    file gets the new owner.
+    """
     key = root.parent / "service" / "key"
     os.link(key, root / "hard")
     os.link(root / "sub" / "file", root.parent / "checkpoint")

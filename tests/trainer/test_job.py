@@ -12,7 +12,7 @@ from trainer.job import ControlFile
 def test_a_control_file_that_cannot_be_read_costs_itself_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A line in the log names field and value; the last stop holds, and the next file counts."""
+    """The log names field and value; the last stop request applies, and the next file counts."""
     path = tmp_path / "control-1.json"
     control = ControlFile(path)
     _replace(path, {"stop": "pause", "requests": []})

@@ -44,7 +44,7 @@ def put(script: TestClient, version_id: int, piece: bytes, sha256: str, **query:
 
 
 def test_a_version_is_uploaded_in_pieces_and_downloaded(script: TestClient) -> None:
-    """A wrong offset answers the right one; other content than the hash says is refused."""
+    """A wrong offset is answered with the right one, and content with another hash is rejected."""
     version = script.post("/api/v1/artifacts", json=body()).json()
     assert (version["version"], version["missing"]) == ("v0", [SHA256])
     assert put(script, version["id"], b"o", SHA256).json() == {"offset": 1, "stored": False}

@@ -122,7 +122,9 @@ def test_to_know_the_hash_of_an_upload_grants_nothing(
 def test_a_run_lets_those_start_from_its_upload_who_may_download_its_files(
     app: FastAPI, database: Database, installed: Installation
 ) -> None:
-    """A viewer of a project without downloads may not, in a project of their own neither."""
+    """A viewer of a project without downloads may not start from it, not even in a project
+    of their own.
+    """
     upload = uploaded(client_of(app, database, installed.hidden.owner))
     viewer, member = installed.users["viewer"], installed.users["both"]
     with database.writing() as session:

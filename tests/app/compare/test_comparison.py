@@ -380,7 +380,7 @@ def test_without_a_checkpoint_the_fork_starts_over(running: Run, browser: TestCl
 def test_runs_that_cannot_be_compared_are_named(
     database: Database, ada: User, offered: None, script: TestClient, monkeypatch: Any
 ) -> None:
-    """A missing run, one of another recipe, one with many variants."""
+    """A missing run, a run of another recipe and one with many variants are named."""
     submit(database, ada, recipe="gpt")
     submit(database, ada)
 

@@ -74,7 +74,7 @@ def test_beginning_and_end_are_in_the_audit_log_once(
 
 
 def test_a_spool_becomes_rows(uploader: Uploader, script: TestClient) -> None:
-    """Steps, events and metrics are recorded as a worker's are; the precision is found out."""
+    """Steps, events and metrics are recorded as a worker's are, and the precision is derived."""
     uploader.begin()
     with uploader.spool() as spool:
         for event in (*make_events([2]), make_metric(3, 0.5)):

@@ -18,7 +18,7 @@ def test_a_scale_has_its_exponent_raised(value: float | None, text: str) -> None
 
 
 def test_metrics_have_their_unit() -> None:
-    """Memory is in bytes by its name, and a NaN is one."""
+    """A metric with a name of memory is in bytes, and NaN stays NaN."""
     assert formats.metric(3.52e8, "run/peak_memory_bytes") == "336 MiB"
     assert formats.metric(3.52e8, "run/seconds") == "3.52e8"
     assert [formats.metric(value, "a") for value in (None, float("nan"))] == ["–", "NaN"]

@@ -51,7 +51,7 @@ def test_the_import_map_has_a_fresh_nonce(stranger: TestClient) -> None:
     ],
 )
 def test_only_names_of_ours_are_answered(stranger: TestClient, host: str, status: int) -> None:
-    """A name that was made to resolve to this machine is refused; an address in numbers is not."""
+    """A foreign name that resolves to this machine is rejected; a numeric address is not."""
     assert stranger.get("/sign-in", headers={"host": host}).status_code == status
 
 

@@ -90,7 +90,7 @@ FOUND = {
 
 @pytest.mark.slow
 def test_each_word_means_what_it_says(listed: None, script: TestClient) -> None:
-    """Rows and their count are those that all words hold for."""
+    """Rows and their count are those that match all terms."""
     found = {}
     for text in FOUND:
         answer = script.get("/api/v1/runs", params={"filter": text, "sort": "id"}).json()

@@ -264,7 +264,9 @@ WORKLOAD = {"event": "workload", "step": 0, "examples": 128, "tokens": 4096, "de
 def test_updates_appear_within_a_second(
     database: Database, running: Run, browser: TestClient, script: TestClient
 ) -> None:
-    """Examples, tokens and the share of the device's peak; unknown ones are left out."""
+    """The page has examples, tokens and the share of the device's peak; unknown ones are
+    left out.
+    """
     steps = make_steps([1.0] * 10)
     steps["step_us"], steps["data_us"] = 4000, 1000
     plain = WORKLOAD | {"tokens": None, "flops": None, "peak_flops": None}

@@ -121,7 +121,7 @@ def test_invalid_requests_are_rejected(
 def test_speed_and_memory_of_each_precision_are_those_measured(
     database: Database, ada: User, offered: None, script: TestClient, browser: TestClient
 ) -> None:
-    """Medians of runs with the same batch size; nothing is guessed for another one."""
+    """They are medians of runs with the same batch size; nothing is guessed for another one."""
     for speed, peak in ((2.0, 2.0**30), (5.0, 2.0**31), (4.0, None)):
         run_id = finished(database, ada, speed, 64)
         if peak is not None:

@@ -193,7 +193,7 @@ def test_many_notifications_are_sent_in_batches(
 
 
 def test_rules_are_of_a_run_a_project_ones_own_or_all(database: Database, ada: User) -> None:
-    """There is an alert for each rule that matches the run, and for none created later."""
+    """Each rule that matches the run raises an alert, except those created later."""
     with database.writing() as session:
         bob = accounts.user_named(session, "bob")
         made = [submit(session, owner) for owner in (ada, bob)]
@@ -319,7 +319,9 @@ def test_a_nonfinite_loss_is_reported_with_its_first_step_and_cause(
 def test_a_loss_lost_before_the_recent_steps_is_dated_so(
     database: Database, running: Run, ada: User
 ) -> None:
-    """A rule made late reads the latest 1,000 steps only, and says that it may have been before."""
+    """A rule that is created late reads only the latest 1,000 steps, and says that the loss
+    may have been lost before.
+    """
     record(database, running, make_steps([1.0] * 50 + [float("nan")] * 1100))
     seen = Seen()
     evaluate(database, seen, ADDRESS)

@@ -88,7 +88,7 @@ def test_a_version_is_complete_with_its_last_file(
 def test_the_same_content_makes_no_version(
     database: Database, ada: User, store: LocalStore
 ) -> None:
-    """Saved again it is the same version, which is the latest again."""
+    """Equal content is the same version, which becomes the latest again."""
     first = save(database, ada, A)
     upload(database, store, first, A)
     second = save(database, ada, A, B)

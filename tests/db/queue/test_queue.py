@@ -43,7 +43,7 @@ def test_claims_go_by_priority_then_by_age(database: Database, ada: User, worker
 def test_seconds_in_training_are_those_of_all_attempts(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """A pause and a queue count for nothing, an attempt that was killed counts."""
+    """Pauses and queues do not count, killed attempts do."""
     with database.writing() as session:
         run = submit(session, ada)
         history = [("starting", 5), ("running", 10), ("pausing", 16), ("paused", 17)]

@@ -212,7 +212,7 @@ def test_runs_beyond_a_quota_are_not_queued(database: Database, ada: User) -> No
      ("devices", "many")],
 )  # fmt: skip
 def test_a_limit_is_a_number_within_bounds(database: Database, name: str, value: Any) -> None:
-    """Others are rejected with the field, the value and the allowed values."""
+    """Other values are rejected with the field, the value and the allowed values."""
     with database.writing() as session:
         with pytest.raises(Invalid, match=rf"{name}: '{value}' is not valid; allowed: a "):
             make(session, "vision", **{name: value})

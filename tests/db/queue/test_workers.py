@@ -58,7 +58,7 @@ def test_silent_or_stopped_workers_are_not_alive(database: Database, worker: Wor
 
 
 def test_living_workers_word_on_a_recipe_counts_first(database: Database, worker: Worker) -> None:
-    """Of two schemas of one recipe the living worker's is the one offered."""
+    """Of two schemas of a recipe the one of a live worker is offered."""
     add_worker(database, "w2", [{**DIGITS, "schema": {"old": True}}])
     with database.writing() as session:
         session.execute(update(Worker).where(Worker.name == "w2").values(seen_at=now() - 60))

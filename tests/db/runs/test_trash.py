@@ -234,8 +234,9 @@ def test_forks_outlive_their_parent(
 def test_files_go_wherever_they_are(
     database: Database, settings: Settings, ended: int, ada: User, tmp_path: Path, place: str
 ) -> None:
-    """The run's folder and its files in the storage, with and without rows; files of other runs
-    stay."""
+    """The run's folder and its files in the storage are deleted, with and without rows;
+    files of other runs stay.
+    """
     store = open_store(settings)
     if place == "bucket":
         store = LocalStore(tmp_path / "bucket", mkdir=True)

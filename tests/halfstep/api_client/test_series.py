@@ -56,7 +56,7 @@ def test_a_table_of_arrow_has_the_columns(client: Client) -> None:
 
 
 def test_events_and_findings_are_the_apis(client: Client) -> None:
-    """The skip, with who was to blame."""
+    """The skip is printed with its culprits."""
     [event] = client.events(1)
     assert (event["kind"], event["step"], event["culprits"]) == ("skip", 10, [{"name": "w"}])
     assert client.findings(1) == client._get("/api/v1/runs/1/findings")["findings"]

@@ -78,7 +78,7 @@ def test_a_certificate_that_nobody_signed_is_rejected(https: str) -> None:
 def test_a_certificate_of_the_environment_is_accepted(
     https: str, certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SSL_CERT_FILE names it."""
+    """The certificate is that of SSL_CERT_FILE."""
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     with Client(https, "token") as client:
         assert client.projects() == []

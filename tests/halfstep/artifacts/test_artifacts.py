@@ -390,7 +390,7 @@ def links(database: Database) -> list[tuple[int, int, str]]:
 def test_an_offline_run_is_uploaded_with_its_artifacts(
     data: Path, database: Database, server: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`halfstep upload` sends the versions, and what they have."""
+    """`halfstep upload` sends the versions and their files."""
     with halfstep.watch(name="maker", mode="offline") as watch:
         watch.save_artifact(data, name="digits", aliases=["best"])
     for name, value in server.items():

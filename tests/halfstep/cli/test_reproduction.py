@@ -58,7 +58,7 @@ def test_what_is_missing_is_said() -> None:
 
 
 def test_builds_of_torch_need_their_index() -> None:
-    """PyPI has none of them."""
+    """PyPI has no such builds."""
     first = reproduction.requirements(environment()).splitlines()[0]
     assert first == "--extra-index-url https://download.pytorch.org/whl/cu126"
 

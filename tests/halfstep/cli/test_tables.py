@@ -60,7 +60,7 @@ def test_a_table_of_running_runs_fits_a_terminal_of_80_columns(
 
 
 def test_a_name_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
-    """Rich's brackets are text."""
+    """Brackets of rich's markup are printed as text."""
     assert "[red]it[/red]" in printed(capsys, ROW | {"name": "[red]it[/red]"})[1]
 
 

@@ -189,7 +189,7 @@ async def _called(agent: Agent, *, tool: str, arguments: dict[str, Any]) -> Any:
 
 
 def test_results_are_bounded() -> None:
-    """The longest lists are halved, and the number of missing items is named; texts are cut."""
+    """The longest lists are halved with the number of missing items, and texts are cut."""
     small = {"a": [1, 2], "b": "x"}
     assert bounded(small) == small
     large = {"rows": [{"n": n, "text": "x" * 100} for n in range(1000)], "few": [1, 2]}

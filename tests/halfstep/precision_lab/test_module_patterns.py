@@ -33,7 +33,7 @@ MODELS = {
     ],
 )
 def test_patterns_match_exactly(model: str, names: Collection[str], patterns: list[str]) -> None:
-    """The fewest patterns are found that match the modules, and nothing that is outside of them."""
+    """The result has the fewest patterns that match the modules and nothing else."""
     tree = ModuleTree.of(module_names((MODELS[model](),)))
     assert tree.patterns(names) == patterns
 

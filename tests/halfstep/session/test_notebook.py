@@ -190,7 +190,7 @@ with open("shown.json", "w") as file:
 
 
 def test_a_watch_is_a_card_that_is_updated(tmp_path: Path) -> None:
-    """The last line of a cell shows it; later cells and the end change it in place."""
+    """The last line of a cell shows the card; later cells and the end change it in place."""
     scaled = "scaler = torch.amp.GradScaler('cpu', init_scale=1024.0)\n"
     scaled += "def scaled(value):\n    optimizer.zero_grad()\n"
     scaled += "    scaler.scale(net(torch.full((2, 4), value)).square().mean()).backward()\n"

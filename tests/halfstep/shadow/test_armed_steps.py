@@ -112,7 +112,7 @@ def test_an_armed_step_has_to_be_affordable(
 def test_nothing_is_armed_with_too_little_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Shadows would take what the training needs."""
+    """Shadows would take memory that the training needs."""
     monkeypatch.setattr(armed_steps, "_budget_bytes", lambda _: 0)
     _, steps = _armed(tmp_path, monkeypatch)
     assert not steps
@@ -205,7 +205,7 @@ def test_a_number_that_torch_holds_as_a_tensor_can_be_read(tmp_path: Path) -> No
 def test_a_watched_loop_of_armed_steps_is_equal_to_the_bit(
     loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of its steps are armed; of a healthy loop they show no fault."""
+    """All of its steps are armed; in a healthy loop they find no fault."""
     expected = bare(loop)
     monkeypatch.setattr(armed_steps, "EARLY_STEPS", 1000)
     with halfstep.watch(folder=tmp_path, name="it"):

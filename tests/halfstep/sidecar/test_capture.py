@@ -202,7 +202,7 @@ def test_secrets_are_hidden_in_the_log_only(tmp_path: Path) -> None:
 
 
 def test_finish_restores_the_output(tmp_path: Path) -> None:
-    """Later output is not the run's; a second run of the process has its own."""
+    """Later output does not belong to the run; a second run of the process has its own."""
     out, _ = start(
         tmp_path,
         "before = os.fstat(1)\nprint('of the run')\nwatch.finish()\n"

@@ -43,7 +43,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def test_a_gpu_that_does_not_answer_has_an_empty_sample(nvml: pytest.MonkeyPatch) -> None:
-    """Steps are recorded, and the host's own numbers are there."""
+    """Steps are recorded, and so are the host's own samples."""
     for question in ("UtilizationRates", "MemoryInfo", "PowerUsage", "Temperature"):
         nvml.setattr(pynvml, f"nvmlDeviceGet{question}", fail(pynvml.NVML_ERROR_GPU_IS_LOST))
     host, gpu = SystemMonitor([3]).take(2000)

@@ -1013,7 +1013,7 @@ WRONG: dict[str, tuple[Callable[[Any], None], str]] = {
 def test_a_wrong_argument_of_a_method_is_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    """The call is passed over, and the run has all of its steps and its end."""
+    """The call is ignored, and the run has all of its steps and its end."""
     call, said = WRONG[name]
     with halfstep.watch(folder=tmp_path, name="it") as watch:
         call(watch)
@@ -1205,7 +1205,7 @@ watch.finish()
 
 @pytest.mark.slow
 def test_a_signal_in_the_midst_of_our_work_waits_for_its_end(tmp_path: Path) -> None:
-    """Else the spool would be written twice at once."""
+    """Otherwise the spool would be written twice at once."""
     done = preloaded.run(
         [sys.executable, "-c", SIGNALLED, tmp_path],
         env={**os.environ, "PYTHONPATH": str(Path(halfstep.__file__).parents[1])},

@@ -159,7 +159,7 @@ def test_the_norm_of_a_dropped_iteration_is_not_that_of_the_first_step(
 def test_the_first_norm_of_several_optimizers_is_before_the_clip(
     tmp_path: Path, clips_each: bool
 ) -> None:
-    """Whether one clip covers the gradients of all, or each has its own."""
+    """One clip may cover the gradients of all, or each may have its own."""
     first, second = nn.Linear(3, 3), nn.Linear(3, 2)
     optimizers = [torch.optim.SGD(net.parameters(), lr=0.0) for net in (first, second)]
     both = [*first.parameters(), *second.parameters()]

@@ -153,7 +153,7 @@ def test_between_the_steps_that_are_due_no_hook_is_there(tmp_path: Path) -> None
 def test_one_that_fails_is_reported_once_and_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The loop is watched on, and so are the others."""
+    """The loop and the other diagnoses stay watched."""
 
     def failing(*_: Any) -> Any:
         raise MemoryError("no memory left")

@@ -160,7 +160,7 @@ def test_quantised_weights_are_rejected(fitted):
 
 
 def test_weights_in_half_precision_become_the_modules_type(fitted):
-    """The masters stay in fp32."""
+    """The master weights stay in fp32."""
     network = nn.Linear(2, 2)
     weights = {name: torch.full_like(each, 0.5).half() for name, each in network.named_parameters()}
     _event, trouble = fitted(weights, {"model": network})

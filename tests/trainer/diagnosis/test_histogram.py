@@ -70,7 +70,7 @@ def test_shares_are_those_at_the_scale_of_the_step(exponent, scale, underflow, n
 
 
 def test_a_module_without_gradients_has_an_empty_histogram():
-    """Nothing to show is not an error."""
+    """An empty histogram is no error."""
     counts = np.zeros(BINS, np.int64)
     assert describe("head", counts, 1.0).counts == []
 

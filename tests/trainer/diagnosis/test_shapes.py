@@ -61,7 +61,9 @@ def test_the_batch_size_counts_where_a_row_is_an_example():
 
 
 def test_at_most_a_few_layers_are_listed(run_loop):
-    """The largest, and how many there are; a run says it once, at its start, and a good one not."""
+    """The largest layers are listed once at the start, with their number; a run without any
+    lists none.
+    """
     wide = {"width": 36, "layers": 9, "batches": 1}
     run = run_loop(MLP, {"recipe": wide, "training": {"steps": 2, "batch_size": 8}})
     [event] = run.of("shapes")

@@ -113,7 +113,7 @@ def test_one_without_buffers_compiles_to_one_graph():
 
 @pytest.mark.slow
 def test_a_replay_finds_the_module_all_the_same(run_loop):
-    """The overflow within it is named, exactly."""
+    """The overflow within the module is named exactly."""
     run = run_loop(PlantedBackward, {"modules": {"checkpointed": ["model.0"]}})
     plain = run_loop(PlantedBackward)
     assert run.of("replay") == plain.of("replay") != []

@@ -112,7 +112,7 @@ def test_modules_that_are_wanted_otherwise_are_left_out(run_loop, emulated):
 
 
 def test_fp8_is_rejected_where_unsupported(run_loop, monkeypatch):
-    """A CPU offers none; without torchao it says what to install."""
+    """A CPU offers no fp8; without torchao the error says what to install."""
     assert not any(device.fp8 for device in probe.devices() if device.kind == "cpu")
     with pytest.raises(ConfigError, match="the device is a cpu; allowed: CUDA of compute cap"):
         run_loop(Layers, values())

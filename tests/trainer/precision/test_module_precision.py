@@ -65,7 +65,9 @@ class Halves(nn.Module):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_all_that_goes_in_is_cast_and_nothing_else(dtype):
-    """Tensors in halves, wherever they are; whole numbers, and a network without autocast, stay."""
+    """Tensors in half precision are cast at any depth; integers, and networks without
+    autocast, are not.
+    """
     module = Halves()
     run_in(dtype, module, "cpu")
     half, count = torch.ones(2, dtype=torch.float16), torch.ones(2, dtype=torch.int64)
@@ -108,7 +110,7 @@ def test_a_copy_of_a_module_calls_itself():
 
 @pytest.mark.slow
 def test_it_compiles_to_one_graph_with_the_bits_of_the_region_by_hand():
-    """The compiler finds nothing in it that it would have to leave to Python."""
+    """The network compiles without a graph break."""
 
     class Network(nn.Module):
         def __init__(self, inner):

@@ -128,7 +128,7 @@ def test_characters_are_cut_nowhere(before: int, tmp_path: Path) -> None:
 
 
 def test_bytes_that_are_no_characters_are_kept(tmp_path: Path) -> None:
-    """The file has them as they came, the page a mark for each."""
+    """The file has the original bytes, and the page a mark for each."""
     said = r"import sys; sys.stdout.buffer.write(b'a\xff\xc3(b\xe6\x97')"
     log = LogFile(tmp_path, 1)
     child = Child([sys.executable, "-c", said], run_environment.of_commands(), (), log)

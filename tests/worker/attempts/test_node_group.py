@@ -127,7 +127,9 @@ SMALL = {
 @pytest.mark.only_on("postgresql")
 @pytest.mark.parametrize("recipe", ["digits", *extended(["gpt"])])
 def test_two_nodes_train_what_two_devices_do(machines: Machines, site: Site, recipe: str) -> None:
-    """Bit for bit, with scale, skips and moments, by ddp and in shards; each node has ended."""
+    """Both have equal bits, with scale, skips and moments, by ddp and in shards; each node
+    has ended.
+    """
     training = {"steps": 20, "batch_size": 16, **SMALL[recipe].get("training", {})}
     asked = {"precision": "fp16", **SMALL[recipe], "training": training}
     run_id = machines.submit(20, recipe=recipe, config=asked)
@@ -213,7 +215,7 @@ def test_a_pause_leaves_one_checkpoint_from_which_both_resume(
 
 
 def test_who_is_to_blame_for_an_end() -> None:
-    """A node's own fault counts before a loss, a loss before the complaints of those who saw it."""
+    """A node's own error counts before a lost node, and that before errors about lost peers."""
     gone = Outcome(Status.FAILED, "Connection closed by peer", "Traceback", node_groups.RANK)
     code = node_groups.NodeOutcome("node 1 (m1): ValueError: no", "Traceback: no", "code")
     lost = node_groups.NodeOutcome("node 1 (m1) was lost", None, "infrastructure")

@@ -706,7 +706,7 @@ def test_a_training_that_goes_back_waits_for_the_bucket(attempts: Attempts, buck
 def test_complete_files_are_published_although_others_cannot_be_recorded(
     attempts: Attempts, bucket: Bucket
 ) -> None:
-    """A checkpoint in transfer is one to resume from."""
+    """The run can resume from a checkpoint in transfer."""
     spool, recorder = cut_off(attempts, bucket, rotate_bytes=1)
     train_ten(attempts, spool, 10)
     drained = [recorder.flush() for _ in range(3)]
