@@ -65,7 +65,7 @@ def test_templates_have_no_other_format() -> None:
 
 
 def test_scripts_have_no_other_format() -> None:
-    """Scripts use formats.js."""
+    """Scripts format numbers only by formats.js."""
     found = [
         f"{path.name}: {match[0]}"
         for path in (ROOT / "app/static").rglob("*.js")

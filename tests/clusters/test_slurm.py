@@ -97,7 +97,7 @@ def test_an_unreachable_slurm_rejects_no_run(
 
 
 def test_another_installation_has_other_jobs(engine: placement.Placement, tmp_path: Path) -> None:
-    """Run 1 of one is not run 1 of the other."""
+    """Run 1 of one installation is not run 1 of another."""
     other = Settings(data=tmp_path / "other", placement="slurm")
     pilots = Sleepers(5, 1, 1, 1)
     engine.place(pilots)

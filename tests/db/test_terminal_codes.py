@@ -22,7 +22,7 @@ from db.terminal_codes import without_codes
     ],
 )
 def test_links_of_terminals_leave_nothing(line: str, text: str) -> None:
-    """OSC 8 and its kind are taken out, with or without their end."""
+    """OSC 8 and similar sequences are removed, with or without their end."""
     assert without_codes(line) == text
 
 

@@ -119,7 +119,7 @@ def test_a_check_fits_a_phone(database: Database, ada: User, page: Page) -> None
 
 
 def test_a_check_is_downloaded_and_deleted(database: Database, ada: User, page: Page) -> None:
-    """The file is what `--baseline` takes."""
+    """The downloaded file can be passed to `--baseline`."""
     add_check(database, ada)
     page.goto("/checks/1")
     page.get_by_role("button", name="More actions").click()

@@ -186,7 +186,7 @@ def test_figures_videos_and_documents_are_shown(
 
 
 def test_full_screen_has_the_filter_and_pages_of_a_table(shown: None, page: Page) -> None:
-    """F opens the focused card; there rows are filtered and paged."""
+    """F opens the focused card, in which rows can be filtered and paged."""
     page.goto("/runs/1?tab=media")
     card = card_of(page, "rows.csv")
     card.focus()

@@ -197,7 +197,7 @@ def test_a_folder_that_is_no_model_is_reported(model: Path, text: Path, tmp_path
 
 
 def test_weights_that_do_not_fit_are_reported(model: Path, text: Path, tmp_path: Path) -> None:
-    """Missing, unknown and of another shape, by name."""
+    """Missing, unknown and mismatched weights are reported by name."""
     shutil.copytree(model, tmp_path, dirs_exist_ok=True)
     weights = safetensors.torch.load_file(file := tmp_path / "model.safetensors")
     weights["model.norm.weight"] = torch.ones(7)

@@ -182,7 +182,7 @@ def test_layers_in_fp8_train_nearly_as_in_bf16(run_loop, scales):
 
 
 def test_tf32_is_a_setting_of_products_and_convolutions(run_loop):
-    """Off, both are fp32; on, both are TF32."""
+    """With the setting off both run in fp32, with it on both in TF32."""
     for wanted in (True, False):
         run_loop(Regression, {"training": {"steps": 1, "tf32": wanted}}, device=DEVICE)
         assert torch.backends.cuda.matmul.allow_tf32 is wanted

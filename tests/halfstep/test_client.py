@@ -57,7 +57,7 @@ def saved(settings: Settings, database: Database, running: Run) -> Path:
 
 
 def test_submit_look_and_steer(client: Client) -> None:
-    """A run is queued, listed, looked at and cancelled, as on the pages."""
+    """A run is queued, listed, shown and cancelled, as on the pages."""
     assert [recipe["name"] for recipe in client.recipes()] == ["digits"]
     run = client.submit("digits", {"training": {"steps": 7}}, name="mine", tags=["a", "b"])
     assert (run["status"], run["name"], run["tags"]) == ("queued", "mine", ["a", "b"])
@@ -356,7 +356,7 @@ def test_a_damaged_download_is_not_kept(client: Client, saved: Path, tmp_path: P
 
 
 def test_login_tries_the_token_once(address: str, token: str) -> None:
-    """An unknown one is not stored, nor one for another kind of server."""
+    """An unknown token is not stored, nor one for another kind of server."""
     command = [sys.executable, "-m", "halfstep.cli.main", "login"]
 
     def login(url: str, typed: str) -> subprocess.CompletedProcess[str]:
@@ -756,7 +756,7 @@ def test_alerts_are_typed(
 
 
 def test_views_are_saved_from_a_script(client: Client) -> None:
-    """Saved, replaced by one of the same name, listed and deleted."""
+    """Views are saved, replaced by one of the same name, listed and deleted."""
     view = client.save_view("mine", "status:failed", sort="-loss", columns=["loss", "lr"])
     assert client.views() == [view]
     assert (view["filter"], view["columns"], view["group"]) == ("status:failed", "loss,lr", "")

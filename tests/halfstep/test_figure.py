@@ -18,7 +18,7 @@ def trained(database: Database, running: Run) -> int:
 
 
 def test_a_run_is_plotted_with_its_scale_and_skips(client: Client, trained: int) -> None:
-    """Loss over loss scale by default, with a mark at each skipped step."""
+    """By default the figure has loss over loss scale, with a mark at each skipped step."""
     figure = client.run(trained).plot()  # type: ignore[attr-defined]
     assert [trace.name for trace in figure.data] == ["loss", "scale"]
     assert len(figure.data[0].x) == 40

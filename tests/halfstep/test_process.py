@@ -42,7 +42,7 @@ def test_a_process_lives_until_it_has_died() -> None:
 def test_the_first_line_of_a_script_names_its_interpreter(
     tmp_path: Path, first_line: bytes, problem: str | None
 ) -> None:
-    """Linux says of each wrong one that the file is missing."""
+    """Linux would only report a missing file for each wrong interpreter."""
     (tmp_path / "train.sh").write_bytes(first_line + b"true\n")
     found = process.script_problem("./train.sh", tmp_path)
     assert (found is None) == (problem is None)

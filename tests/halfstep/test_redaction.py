@@ -34,7 +34,7 @@ def test_what_only_sounds_like_a_secret_is_kept() -> None:
 
 
 def test_a_known_secret_is_hidden_however_deep() -> None:
-    """A short one is not looked for: it would be found everywhere."""
+    """A short secret is not searched, because it would match everywhere."""
     config = {"a": [{"token": SECRET}], "b": 1.5, "c": "a"}
     hidden = {"a": [{"token": "***"}], "b": 1.5, "c": "a"}
     assert redaction.without(config, SECRET, "a", None) == hidden

@@ -34,6 +34,6 @@ def test_page_command_and_filter_have_one_word_for_a_state(state: str) -> None:
 
 @pytest.mark.parametrize("word", HEALTHS)
 def test_page_and_command_have_one_word_for_a_health(word: str) -> None:
-    """A cell of the list and a line of the command."""
+    """The list and the command use the same word."""
     run = RUN | {"health": {"word": word, "reason": "No step was skipped."}}
     assert formats.health(run) == HEALTHS[word].lower()

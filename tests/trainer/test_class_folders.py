@@ -32,7 +32,9 @@ def test_classes_are_folders_in_order_of_their_names(tmp_path):
 
 
 def test_without_val_some_of_each_class_validate(tmp_path):
-    """A tenth, one at least, the same ones each time, and none is in both."""
+    """A tenth of each class, at least one image, is always the same validation set and not in
+    the training set.
+    """
     write(tmp_path, *(f"cat/{n:02}.png" for n in range(20)), "dog/a.png", "dog/b.png")
     train, val = find(tmp_path)
     assert names_of(val) == ["cat/05.png", "cat/15.png", "dog/b.png"]

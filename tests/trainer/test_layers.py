@@ -46,5 +46,5 @@ def test_parameters_of_a_layer_are_joined():
     ("steps", "wanted", "interval"), [(100, 50, 50), (10**7, 50, 10**7 // MOST_SAMPLES), (9, 0, 0)]
 )
 def test_a_long_run_sends_no_more_than_a_screen_shows(steps, wanted, interval):
-    """The interval grows with the run; 0 stays never."""
+    """The interval grows with the length of the run; 0 still means never."""
     assert layer_interval(steps, Diagnosis(layer_norms_every_steps=wanted)) == interval

@@ -60,7 +60,7 @@ def test_momentum_is_prepared_only_for_fused_sgd():
 
 
 def test_dampening_of_a_fused_sgd_is_rejected(run_loop):
-    """Zeros would dampen the first step, which torch does not."""
+    """Zeros as initial momentum would be dampened in the first step, which torch's are not."""
     damped = with_optimizer(
         lambda parameters, _: torch.optim.SGD(
             parameters, lr=0.1, momentum=0.9, dampening=0.1, fused=True

@@ -66,7 +66,7 @@ def test_a_webhook_is_signed(inside: Settings, hook: Receiver) -> None:
 
 
 def test_slack_gets_its_own_words(inside: Settings, hook: Receiver) -> None:
-    """Text with its three special characters escaped, and a link."""
+    """Slack gets text with its three special characters escaped, and a link."""
     sent(inside, "slack", hook.url)
     [(headers, body)] = hook.got
     said = json.loads(body)

@@ -238,7 +238,7 @@ def test_the_lineage_goes_both_ways(
 def test_the_pages_show_versions_differences_and_links(
     database: Database, ada: User, browser: TestClient, script: TestClient
 ) -> None:
-    """The list, one version against another, and the run's Files tab."""
+    """Pages exist for the list, for one version against another, and in the run's tab Files."""
     data, _model = chained(database, ada)
     changed = [{"path": "b.csv", "size_bytes": len(CONTENT), "sha256": SHA256}]
     second = saved(script, name="data", files=changed)

@@ -219,7 +219,7 @@ def test_a_token_of_one_project_uses_no_route_of_an_account(
 def test_a_token_of_one_project_queues_no_command(
     app: FastAPI, database: Database, installed: Installation, ada: User
 ) -> None:
-    """A command has secrets of the whole server in its environment."""
+    """A command's environment may have secrets of the whole server."""
     body = {"command": {"line": "true"}, "project": OPEN}
     answer = client_of(app, database, ada, project=OPEN).post("/api/v1/runs", json=body)
     assert answer.status_code == 422

@@ -81,7 +81,7 @@ def test_guesses_of_the_current_password_have_to_wait(
 
 
 def test_a_link_is_fresh_for_ten_minutes(browser: TestClient, database: Database) -> None:
-    """Later the password is required, if there is one."""
+    """A sign-in by link counts for ten minutes; later the password is required, if there is one."""
     with database.writing() as session:
         aged = update(SignInSession).values(created_at=SignInSession.created_at - 601)
         session.execute(aged)
@@ -117,7 +117,7 @@ def test_a_token_does_not_open_the_account(app: FastAPI, script: TestClient, ada
 
 
 def test_short_password_is_rejected(browser: TestClient) -> None:
-    """The page says how long it has to be."""
+    """The page states the required length."""
     answer = browser.post("/account/password", data={"password": "short"})
     assert answer.status_code == 422
     assert "has 5 characters; allowed: 8 to 200" in answer.text
@@ -143,7 +143,7 @@ def test_token_is_shown_once(browser: TestClient) -> None:
 def test_account_shows_when_a_token_was_last_used(
     browser: TestClient, script: TestClient, method: str, path: str
 ) -> None:
-    """An unused token is shown as such; reading and writing count as use."""
+    """An unused token is marked as such; reading and writing count as use."""
     assert "<td>never</td>" in browser.get("/account").text
     script.request(method, path)
     assert "<td>never</td>" not in browser.get("/account").text

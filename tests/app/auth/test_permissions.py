@@ -128,7 +128,7 @@ def test_a_role_allows_what_it_says_on_every_route(
 
 @pytest.mark.slow
 def test_an_admin_is_denied_nothing(app: FastAPI, database: Database, ada: User) -> None:
-    """The first account of all is one."""
+    """The first account is an admin."""
     client = script_of(app, database, ada)
     for method, path, _endpoint in routes_of(app):
         if path.endswith("/live"):  # which would not end

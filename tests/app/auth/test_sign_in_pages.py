@@ -81,7 +81,7 @@ def test_sign_out_ends_the_session(browser: TestClient) -> None:
 def test_verifying_a_password_holds_no_lock(
     database: Database, ada: User, stranger: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others write while Argon2 takes its time."""
+    """Other writers continue while Argon2 computes."""
     verify = accounts.check_password
 
     def verify_while_another_writes(session: Session, name: str, password: str) -> User:

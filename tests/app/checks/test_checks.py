@@ -111,7 +111,7 @@ def test_what_is_no_report_or_beyond_its_bounds_is_refused(browser: TestClient, 
 def test_numbers_that_json_lacks_are_refused_as_numbers_and_kept_as_texts(
     browser: TestClient,
 ) -> None:
-    """`halfstep check --json` writes them as texts."""
+    """Texts are accepted for them, as `halfstep check --json` writes them."""
     infinite = as_content(report(row("overflow", 1, value=float("inf"))))
     answer = browser.post("/api/v1/checks", json=body(report=infinite))
     assert answer.status_code == 201, answer.text
@@ -246,7 +246,7 @@ def test_a_finding_has_the_values_of_both_precisions() -> None:
 
 
 def test_a_source_has_the_lines_of_python_also_with_an_error_in_it() -> None:
-    """Line ends of every system; what is before the error is coloured."""
+    """Line ends of every system are handled, and the lines before the error are coloured."""
     lines = lines_of('import a\r\nb = """one\rtwo"""\fc\nif (:\n')
     assert lines == ["import a", 'b = """one', 'two"""\fc', "if (:"]
     parts = parts_of(lines)

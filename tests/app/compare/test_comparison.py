@@ -287,7 +287,7 @@ def test_configuration_that_is_no_longer_allowed_is_rejected(
 
 
 def test_group_that_there_is_not(database: Database, ada: User, browser: TestClient) -> None:
-    """A run that was not compared names no group."""
+    """The page of a run that was not compared has no link to a group."""
     submit(database, ada)
     assert browser.get("/groups/1").status_code == 404
 

@@ -461,7 +461,7 @@ def test_a_time_to_a_target_needs_a_target_and_a_direction(
 def test_times_on_different_devices_are_not_compared_by_themselves(
     make: Callable[..., Run], script: TestClient, database: Database
 ) -> None:
-    """Values on them are."""
+    """Times on different devices are not compared, other values are."""
     runs = with_curves(make, {"fp32": [[1.0], [2.0]], "fp16": [[1.5], [2.0]]})
     with database.writing() as session:
         session.execute(update(RunNode).where(RunNode.run_id == 3).values(devices=[7]))

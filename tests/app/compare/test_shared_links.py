@@ -136,7 +136,7 @@ def test_a_shared_run_without_a_recipe_has_its_kind_instead(
 def test_runs_side_by_side_are_shared_in_their_order(
     app: FastAPI, database: Database, ada: User, member: User, run: Run, stranger: TestClient
 ) -> None:
-    """A deleted one is left out; reasons of waiting runs are not shown."""
+    """A deleted run is left out, and reasons of waiting runs are not shown."""
     runs = [submit(database, ada, project=PROJECT, after_id=run.id).id for _ in range(2)]
     page = opened(stranger, shared(browser_of(app, database, member), runs[1], run.id, runs[0]))
     answer = stranger.get(page)

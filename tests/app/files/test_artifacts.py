@@ -88,7 +88,7 @@ def test_page_shows_pictures_and_texts(saved: None, browser: TestClient) -> None
 
 
 def test_strangers_get_nothing(saved: None, stranger: TestClient) -> None:
-    """Artifacts are behind the sign-in."""
+    """An artifact requires a sign-in."""
     answer = stranger.get("/runs/1/artifacts/1/download")
     assert answer.status_code == 303
     assert answer.headers["location"].startswith("/sign-in")

@@ -97,7 +97,7 @@ def test_range_gets_its_part(
 
 
 def test_range_beyond_the_end_is_rejected(saved: None, script: TestClient) -> None:
-    """416 says how long the file is."""
+    """The response is 416 with the length of the file."""
     for start in (len(BODY), "9" * 4301):
         answer = script.get(PATH, headers={"Range": f"bytes={start}-"})
         assert answer.status_code == 416

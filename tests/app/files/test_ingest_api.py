@@ -518,7 +518,7 @@ def test_strangers_and_other_users_are_rejected(
 
 
 def test_a_project_without_permission_is_named(uploader: Uploader, database: Database) -> None:
-    """The one without a name too."""
+    """The Default project is named too."""
     with database.writing() as session:
         bob = accounts.user_named(session, "bob")
         projects.set_role(session, bob, projects.DEFAULT, "viewer")
@@ -872,7 +872,7 @@ def test_a_file_announced_again_stays_unless_it_changed(
 def test_a_file_that_is_elsewhere_is_neither_missing_nor_lost(
     announced: Uploader, database: Database, settings: Settings, tmp_path: Path
 ) -> None:
-    """The storage's check passes its rows over, and a backup keeps them."""
+    """The storage check ignores such rows, and a backup keeps them."""
     announced.end("finished", step=3)
     store = open_store(settings)
     with database.reading() as session:

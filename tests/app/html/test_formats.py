@@ -32,7 +32,7 @@ def test_sparkline_leaves_gaps() -> None:
 
 
 def test_a_setting_keeps_its_name_where_a_sentence_begins_with_it() -> None:
-    """Names are not capitalised."""
+    """A sentence that begins with a setting's name does not capitalise it."""
     assert formats.sentence("weights.path is /a.pt") == "weights.path is /a.pt"
     assert formats.sentence("it raised") == "It raised"
 

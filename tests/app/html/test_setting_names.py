@@ -16,5 +16,5 @@ from app.html.formats import setting_name
     ],
 )
 def test_a_part_that_says_nothing_comes_with_its_group(path: str, name: str) -> None:
-    """The last part of a path is enough unless it is one like "enabled"."""
+    """The last part of a path is enough unless it is ambiguous, like "enabled"."""
     assert setting_name(path) == name

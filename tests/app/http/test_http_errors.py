@@ -26,7 +26,7 @@ def test_every_error_of_the_database_layer_has_a_status() -> None:
 
 
 def test_api_answers_json_and_pages_answer_html(browser: TestClient) -> None:
-    """404 has the form of the request."""
+    """A 404 is JSON for the API and HTML for pages."""
     answer = browser.get("/api/v1/runs/9")
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.json() == {
@@ -185,5 +185,5 @@ def test_ticked_runs_must_be_numbers(browser: TestClient, wrong: str) -> None:
 
 @pytest.mark.parametrize("step", ["first=99999999999999999999", "last=99999999999999999999"])
 def test_steps_of_a_chart_are_bounded(running: Run, script: TestClient, step: str) -> None:
-    """A step beyond all numbers is refused."""
+    """A step beyond the largest integer is rejected."""
     assert script.get(f"/api/v1/runs/1/series?{step}").status_code == 422

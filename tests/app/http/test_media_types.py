@@ -91,7 +91,7 @@ def test_nested_text_of_another_type_is_no_error_of_the_server(
 
 
 def test_types_are_told_apart() -> None:
-    """A form is no JSON, and another type is neither."""
+    """A form is no JSON, and any other type is neither."""
     for kinds, expected in ((JSON, (True, False)), (FORMS, (False, True)), (OTHERS, (False,) * 2)):
         for kind in kinds:
             headers = Headers({"content-type": kind})

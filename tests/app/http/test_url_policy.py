@@ -85,5 +85,5 @@ def test_an_isatap_address_is_as_public_as_the_one_within(prefix: str, text: str
     ],
 )
 def test_addresses_beside_special_ranges_are_public(address: str) -> None:
-    """A range ends where its registry says."""
+    """A range ends where its registry states."""
     assert is_public(address)

@@ -145,7 +145,7 @@ def test_the_link_to_the_log_comes_with_its_first_line_and_its_parts(
     log: LogFile,
     browser: TestClient,
 ) -> None:
-    """The page that is open gets it by the live stream."""
+    """An open page gets the link by the live stream."""
     link = f'href="/runs/{running.id}/log/download"'
     assert link not in browser.get(f"/runs/{running.id}").text
     look = run_updates.of_run(database, settings, running.id)

@@ -125,7 +125,7 @@ def test_a_project_is_renamed_with_all_that_is_of_it(
 def test_a_project_is_deleted_when_it_is_empty(
     app: FastAPI, database: Database, ada: User, mel: User, browser: TestClient
 ) -> None:
-    """Runs in the trash count. Its roles and tokens are deleted with it."""
+    """Runs in the trash count as content; roles and tokens are deleted with the project."""
     run = submit(database, ada, project="vision")
     with database.writing() as session:
         token, _row = accounts.make_api_token(session, mel, "its", project="vision")

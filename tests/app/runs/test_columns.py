@@ -41,6 +41,6 @@ def test_settings_of_one_name_in_two_groups_have_no_default_column() -> None:
 
 
 def test_a_switch_without_its_group_is_no_default_column() -> None:
-    """A column "enabled" would not say of what."""
+    """A column "enabled" would not say what is enabled."""
     runs = [Run(config=CONFIG | {"scaler": {"enabled": value}}) for value in (True, False)]
     assert "enabled" not in names(*runs)

@@ -168,7 +168,7 @@ def test_groups_whose_runs_share_seeds_lead_to_their_parity(
 def test_groups_that_parity_does_not_compare_have_no_link(
     database: Database, ada: User, script: TestClient, name: str
 ) -> None:
-    """A comparison of all of their runs would be one of their precisions."""
+    """A comparison of all of their runs would compare their precisions."""
     with database.writing() as session:
         bob = accounts.make_user(session, "bob")
     for number in range(8):

@@ -107,7 +107,7 @@ def test_failed_run_shows_its_traceback(
 def test_banner_and_history_of_a_failed_command_have_one_sentence(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """The exit code comes first, and the history says whose fault it was."""
+    """The exit code comes first, and the history names the kind of failure."""
     with database.writing() as session:
         session.get_one(Run, 1).source = "command"
         reason = "the command exited with code 3; last line: hello"

@@ -47,7 +47,7 @@ def test_submit_fills_in_defaults(offered: None, script: TestClient) -> None:
 def test_the_time_left_is_known_after_ten_steps(
     database: Database, running: Run, script: TestClient
 ) -> None:
-    """The first steps say little about the others."""
+    """The first steps are no measure of the others."""
     record(database, running, make_steps([3.0] * 9))
     assert script.get("/api/v1/runs/1").json()["seconds_left"] is None
     record(database, running, make_steps([3.0], first=10))

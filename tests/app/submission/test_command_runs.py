@@ -312,7 +312,7 @@ def test_secrets_are_set_listed_and_deleted_and_never_shown(
 
 
 def test_an_invalid_key_is_named(settings: Settings, script: TestClient) -> None:
-    """The operator has to mend it: the message names the file."""
+    """The message names the file, so that an admin can repair it."""
     settings.data.mkdir()
     settings.secrets_key.write_text("no key")
     answer = script.put("/api/v1/secrets/KEY", json={"value": "open-sesame"})

@@ -9,7 +9,7 @@ from tests.app.conftest import CONFIG, SCHEMA
 
 
 def test_omitted_settings_get_their_defaults() -> None:
-    """An empty configuration is the recipe's own."""
+    """An empty configuration gets the recipe's defaults."""
     assert with_defaults(SCHEMA, {}) == CONFIG
     assert mistakes(SCHEMA, CONFIG) == {}
 

@@ -64,7 +64,7 @@ def test_input_is_preserved(typed: str) -> None:
 
 
 def test_whole_numbers_may_be_written_as_floats() -> None:
-    """1e3 steps are 1000 steps."""
+    """A value such as 1e3 is accepted as 1000 steps."""
     config = read(SCHEMA, _posted(CONFIG) | {"training.steps": "1e3"})
     assert config["training"]["steps"] == 1000
 

@@ -113,7 +113,7 @@ def test_all_mistakes_are_shown_at_once(offered: None, browser: TestClient) -> N
 def test_clone_has_what_the_other_run_had(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """A clone's form is filled from the run that it is a clone of."""
+    """The form of a clone has the values of the original run."""
     config: dict[str, Any] = CONFIG | {"precision": "bf16", "scaler": {"init_scale": 2.0}}
     run = submit(database, ada, config=config, name="good", tags="x")
     page = browser.get("/runs/new", params={"from": run.id}).text

@@ -82,7 +82,7 @@ def test_without_a_rule_nothing_is_pruned(old: int) -> None:
 
 
 def test_the_api_says_the_same(old: int, script: TestClient) -> None:
-    """Disk, runs and bin."""
+    """The API has disk, runs and trash."""
     found = script.get("/api/v1/storage").json()
     assert (found["stored_bytes"], found["trash_bytes"], found["trash_runs"]) == (20, 0, 0)
     assert 0 < found["disk"]["free_bytes"] <= found["disk"]["total_bytes"]

@@ -46,7 +46,7 @@ def test_labels_are_edited(script: TestClient, running: Run) -> None:
 def test_bad_labels_are_named(
     script: TestClient, running: Run, body: dict[str, object], field: str
 ) -> None:
-    """422 names the field."""
+    """The response is 422 with the field."""
     headers = {"content-type": "application/json"}
     address = f"/api/v1/runs/{running.id}"
     answer = script.patch(address, content=json.dumps(body), headers=headers)
@@ -120,7 +120,7 @@ def test_of_many_what_can_be_done_is_done(
     ],
 )
 def test_invalid_requests_are_rejected(script: TestClient, body: dict[str, object]) -> None:
-    """422, and nothing is done."""
+    """The response is 422, and nothing is changed."""
     assert script.post("/api/v1/runs/bulk", json=body).status_code == 422
 
 

@@ -99,7 +99,7 @@ def test_a_full_disk_is_reported(
 
 
 def test_an_unresponsive_disk_is_not_reported(tmp_path: Path) -> None:
-    """The list does without."""
+    """The list of runs is shown without the disk's usage."""
     assert disk.disk(Settings(data=tmp_path / "nowhere")) is None
 
 

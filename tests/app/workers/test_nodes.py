@@ -59,7 +59,9 @@ def test_a_run_says_how_many_nodes_it_has_and_where_they_are(
 def test_derived_runs_have_the_same_nodes(
     database: Database, ada: User, script: TestClient, browser: TestClient
 ) -> None:
-    """Runs of a precision comparison, continued runs, and runs of a sweep."""
+    """Runs of a precision comparison, continued runs and runs of a sweep have the nodes
+    of the original.
+    """
     add_workers(database)
     submit(database, ada, **WIDE)
     assert script.post("/api/v1/runs/1/comparison").status_code == 201

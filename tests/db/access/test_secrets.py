@@ -41,7 +41,7 @@ def test_a_secret_is_read_back_and_stored_encrypted(
 
 
 def test_a_deleted_secret_is_gone(database: Database, ada: User, key: Path) -> None:
-    """Later requests get an error with its name."""
+    """Later requests for the secret get an error with its name."""
     with database.writing() as session:
         secrets.put(session, key, ada, "TOKEN", VALUE)
         secrets.delete(session, "TOKEN")

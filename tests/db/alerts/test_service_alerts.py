@@ -95,7 +95,7 @@ def test_a_queue_in_which_nothing_starts_alerts(
 def test_a_full_disk_is_of_its_server(
     database: Database, operator: User, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another server, with room, does not resolve it."""
+    """Another server with enough space does not resolve the alert."""
     rule(database, operator, "disk_low", 1e9)
     seen = Seen(folder=tmp_path)
     assert evaluate(database, seen, "http://here") == 1

@@ -173,7 +173,7 @@ def test_a_version_that_is_deleted_while_its_last_file_is_stored_stays_incomplet
 def test_a_hash_gives_no_access_to_another_project(
     database: Database, ada: User, store: LocalStore
 ) -> None:
-    """There the file is uploaded again, and stored once."""
+    """The file is uploaded again there, and stored once."""
     with database.writing() as session:
         projects.make(session, "other")
     upload(database, store, save(database, ada, A), A)

@@ -61,7 +61,7 @@ def make(
 
 
 def test_an_interval_has_one_backup(settings: Settings, database: Database) -> None:
-    """A further server or start makes none."""
+    """A second server or start makes no further backup."""
     folder = back_up_if_due(settings, database)
     assert folder
     assert (folder / "files" / KEY).read_bytes() == b"weights"

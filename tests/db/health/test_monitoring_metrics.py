@@ -98,7 +98,7 @@ def test_counters_never_decrease(
 
 
 def test_queries_are_nine_however_many_runs_there_are(database: Database, ada: User) -> None:
-    """Runs alike are one row, too."""
+    """Equal runs are one row."""
     add_worker(database, "w", [DIGITS], [CPU])
     made: list[str] = []
     with database.writing() as session:

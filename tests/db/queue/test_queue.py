@@ -180,7 +180,7 @@ def test_an_unreachable_run_comes_back_with_its_supervisor(
 def test_a_gang_is_queued_again_only_when_every_node_is_gone(
     database: Database, running: Run
 ) -> None:
-    """While one node of a run may still train, no other attempt starts."""
+    """No other attempt starts while one node of a run may still train."""
     with database.writing() as session:
         lost = queue.node(session, running.id, 1)
         values = {"run_id": running.id, "attempt": 1, "worker_id": lost.worker_id, "devices": [0]}
@@ -194,7 +194,7 @@ def test_a_gang_is_queued_again_only_when_every_node_is_gone(
 
 
 def test_a_renewed_lease_does_not_run_out(database: Database, running: Run) -> None:
-    """Renewing keeps the run, and says what people want of it."""
+    """A renewal keeps the run, and returns the user's requests."""
     with database.writing() as session:
         control = queue.renew(session, running.id, 1, 60.0)
         assert find_silent(session) == set()

@@ -42,7 +42,7 @@ def test_a_repeated_cancel_still_waits_for_the_checkpoint(
 
 
 def test_pause_and_resume(database: Database, running: Run, ada: User) -> None:
-    """A paused run keeps its place; only a paused one resumes."""
+    """A paused run keeps its position; only a paused run resumes."""
     with database.writing() as session:
         assert run_control.pause(session, running.id, ada).status == Status.PAUSING
         queue.end(session, running.id, 1, Status.PAUSED)

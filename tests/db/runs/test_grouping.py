@@ -96,7 +96,7 @@ def test_by_columns_tags_and_texts_whatever_their_case(database: Database, some:
 def test_small_groups_have_the_ids_of_their_runs(
     database: Database, some: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run with two tags is in both; a group of more runs has none."""
+    """A run with two tags is in both groups; larger groups list no ids."""
     groups = by(database, "tag", "loss").groups
     assert [each.ids for each in groups] == [[1, 4, 5], [3], [1, 2]]
     assert [each.ids for each in by(database, "lr").groups] == [[5], [4], [1, 2, 3]]

@@ -280,7 +280,7 @@ def test_only_due_runs_are_purged(
 
 
 def test_a_run_being_purged_is_not_restored(database: Database, ended: int, ada: User) -> None:
-    """Half of a run would be worth nothing."""
+    """A partly erased run would be useless."""
     move_to_trash(database, ada, ended)
     with database.writing() as session:
         trash.erase(session, ended, ada)

@@ -69,7 +69,7 @@ def test_login_stores_the_token_privately(stranger: Path) -> None:
 
 
 def test_a_file_left_by_a_killed_process_of_this_number_is_replaced(tmp_path: Path) -> None:
-    """Numbers of processes are used again, in containers soon."""
+    """Process ids are reused, in containers soon."""
     path = tmp_path / "login.json"
     left = tmp_path / f".login.json.{os.getpid()}"
     left.write_text("half")

@@ -58,7 +58,7 @@ def test_the_server_that_started_last_is_found(tmp_path: Path) -> None:
 def test_a_script_that_looks_delays_a_server_only(
     tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A script shares the lock for the moment of its look."""
+    """A script shares the lock only while it reads the file."""
     with local_server.announced(tmp_path, "http://127.0.0.1:8000", "hs_a"):
         [path] = state.glob("*.lock")
     look = path.open()

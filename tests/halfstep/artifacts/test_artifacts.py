@@ -369,7 +369,7 @@ def deleted(folder: Path) -> bool:
 
 
 def test_a_deleted_run_without_a_server_is_an_error_that_names_its_folder(data: Path) -> None:
-    """There is nowhere else to look."""
+    """Nothing else can be searched then, so the error says so."""
     with halfstep.watch(name="maker", mode="offline") as watch:
         watch.save_artifact(data, name="digits")
     shutil.rmtree("halfstep-runs/maker")

@@ -195,7 +195,7 @@ def test_a_missing_script_is_named(folder: Path) -> None:
 
 
 def test_a_reproduction_shows_the_mistake_with_torch_alone(folder: Path) -> None:
-    """The operator as it is, and in fp32, from the inputs of its step."""
+    """The script runs the operator unchanged and in fp32, from the inputs of its step."""
     ended = check(folder, "--reproduce", "bug", "train.py")
     path = folder / "bug" / f"train-{LINE}-div.py"
     assert f"Reproduction: {path.relative_to(folder)}" in ended.stdout

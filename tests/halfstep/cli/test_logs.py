@@ -88,7 +88,7 @@ def test_json_has_a_line_per_message_with_level_and_run() -> None:
 
 
 def test_a_full_disk_ends_nothing() -> None:
-    """The line is lost."""
+    """Only the log line is lost."""
     with Path("/dev/full").open("w") as stream:
         logs.configure("worker", "info", "text", stream)
         logger.info("lost")

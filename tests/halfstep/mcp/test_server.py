@@ -55,7 +55,7 @@ def test_an_agent_talks_over_stdio(client: Client, address: str, token: str) -> 
 
 
 def test_what_is_read(client: Client, database: Database, recorded: Run) -> None:
-    """Runs, the series in few points, the log."""
+    """The tools return runs, downsampled series and the log."""
     server = server_of(client)
     found = call(server, "list_runs", filter="digits status:active")
     assert [run["id"] for run in found["runs"]] == [1]

@@ -283,7 +283,7 @@ def test_measured_error_is_that_of_a_diff() -> None:
 
 
 def test_import_is_lazy() -> None:
-    """`import halfstep` loads no torch for it."""
+    """`import halfstep` loads no torch for the lab."""
     code = "import halfstep, sys; assert 'torch' not in sys.modules; halfstep.precision_plan"
     subprocess.run([sys.executable, "-c", code], check=True)
 

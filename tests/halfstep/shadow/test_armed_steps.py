@@ -159,7 +159,7 @@ def test_an_error_of_an_armed_step_ends_only_these(
 
 
 def test_a_run_that_ends_in_an_armed_step_leaves_nothing_behind(tmp_path: Path) -> None:
-    """The wrappers around those of watch go first."""
+    """The step's wrappers are removed before those of watch."""
     scale = GradScaler.scale
     _train(tmp_path, steps=2)
     assert GradScaler.scale is scale

@@ -20,7 +20,7 @@ def texts(lines: list[Line]) -> list[str]:
 
 
 def test_waiting_lines_are_bounded() -> None:
-    """The first and the last are taken; a gap has the number between."""
+    """The first and the last lines are kept, and a gap has their number."""
     output = Output()
     for start in range(0, 5000, 500):
         output.feed("stdout", b"".join(b"%d\n" % i for i in range(start, start + 500)))

@@ -78,7 +78,7 @@ def test_the_polled_cards_are_those_of_the_run(nvml: pytest.MonkeyPatch) -> None
 
 
 def test_a_scripts_memory_is_that_of_its_process_tree() -> None:
-    """A child's counts too; a process that has ended has none."""
+    """Memory of a child counts too; an ended process has none."""
     code = "import time; block = bytearray(64 << 20); print(1, flush=True); time.sleep(600)"
     outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"
     with subprocess.Popen([sys.executable, "-c", outer], stdout=subprocess.PIPE) as process:

@@ -422,7 +422,7 @@ def test_rows_and_events_are_those_of_examined_passes(
 def test_a_pass_before_the_update_is_no_later_steps_loss(
     tmp_path: Path, kind: Callable[[Loop], None], after: Callable[[Loop], None]
 ) -> None:
-    """The loss of the next step that is not a usual one is its own."""
+    """The loss of the next unusual step is its own."""
     examined = Watched(tmp_path, [kind, after], plain_after=NEVER)
     usual = Watched(tmp_path, [kind, after], plain_after=2)
     assert str(usual.rows) == str(examined.rows)

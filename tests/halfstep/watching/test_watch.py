@@ -1035,7 +1035,7 @@ def closed() -> io.StringIO:
 def test_an_unreportable_error_ends_no_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: io.StringIO | None
 ) -> None:
-    """The script's stderr may be closed, or have been none from the start."""
+    """stderr of the script may be closed, or may never have existed."""
 
     def failing(*_: Any) -> Any:
         raise OSError("no space left")

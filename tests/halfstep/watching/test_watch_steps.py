@@ -364,7 +364,7 @@ def test_a_loop_without_an_optimizer_gets_a_message(
 
 
 def test_a_replaced_parameter_is_measured_by_its_name(tmp_path: Path) -> None:
-    """Norms are those of the groups of the moment."""
+    """Norms are those of the current parameter groups."""
     net = nn.Module()
     net.w = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([net.w], 0.0)
@@ -452,7 +452,7 @@ def test_norms_may_be_taken_rarely(tmp_path: Path) -> None:
 
 
 def test_norms_that_are_not_taken_are_no_nonfinite_gradients(tmp_path: Path) -> None:
-    """A loop without a scaler is not told to have lost its weights."""
+    """A loop without a scaler is not reported to have lost its weights."""
     net = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with halfstep.watch(net, folder=tmp_path, name="it", norms_every=0):

@@ -113,7 +113,7 @@ def test_a_stream_continues_after_the_batch_that_was_trained_on(run_loop, tmp_pa
 
 
 def test_a_stream_says_what_it_lacks(run_loop):
-    """A place to resume at, a length for epochs, an example."""
+    """A position, a length for epochs, and an example are required."""
 
     class Forgetful(IterableDataset):
         def __iter__(self):

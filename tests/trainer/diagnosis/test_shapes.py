@@ -48,7 +48,7 @@ def test_layers_that_miss_tensor_cores_are_named(layers, named):
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
 def test_only_half_precision_is_concerned(precision):
-    """fp32 has no such sizes."""
+    """In fp32 such sizes do not matter."""
     found = layers_of(nn.Linear(64, 100), nn.Linear(100, 64), precision=precision)
     assert (found is None) == (precision == "fp32")
 

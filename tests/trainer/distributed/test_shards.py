@@ -91,7 +91,7 @@ def test_shards_train_what_whole_weights_train(found):
 
 
 def test_shards_train_to_the_same_bits_again(found):
-    """Twice the same run, twice the same weights."""
+    """Two equal runs have equal weights."""
     one, other = found[0]["digits fsdp"], found[0]["digits again"]
     assert_same_bits(one["weights"], other["weights"])
     assert (one["loss"], one["grad_norm"]) == (other["loss"], other["grad_norm"])

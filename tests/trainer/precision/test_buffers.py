@@ -175,7 +175,7 @@ def test_a_retry_in_fp32_counts_its_batch(run_loop):
 
 
 def test_a_resumed_run_is_the_same(run_loop, tmp_path):
-    """Cut between two skips, with buffers restored."""
+    """The run is cut between two skips, with buffers restored."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     run_loop(Regularly, RESTORED, folder=whole)
     values = {"checkpoints": {"every_steps": 5}}

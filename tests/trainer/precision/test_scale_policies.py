@@ -288,7 +288,7 @@ def test_a_resumed_run_reports_no_scale_set_by_hand(run_loop, tmp_path):
 
 @pytest.mark.parametrize("nonsense", [-1.0, 0.0, 1e-40, float("inf"), float("nan")])
 def test_a_scale_that_is_none_is_not_set(run_loop, nonsense):
-    """The run continues with its present scale."""
+    """The run continues with its current scale."""
     run = run_loop(
         Digits,
         {"training": {"steps": 4}, "scaler": {"init_scale": 64.0}},

@@ -46,7 +46,7 @@ def test_weights_are_in_allowed_folders(tmp_path: Path) -> None:
 
 
 def test_without_allowed_folders_no_path_is(tmp_path: Path) -> None:
-    """The message names the operator's setting."""
+    """The message names the admin's setting."""
     with pytest.raises(CannotStart, match="set HALFSTEP_WEIGHTS_DIRS on the worker"):
         allowed(str(tmp_path), Settings(data=tmp_path))
 

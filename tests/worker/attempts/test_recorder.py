@@ -726,7 +726,7 @@ def rename(database: Database, table: str, name: str) -> None:
 def test_a_checkpoint_is_published_although_what_came_with_it_cannot_be_recorded(
     attempts: Attempts,
 ) -> None:
-    """The run can be resumed from it."""
+    """The run can resume from the checkpoint."""
     spool = attempts.next()
     recorder = attempts.supervisor()
     rename(attempts.database, "metric_tails", "gone")

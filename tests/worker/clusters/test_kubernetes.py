@@ -404,7 +404,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kubernetes
 
 
 def test_a_complete_cluster_is_reported(bare: KubernetesScaffold, tmp_path: Path) -> None:
-    """Address, namespace, rights, queue, and a job that is only looked at."""
+    """The report has address, namespace, permissions, queue, and a job that is only validated."""
     kueue = "kueue.x-k8s.io"
     bare["get /apis/"] << groups("batch", kueue)
     bare[f"get /apis/{kueue}/v1beta2/namespaces/lab/localqueues/team"] << {

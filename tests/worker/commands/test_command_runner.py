@@ -123,7 +123,7 @@ def test_sigterm_is_passed_on(kept: Kept) -> None:
 
 
 def test_at_half_a_lease_it_is_signalled_and_later_killed(kept: Kept) -> None:
-    """Whether its supervisor is stopped, or cannot reach the database."""
+    """Its supervisor may be stopped, or unable to reach the database."""
     ignores = f"import signal; signal.signal(15, signal.SIG_IGN); {WAITS}"
     command_runner, family = kept.waits(ignores)
     kept.lease(clock() - 1, NEVER)

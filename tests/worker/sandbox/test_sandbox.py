@@ -303,6 +303,6 @@ def test_a_sandbox_that_cannot_be_is_not_ok(
 def test_the_driver_of_gpus_is_found_by_its_device(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CUDA names its threads, in WSL too; without a device no run may."""
+    """CUDA names its threads, also in WSL; without a GPU no run may do so."""
     monkeypatch.setattr(Path, "exists", lambda path: str(path) == device)
     assert sandbox.has_cuda() is bool(device)
