@@ -151,7 +151,7 @@ def test_written_files_are_private(site: Site) -> None:
 
 
 def test_up_stops_cleanly_before_the_worker_is_ready(tmp_path: Path) -> None:
-    """Ctrl-C as soon as the link is there is no failure, and leaves nothing behind."""
+    """Ctrl-C right after the link is no failure, and leaves nothing behind."""
     with up(HALFSTEP_DATA=str(tmp_path)) as (process, _link):
         family = psutil.Process(process.pid).children(recursive=True)
     assert process.returncode == 0

@@ -92,7 +92,7 @@ def test_runs_of_a_folder_are_shown_and_cannot_be_changed(tmp_path: Path) -> Non
 
 
 def test_a_run_grows_while_it_is_shown(tmp_path: Path) -> None:
-    """A damaged run costs itself only; a folder that is away is read when it is back."""
+    """A damaged run costs only itself; a folder that is missing is read when it is back."""
     (tmp_path / "script.py").write_text(GROWING)
     (tmp_path / "halfstep-runs" / "damaged").mkdir(parents=True)
     (tmp_path / "halfstep-runs" / "damaged" / "run.json").write_text(json.dumps([]))

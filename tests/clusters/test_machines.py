@@ -43,7 +43,9 @@ FAULTS: list[Callable[[Machine], None]] = [kill_node, cut_off]
 def test_a_lost_machine_costs_an_attempt_and_no_step(
     site: Site, three: list[Machine], failure_kind: Callable[[Machine], None], number: int
 ) -> None:
-    """Another takes its place; no two attempts train at once; the end is bit-identical."""
+    """Another machine takes its place, two attempts never train at once, and the end is
+    bit-identical.
+    """
     config = {"precision": "fp16", "training": {"steps": STEPS, "batch_size": 16}}
     config["checkpoints"] = {"every_steps": 5}
     for machine in three:

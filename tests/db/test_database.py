@@ -88,7 +88,7 @@ def test_a_closed_session_cannot_be_used(database: Database, kind: str) -> None:
 def test_a_silent_transaction_releases_its_locks(
     database_url: str, database: Database, running: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that it locked is free for others again, and its own transaction an outage."""
+    """The run that it locked can be locked by others, and its own transaction ends as an outage."""
     monkeypatch.setattr("db.database.IDLE_MILLISECONDS", 100)
     silent = Database(database_url)
 

@@ -46,7 +46,9 @@ def test_a_retired_setting_is_refused_with_the_reason(monkeypatch: pytest.Monkey
 def test_a_renamed_variable_is_an_error_with_its_new_name(
     earlier: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ignored, HALFSTEP_BIN_DAYS would erase runs, and HALFSTEP_WALLS give no sandbox."""
+    """An ignored HALFSTEP_BIN_DAYS would erase runs, and an ignored HALFSTEP_WALLS would
+    give no sandbox.
+    """
     assert name.lower() in Settings.model_fields
     assert earlier.lower() not in Settings.model_fields
     monkeypatch.setenv(f"HALFSTEP_{earlier}", "90")

@@ -27,7 +27,9 @@ def settings(settings: Settings) -> Settings:
 def test_the_end_of_a_run_is_sent_to_a_receiver(
     database: Database, running: Run, page: Page
 ) -> None:
-    """A channel, a test of it, a preset on the run's page; then a message, and the bell."""
+    """A channel is created and tested, a preset chosen on the run's page; then a message
+    arrives, and the badge.
+    """
     with http_receiver() as hook:
         page.goto("/alerts")
         page.get_by_role("tab", name="Channels").click()

@@ -308,7 +308,9 @@ def test_waits_for_data_and_spikes_are_drawn(database: Database, running: Run, p
 def test_panels_come_live_as_on_a_page_that_is_opened_later(
     database: Database, running: Run, page: Page
 ) -> None:
-    """Panels of what is known only after the first step, such as the size of a batch."""
+    """Panels of data that are known only after the first step, such as the batch size,
+    appear live.
+    """
     page.goto("/runs/1")
     page.wait_for_selector("[data-drawn]")
     expect(page.locator("[data-groups] [data-row]")).to_have_count(0)

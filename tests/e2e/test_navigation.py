@@ -89,7 +89,7 @@ def test_a_tag_is_typed_at_once_and_the_bar_covers_no_row(
 def test_names_are_cut_in_the_middle_and_stay_beside_chosen_columns(
     database: Database, ada: User, offered: None, page: Page
 ) -> None:
-    """Start and end of a name are readable; more columns scroll under it, at any width."""
+    """Start and end of a name are readable, and further columns scroll under it at any width."""
     start, end = "an experiment with a long name", "learning rate 0.003"
     submit(database, ada, name=f"{start} {'x' * 60} {end}")
     for width in (1440, 1024):

@@ -167,7 +167,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(site: Site) ->
 
 @pytest.mark.only_on("sqlite")
 def test_a_checkpoint_cut_anywhere_is_never_loaded(site: Site, tmp_path: Path) -> None:
-    """Cut at every 1 KiB, or with one bit flipped, a checkpoint is refused by name."""
+    """A checkpoint that is cut at any KiB, or has one bit flipped, is refused by name."""
     run_id = site.submit(steps=10)
     with site.worker():
         site.wait(run_id)

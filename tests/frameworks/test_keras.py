@@ -53,7 +53,7 @@ def fit(callbacks: list[Any], *, is_scaled: bool = True) -> tuple[Any, list[torc
 
 
 def test_keras_is_recorded_exactly(tmp_path: Path) -> None:
-    """Scales, skips and culprits are its optimizer's, and the weights those without us."""
+    """Scales, skips and culprits are the optimizer's, and the weights those without a watch."""
     bare, without = fit([])
     watched, with_us = fit([halfstep.keras.Watch(folder=tmp_path)])
     assert watched.reported == bare.reported

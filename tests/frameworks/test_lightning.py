@@ -60,7 +60,7 @@ def fit(
 
 @pytest.mark.parametrize(("fused", "clip"), [(False, None), (False, 1.0), (True, None)])
 def test_lightning_is_recorded_exactly(tmp_path: Path, fused: bool, clip: float | None) -> None:
-    """Scales, skips and culprits are the scaler's, and the weights those without us."""
+    """Scales, skips and culprits are the scaler's, and the weights those without a watch."""
     bare, without = fit(tmp_path, [], fused=fused, clip=clip)
     watch = halfstep.lightning.Watch(folder=tmp_path / "runs")
     watched, with_us = fit(tmp_path, [watch], fused=fused, clip=clip)

@@ -83,7 +83,7 @@ def monai_training(folder: Path | None) -> tuple[RecordingScaler, Net]:
     ("package", "train"), [("ignite", ignite_training), ("monai", monai_training)]
 )
 def test_engines_are_recorded_exactly(tmp_path: Path, package: str, train: Any) -> None:
-    """Scales, skips and culprits are the scaler's, and the weights those without us."""
+    """Scales, skips and culprits are the scaler's, and the weights those without a watch."""
     pytest.importorskip(package)
     bare, without = train(None)
     watched, with_us = train(tmp_path)
@@ -97,7 +97,7 @@ def test_engines_are_recorded_exactly(tmp_path: Path, package: str, train: Any) 
 
 
 def test_skorch_is_recorded_exactly(tmp_path: Path) -> None:
-    """The losses are those of skorch's history, and the weights those without us."""
+    """The losses are those of skorch's history, and the weights those without a watch."""
     skorch = pytest.importorskip("skorch")
     x, y = (each.numpy() for each in samples())
 

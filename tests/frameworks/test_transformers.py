@@ -60,7 +60,7 @@ def train(folder: Path, optim: str, callbacks: list[Any]) -> tuple[RecordingScal
 
 @pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused"])
 def test_transformers_is_recorded_exactly(tmp_path: Path, optim: str) -> None:
-    """Scales, skips and culprits are the scaler's, and the weights those without us."""
+    """Scales, skips and culprits are the scaler's, and the weights those without a watch."""
     bare, without = train(tmp_path, optim, [])
     watch = halfstep.transformers.Watch(folder=tmp_path / "runs")
     watched, with_us = train(tmp_path, optim, [watch])

@@ -69,7 +69,7 @@ def train(pictures: Path, project: Path, folder: Path | None) -> tuple[Any, nn.M
 
 
 def test_ultralytics_is_recorded_exactly(pictures: Path, tmp_path: Path) -> None:
-    """Scales, skips and culprits are the scaler's, and the weights those without us."""
+    """Scales, skips and culprits are the scaler's, and the weights those without a watch."""
     bare, without = train(pictures, tmp_path / "bare", None)
     watched, with_us = train(pictures, tmp_path / "watched", tmp_path / "runs")
     assert (watched.scales, watched.skipped) == (bare.scales, bare.skipped)

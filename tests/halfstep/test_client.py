@@ -149,7 +149,7 @@ def test_numbers_that_json_lacks_are_named(client: Client, address: str, token: 
 
 @pytest.mark.parametrize("text", ["\ud800", "a\udcffb"])
 def test_text_that_is_no_unicode_is_rejected_by_its_field(client: Client, text: str) -> None:
-    """A file name that is not UTF-8 comes into Python so; JSON and addresses lack it."""
+    """Python has such a file name as surrogates, which JSON and URLs cannot have."""
     for call, field in (
         (lambda: client.edit(1, name=text), "name"),
         (lambda: client.edit(1, tags=["ok", text]), "tags.1"),
@@ -451,7 +451,7 @@ def test_commands_do_what_the_client_does(
     database: Database,
     ada: User,
 ) -> None:
-    """Submit with settings, list, show, cancel; a mistake ends in one sentence."""
+    """Commands submit with settings, list, show and cancel; a mistake ends in one sentence."""
     environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
     words = ("digits", "--set", "training.steps=9", "--precision", "bf16", "--name", "typed")
     assert "queued  typed  step 0/9" in halfstep("submit", *words, **environment).stdout
@@ -855,7 +855,7 @@ def test_reports_are_written_from_a_script(client: Client, address: str, token: 
 def test_rules_of_retention_from_a_script(
     client: Client, address: str, token: str, database: Database, running: Run, saved: Path
 ) -> None:
-    """Previewed, set, listed and ended; nothing is set without confirmation."""
+    """Rules are previewed, set, listed and ended; nothing is set without confirmation."""
     with database.writing() as session:
         queue.end(session, running.id, running.attempt, Status.FINISHED)
         session.get_one(Run, running.id).ended_at = 1.0

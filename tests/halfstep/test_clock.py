@@ -12,7 +12,7 @@ READ = "import time; from halfstep.clock import clock; print(time.time(), clock(
 
 
 def test_a_duration_does_not_follow_a_clock_that_jumps(tmp_path: Path) -> None:
-    """An hour back on the wall between two readings is no time at all on this clock."""
+    """A wall clock that is set back an hour between two readings does not change a duration."""
     offset = tmp_path / "offset"
     jump(offset, 0)
     command = [sys.executable, "-c", f"{READ}; input(); {READ.partition(';')[2]}"]

@@ -97,7 +97,7 @@ class Other(Diabetes):
 
 @pytest.mark.slow
 def test_what_cannot_be_loaded_is_not_kept(tmp_path, monkeypatch):
-    """The file, the exception and the line are printed; so is a missing data folder."""
+    """File, exception and line are printed, and so is a missing data folder."""
     data = {"HALFSTEP_DATA": str(tmp_path)}
     broken = tmp_path / "broken.py"
     broken.write_text("import torch\n\nraise RuntimeError('no such thing')\n")

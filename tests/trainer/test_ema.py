@@ -79,7 +79,7 @@ def test_it_is_torchs_own_average_where_the_decay_has_grown(run_loop):
 
 @pytest.mark.slow
 def test_no_bit_of_training_is_different(run_loop):
-    """Weights, losses and metrics of the raw weights are those of a run without."""
+    """Weights, losses and metrics of the raw weights are those of a run without an average."""
     values = {"training": {"steps": 30}, "evaluation": {"every_steps": 10}}
     plain = run_loop(Noisy, values | SKIPPING)
     run = run_loop(Noisy, values | WITH | SKIPPING)

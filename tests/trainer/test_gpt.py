@@ -70,7 +70,7 @@ def test_a_batch_is_text_with_its_next_bytes():
 
 @pytest.mark.slow
 def test_it_compiles_to_one_graph(run_loop, monkeypatch):
-    """torch.compile finds nothing in forward that it would have to leave to Python."""
+    """torch.compile finds no graph break in forward."""
     compiled = partial(torch.compile, backend="eager", fullgraph=True)  # no code generation
     monkeypatch.setattr(torch, "compile", compiled)
     monkeypatch.setattr(GPT, "artifacts", lambda self: {})  # grows its text: a graph a length

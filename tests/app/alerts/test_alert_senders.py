@@ -173,7 +173,7 @@ def test_no_name_is_looked_up_for_a_stranger(
 
 
 def test_mail_goes_to_a_domain_and_no_number(browser: TestClient) -> None:
-    """The operator's mail server would connect to an IPv4 address as to a domain."""
+    """A mail server would resolve an IPv4 address like a domain, and connect to it."""
     for address in ("me@10.0.0.12", "me@127.0.0.1", "me@[127.0.0.1]"):
         wanted = {"kind": "email", "name": "mail", "address": address}
         assert browser.post("/api/v1/alerts/channels", json=wanted).status_code == 422, address

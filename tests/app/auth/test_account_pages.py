@@ -150,7 +150,9 @@ def test_account_shows_when_a_token_was_last_used(
 
 
 def test_a_token_that_writes_is_made_and_named_as_such(browser: TestClient) -> None:
-    """The page offers the kind, shows each token's scope, and rejects other kinds."""
+    """The page offers a token that may only upload, shows each token's scope, and rejects
+    other kinds.
+    """
     made = browser.post("/account/tokens", data={"name": "gpu-7", "kind": "write"})
     assert "<td>gpu-7</td><td>upload watched runs</td>" in made.text
     wrong = browser.post("/account/tokens", data={"name": "x", "kind": "root"})

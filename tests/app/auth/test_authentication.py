@@ -203,7 +203,7 @@ def test_wrong_authorization_is_rejected(stranger: TestClient, header: str) -> N
 def test_cookie_is_out_of_reach_of_scripts_and_other_sites(
     browser: TestClient, stranger: TestClient
 ) -> None:
-    """The session's cookie is HttpOnly and SameSite, and its page holds another secret."""
+    """The session's cookie is HttpOnly and SameSite, and its pages have another secret."""
     cookies = browser.cookies
     (name,) = cookies.keys()
     assert cookies[name] not in browser.get("/account").text

@@ -110,6 +110,6 @@ def test_sign_in_attempts_are_throttled(
 
 
 def test_sign_in_page_says_nothing_that_an_address_makes_up(stranger: TestClient) -> None:
-    """An address chooses among the server's own messages, and cannot bring one."""
+    """The URL selects one of the server's own messages, and cannot contain one."""
     assert "locked" not in stranger.get("/sign-in?problem=You+are+locked+out").text
     assert accounts.LINK_REFUSED in stranger.get("/sign-in?problem=link").text

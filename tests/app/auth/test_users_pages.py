@@ -225,7 +225,9 @@ def test_accounts_are_kept_from_a_terminal(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Made with a link, given a role, shut out; what cannot be ends in a sentence."""
+    """Accounts are created with a link, get roles, and are deactivated; impossible actions end
+    in a sentence.
+    """
     monkeypatch.setenv("HALFSTEP_DATA", str(settings.data))
     monkeypatch.setenv("HALFSTEP_DATABASE_URL", settings.database_url)
     with database.writing() as session:

@@ -177,7 +177,7 @@ def test_a_metric_called_loss_is_not_the_loss_that_is_recorded(
 def test_many_runs_are_rows(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """Up to eight are columns; fifty are laid out in as many queries as nine."""
+    """Up to eight runs are columns; fifty take as many queries as nine."""
     for _ in range(50):
         submit(database, ada, name="<b>hostile</b> " + "x" * 80)
     eight = browser.get("/compare?runs=1,2,3,4,5,6,7,8").text

@@ -60,7 +60,7 @@ def test_an_invalid_token_gets_401_instead_of_the_sign_in_page(
 def test_an_empty_file_is_sent_empty(
     settings: Settings, database: Database, running: Run, script: TestClient
 ) -> None:
-    """The page asks for the beginning of a text, and an empty one has none."""
+    """A preview requests the beginning of a text, of which an empty one has none."""
     publish(settings, database, running, "empty.txt", b"")
     answer = script.get("/runs/1/artifacts/1/download", headers={"Range": "bytes=0-4095"})
     assert (answer.status_code, answer.content) == (200, b"")

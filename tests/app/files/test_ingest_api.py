@@ -856,7 +856,7 @@ def test_a_failing_disk_is_named(announced: Uploader, settings: Settings) -> Non
 def test_a_file_announced_again_stays_unless_it_changed(
     announced: Uploader, script: TestClient
 ) -> None:
-    """A resumed run that makes the same file need not send it again, another it must."""
+    """A resumed run need not send an equal file again, but a changed one."""
     put_piece(announced, CHECKPOINT, 0, len(CONTENT))
     announced.begin(attempt=2)
     for sha256, is_stored in ((SHA256, True), ("0" * 64, False)):

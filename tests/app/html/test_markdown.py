@@ -31,7 +31,9 @@ class Seen(HTMLParser):
 
 
 def test_what_people_use_is_there() -> None:
-    """Headings below the page's own, lists, code, tables; a line break is one."""
+    """Headings below the page's own, lists, code and tables are rendered; a line break
+    stays one.
+    """
     html = markdown("# Why\n\na *b* **c** `d`\ne\n\n- x\n\n|m|n|\n|-|-|\n|1|2|\n\n~~no~~")
     for piece in ("<h2>Why</h2>", "<em>b</em>", "<br", "<li>x</li>", "<td>1</td>", "<s>no</s>"):
         assert piece in html
@@ -113,7 +115,9 @@ def test_the_longest_note_of_one_sign_is_rendered(piece: str) -> None:
 
 
 def test_a_url_on_a_line_of_its_own_becomes_a_chart() -> None:
-    """A bare URL or a link, of one or several runs; within a sentence it stays a link."""
+    """A bare URL or link of one or several runs becomes a chart; within a sentence it
+    stays a link.
+    """
     picture = (
         '<img src="/charts.svg?runs=3&amp;series=val%2Faccuracy" alt="Chart: val/accuracy of run 3"'
     )

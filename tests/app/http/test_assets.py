@@ -10,7 +10,7 @@ from app.http.assets import STATIC, Assets, compacted
 
 
 def test_files_are_kept_for_ever_under_their_fingerprint(stranger: TestClient) -> None:
-    """A file's address holds its fingerprint, so that browsers need never ask again."""
+    """The URL of a file has its fingerprint, so browsers need not request it again."""
     answer = stranger.get(Assets().url("base.css"))
     assert answer.headers["cache-control"].endswith("immutable")
     assert answer.text == compacted((STATIC / "base" / "base.css").read_text())

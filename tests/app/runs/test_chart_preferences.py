@@ -61,7 +61,9 @@ OLD_PANELS = {
 def test_a_log_axis_of_the_loss_that_was_kept_for_all_runs_stays_until_a_recipe_is_arranged(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """The toolbar of an earlier version had it; what is arranged since has its own axis."""
+    """The toolbar of an earlier version had the axis; panels that are arranged since have
+    their own.
+    """
     with database.writing() as session:
         old = {"x": "time", "loss": "log", "smooth": 0.5}
         chart_preferences.write(session, ada, "toolbar", old)

@@ -29,7 +29,9 @@ def _timeline(page: str) -> list[tuple[str, str]]:
 def test_records_of_a_collapse_are_evidence(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """The last loss, the skips to the end and the last checkpoint before them, in order."""
+    """The evidence has the last loss, the skips to the end and the last checkpoint before
+    them, in order.
+    """
     losses = [1.5] * 5 + [float("nan")] * 55
     skipped = [2, *range(6, 61)]
     steps = make_steps(losses, skipped=skipped)

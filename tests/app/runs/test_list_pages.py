@@ -58,7 +58,7 @@ def test_a_share_of_all_steps_is_stated_as_all(
 def test_a_run_that_lost_its_loss_says_so(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """Finished with a NaN is not simply finished, in the list and on its page."""
+    """A run that finished with a NaN loss is marked so in the list and on its page."""
     record(database, running, make_steps([1.0, float("nan")]))
     assert "<span>NaN</span>" in browser.get("/runs").text
     with database.writing() as session:

@@ -305,7 +305,7 @@ def test_a_page_without_spikes_says_what_was_examined(
     config: dict[str, Any],
     words: str,
 ) -> None:
-    """A loss that rose within the first window, or without detection, is not denied."""
+    """A spike within the first window, or without detection, is not excluded."""
     with database.writing() as session:
         run = session.get_one(Run, running.id)
         run.config = {**run.config, **config}

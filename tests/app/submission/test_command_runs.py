@@ -223,7 +223,7 @@ def test_errors_appear_at_their_fields_and_input_is_preserved(
 def test_the_page_shows_the_command_without_secrets(
     key: None, commanded: None, database: Database, browser: TestClient
 ) -> None:
-    """Hostile text is text; of what only a recipe's loop can do there is no button."""
+    """Hostile text is escaped, and there are no buttons for actions of a recipe's loop."""
     line = "python train.py '{name}' '<script>alert(1)</script>'"
     command = {"line": line, "git": "https://host/it", "commit": "abcdef0", "secrets": ["API_KEY"]}
     body = {"command": command, "config": {"name": "</code><b>"}}

@@ -31,7 +31,7 @@ def _posted(config: dict[str, Any]) -> dict[str, str]:
     ],
 )
 def test_what_the_form_shows_is_what_it_sends(changes: dict[str, Any]) -> None:
-    """A configuration goes into the form and comes out the same, types too."""
+    """A configuration that is filled into the form is sent unchanged, with its types."""
     config = with_defaults(SCHEMA, changes)
     back = read(SCHEMA, _posted(config))
     assert back == config

@@ -66,7 +66,7 @@ def test_password_length_is_bounded(database: Database, ada: User, password: str
 
 
 def test_session_ends_at_sign_out_expiry_and_new_password(database: Database, ada: User) -> None:
-    """A cookie is good until it is too old, its user signs out or changes the password."""
+    """A cookie is valid until it expires, its user signs out or changes the password."""
     with database.writing() as session:
         user = session.get_one(User, ada.id)
         secrets = [accounts.start_session(session, user)[0] for _ in range(3)]

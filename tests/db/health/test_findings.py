@@ -442,7 +442,7 @@ def test_settings_that_name_modules_in_vain_are_a_finding(database: Database, ru
 
 
 def test_starting_weights_that_do_not_fit_are_a_finding(database: Database, running: Run) -> None:
-    """Missing, mismatched and unexpected ones, by name; no finding if all match."""
+    """Missing, mismatched and unexpected weights are named; there is no finding if all match."""
     record(database, running, make_steps([1.0] * 40), events=[make_weights()])
     with database.reading() as session:
         assert findings.of_run(session, session.get_one(Run, running.id)) == []

@@ -76,7 +76,7 @@ def test_an_unknown_recipe_is_an_error_with_the_offered_ones(
 
 
 def test_a_recipe_file_has_a_name_and_a_path(database: Database, worker: Worker, ada: User) -> None:
-    """Runs of an earlier version have the path; the worker gets the file to load."""
+    """Runs of an earlier version have the path, and the worker gets the file to load."""
     mine = {**DIGITS, "name": "mine", "reference": "/a/mine.py:Mine", "file": "/a/mine.py"}
     with database.writing() as session:
         workers.offer(session, worker.id, [DIGITS, mine])

@@ -86,7 +86,7 @@ def test_tags_are_added_and_removed_one_by_one(database: Database, running: Run,
 
 
 def test_a_script_does_not_overwrite_edits_of_users(database: Database, ada: User) -> None:
-    """A watched run's name and tags are its script's to begin with, and then people's."""
+    """The script sets name and tags at first; after an edit the users' values stay."""
     with database.writing() as session:
         run_id = ingest.begin(session, ada, "b" * 32, 1, **(WATCHED | {"tags": "old"})).run_id
     edit(database, run_id, ada, name="mine", tags=["new"], note="kept")

@@ -110,7 +110,7 @@ def test_project_and_server_are_of_an_upload(folder: Path) -> None:
 def test_a_report_that_the_server_does_not_take_is_in_a_file(
     folder: Path, server: dict[str, str], client: Client
 ) -> None:
-    """The script changes what sends it; the exit code is 1 though it has no mistake."""
+    """The script changes the module that sends it; the exit code is 1 though it has no mistake."""
     script = folder / "healthy.py"
     break_client = "halfstep.client.Client.upload_check = None"
     script.write_text(f"import halfstep.client\n{break_client}\n{script.read_text()}")

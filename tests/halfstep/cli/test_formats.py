@@ -8,7 +8,7 @@ from tests.halfstep.cli.formats_made import RUN
 
 
 def test_the_status_line_has_the_key_figures() -> None:
-    """Loss, scale, skipped steps, health and ETA; unknown ones are left out."""
+    """The line has loss, scale, skipped steps, health and ETA; unknown ones are left out."""
     line = formats.run_line(RUN)
     assert line == (
         "run 7  running  baseline  step 352,889/3,000,000  loss 0.01812  scale 2^19  "

@@ -65,7 +65,7 @@ def test_a_line_of_text_names_process_and_run() -> None:
     ],
 )
 def test_messages_below_the_level_are_left_out(level: str, messages: list[str]) -> None:
-    """The level holds for our packages; others log their warnings at any level."""
+    """The level applies to our packages; others log their warnings at any level."""
     lines = [json.loads(line)["message"] for line in logged(level, "json")]
     assert len(lines) == len(messages)
     assert all(map(str.startswith, lines, messages))

@@ -51,7 +51,7 @@ def test_a_column_without_values_is_left_out(capsys: pytest.CaptureFixture[str])
 def test_a_table_of_running_runs_fits_a_terminal_of_80_columns(
     terminal: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
 ) -> None:
-    """Long names take more lines; every one of the columns that one watches is there."""
+    """Long names take more lines, and every column is shown."""
     terminal.setenv("COLUMNS", str(width))
     lines = printed(capsys, ROW | {"name": "a-name-of-30-characters-or-so"})
     assert max(map(len, lines)) <= width

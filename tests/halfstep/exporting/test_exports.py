@@ -93,7 +93,7 @@ def test_mlflows_folder_has_it(
 
 
 def test_a_name_may_be_a_folder_too(tmp_path: Path) -> None:
-    """`loss` and `loss/train`, in either order; a name cannot leave its folder."""
+    """`loss` and `loss/train` are stored in either order; a name cannot leave its folder."""
     from halfstep.exporting.mlflow import _Files
 
     with _Files(tmp_path / "a") as files:

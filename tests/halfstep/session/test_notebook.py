@@ -155,7 +155,9 @@ def test_a_run_with_a_failed_cell_has_failed_when_another_begins(tmp_path: Path)
 
 @pytest.mark.extended
 def test_a_terminal_of_ipython_is_watched_to_its_end(tmp_path: Path) -> None:
-    """`%run` of a script, an exception in it, and the end of the shell's input."""
+    """It is watched with `%run` of a script, an exception in it, and the end of the
+    shell's input.
+    """
     (tmp_path / "train.py").write_text(f"{BEGIN}\n{TRAIN.format(lr=1)}\nraise ValueError('odd')\n")
     done = subprocess.run(
         [sys.executable, "-m", "IPython", "--simple-prompt", "--no-banner", "--no-confirm-exit"],

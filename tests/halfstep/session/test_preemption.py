@@ -76,7 +76,7 @@ def test_a_job_that_is_preempted(
     ],
 )
 def test_a_handler_of_the_script_keeps_working(tmp_path: Path, before: str, after: str) -> None:
-    """Whether it was installed before or after `watch`; the run is finished."""
+    """The handler may be installed before or after `watch`; the run is finished."""
     ended = run(tmp_path, "SIGUSR1", before, after, **SLURM)
     assert (ended.returncode, ended.stdout) == (0, "own handler\nwent on\n")
     found = outcome(tmp_path)

@@ -228,7 +228,9 @@ def test_a_finite_loss_far_from_fp32_is_wrong() -> None:
 
 
 def test_a_loss_that_is_wrong_by_rounding_has_the_line_of_most_of_it() -> None:
-    """A sum of 1,024 numbers in bf16 that stops growing, between exact operators."""
+    """The line is that of a sum of 1,024 numbers in bf16 that stops growing, between
+    exact operators.
+    """
 
     def train() -> None:
         net = nn.Linear(2, 1)

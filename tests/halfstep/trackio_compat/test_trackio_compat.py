@@ -79,7 +79,9 @@ def test_names_groups_and_positions() -> None:
 
 
 def test_the_kitchen_sink(capsys: pytest.CaptureFixture[str]) -> None:
-    """Alerts, files, images, audio, tables, system values, reports and the dashboard."""
+    """The script uses alerts, files, images, audio, tables, system values, reports and
+    the dashboard.
+    """
     Path("config1.yml").write_text("a: 1\n")
     trackio.init(project="demo", name="run-0", config={"mode": "local-only"}, auto_log_gpu=False)
     trackio.alert(title="Run started", text="Project: demo", level=trackio.AlertLevel.INFO)

@@ -66,7 +66,7 @@ def test_values_of_a_sparse_tensor_are_searched() -> None:
 def test_inputs_are_searched_only_while_the_weights_are_finite(
     tmp_path: Path, is_in_batch: bool
 ) -> None:
-    """A loss that nonfinite weights explain is not blamed on what else the loop holds."""
+    """A loss that nonfinite weights explain is not blamed on other values of the loop."""
     net = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     batch, gradients = torch.ones(4, 3), [torch.ones(2)]

@@ -397,7 +397,7 @@ def test_a_finding_about_the_loss_precedes_one_about_scaling(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_compiled_modules_keep_their_names_and_their_bits(tmp_path: Path) -> None:
-    """torch.compile of the model, and of a whole step: culprits go by the plain names."""
+    """Culprits have the plain names with torch.compile of the model and of a whole step."""
     net = Net()
     compiled = torch.compile(net, backend="eager")
     optimizer, scaler = torch.optim.SGD(net.parameters(), lr=1e-3), GradScaler("cpu")
@@ -468,7 +468,7 @@ def test_the_last_file_of_a_name_in_a_step_counts(tmp_path: Path) -> None:
 
 
 def test_pixels_of_any_kind_are_pictures(tmp_path: Path) -> None:
-    """Floats in 0 … 1, booleans, tensors with channels first, a figure: all are PNG."""
+    """Floats in 0 … 1, booleans, tensors with channels first and figures become PNG."""
     from PIL import Image
 
     class Figure:
@@ -497,7 +497,9 @@ def test_pixels_of_any_kind_are_pictures(tmp_path: Path) -> None:
 
 
 def test_histograms_and_sounds_are_files(tmp_path: Path) -> None:
-    """Counts between the lowest and the highest, and RIFF as Python reads it."""
+    """A histogram has counts between the lowest and the highest value, and audio is RIFF as
+    Python reads it.
+    """
     import wave
 
     values = torch.tensor([0.0, 1.0, 1.0, 2.0, float("nan")])
@@ -633,7 +635,7 @@ def test_the_folder_says_all_of_the_run(tmp_path: Path) -> None:
 def test_whole_numbers_that_no_browser_holds_are_texts_of_the_configuration(
     tmp_path: Path,
 ) -> None:
-    """A run of one, of a seed of 64 bits say, was refused by the server for ever."""
+    """Without this a run with such a number, such as a seed of 64 bits, was rejected forever."""
     config = {"seed": 2**64 - 1, "least": [-(2**63)], "exact": 2**53, "long": 10**5000}
     halfstep.watch(folder=tmp_path, name="it", config=config).finish()
     assert json.loads((tmp_path / "it" / "run.json").read_text())["config"] == {
@@ -874,7 +876,7 @@ def test_where_it_is_written_is_not_guessed(
 def test_invalid_names_of_runs_are_skipped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Invalid name, project and tags: one line each, and the run has the valid ones."""
+    """Invalid names, projects and tags are one line each, and the run has the valid ones."""
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"name": 5}, "name is ignored: it is 5; allowed: "),
         ({"name": " "}, "name is ignored: it is ' '; allowed: "),

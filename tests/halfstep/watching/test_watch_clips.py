@@ -48,7 +48,9 @@ def clips_while_scaled(
 
 @pytest.mark.parametrize(("kind", "first"), [("norm", 1), ("value", 2)])
 def test_a_clip_of_scaled_gradients_is_reported(tmp_path: Path, kind: str, first: int) -> None:
-    """A clip of values from the second step on: the first makes the optimizer known."""
+    """A clip by value is reported from the second step on, because the first makes the
+    optimizer known.
+    """
     assert clips_while_scaled(tmp_path, CLIPS[kind])[0] == first
 
 
@@ -97,7 +99,9 @@ def test_a_clip_of_other_parameters_is_not(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CLIPS)
 def test_a_compiled_clip_stays_one_graph(tmp_path: Path, kind: str) -> None:
-    """fullgraph=True raises at a break: compiled while watched, and after it."""
+    """fullgraph=True would raise at a break, for a clip that is compiled while watched or
+    afterwards.
+    """
     net = nn.Linear(3, 2)
     clip = torch.compile(CLIPS[kind], backend="eager", fullgraph=True)
     for is_watched in (True, False):

@@ -119,7 +119,7 @@ def test_the_requested_steps_are_returned(tmp_path: Path, fused: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_request_changes_no_bit(tmp_path: Path, fused: bool) -> None:
-    """Weights are those of a loop that is not looked at, in skipped steps too."""
+    """Weights are those of a loop without the request, in skipped steps too."""
     bare = Reference(fused=fused).train(tmp_path / "bare", looks=False)
     asked = dict.fromkeys(ALL, 1)
     watched = Reference(fused=fused).train(tmp_path / "watched", looks=False, **asked)

@@ -203,7 +203,7 @@ def test_a_collate_that_fails_is_reported(run_loop):
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_is_named_with_its_example(run_loop):
-    """A worker does not come back, as one that the kernel killed for memory does not."""
+    """The worker is not restarted, as after a kill by the kernel for memory."""
     with pytest.raises(
         DataError, match=r"data worker \d .*, at example 20\) was killed by SIGKILL"
     ):
@@ -337,7 +337,7 @@ def test_all_workers_print_their_stacks_at_once(monkeypatch):
 
 
 def test_while_a_step_is_made_the_next_batch_is_read_and_brought(run_loop, monkeypatch):
-    """A step that ends only once the next batch is on its way to the device ends."""
+    """A step that waits until the next batch is on its way to the device ends."""
     read = mmap.mmap(-1, EXAMPLES)  # the worker's examples, counted from 1, in its order
     brought, is_one_more = [], threading.Condition()
 

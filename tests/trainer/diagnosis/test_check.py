@@ -591,7 +591,7 @@ def test_a_batch_that_is_an_object_is_no_other_each_time(tmp_path, capsys):
 
 
 def test_an_operation_without_a_meta_kernel_is_no_wait(tmp_path, capsys):
-    """How far the check has looked is a warning; that the step waits would be a guess."""
+    """The limit of the check is a warning, and a wait would be a guess."""
     step = f'yield Loss({REFUSED_ON_CUDA["ctc_loss"]}, optimizer="adamw")'
     off = ["training.deterministic=false"]
     code, text = checked(tmp_path, capsys, (STEP, step), arguments=off)

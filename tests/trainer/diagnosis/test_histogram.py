@@ -76,7 +76,7 @@ def test_a_module_without_gradients_has_an_empty_histogram():
 
 
 def test_a_run_samples_every_so_many_steps_and_before_the_clip(run_loop):
-    """Steps, scales and modules are the run's; the clip, here a tiny one, is not seen."""
+    """Steps, scales and modules are the run's; the clip, a tiny one here, has no effect."""
     values = {
         "training": {"steps": 12, "max_grad_norm": 1e-6},
         "diagnosis": {"histogram_every_steps": 5},

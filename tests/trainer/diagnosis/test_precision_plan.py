@@ -62,7 +62,7 @@ def gradient(config: Any, scale: float) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_planned_error_is_that_of_the_run(precision: str) -> None:
-    """A run configured as a point says has the gradient that the plan has measured."""
+    """A run with the settings of a point has the gradient that the plan has measured."""
     plan, _ = plan_recipe(Cancelling, {}, device=CPU, batches=1, bounds=BOUNDS)
     point = plan.of_precision[precision]
     assert point.fp32 == ["model.1"]

@@ -164,7 +164,7 @@ def test_a_skip_at_the_floor_can_stop_a_run(run_loop):
 
 
 def test_calibration_is_over_once_and_for_all():
-    """A burst of skips later on is judged, although nothing is applied in between."""
+    """A later burst of skips is judged, although nothing is applied in between."""
     records = np.zeros(CALIBRATED_AFTER + 6, STEP_DTYPE)
     records["step"] = np.arange(1, len(records) + 1)
     records["flags"][-6:] = 1
