@@ -1,9 +1,9 @@
 """Host memory of a step that accumulates 16 micro-batches, compared with one.
 
-Each loop trains in a process of its own, a network whose activations are several times its weights,
-in one thread. Memory is the process's largest resident set, less what it was before training. What
-is freed goes back to the system at once, by a setting of glibc's: how much of it the allocator
-keeps, in loops of any kind, is not what is measured.
+Each loop trains in its own process and in one thread, with a network whose activations are several
+times its weights. Memory is the process's largest resident set, less its size before training. A
+setting of glibc returns freed memory to the system at once, because the benchmark does not measure
+how much of it the allocator keeps.
 """
 
 import os

@@ -1,9 +1,9 @@
 """Time and memory of an armed step, compared with the same step without shadows.
 
-`python -m benchmarks.armed_step [--device cuda]`. Each case runs in a process of its own: some
-steps bare, then as many armed, in turns; memory is the most that the process, or the device, has
-had in each. Models this small are bound by the number of operators in bf16, which a CPU computes
-fast: some 0.15 ms each. In a watched run armed steps take two seconds and 1 % of the time at most.
+`python -m benchmarks.armed_step [--device cuda]`. Each case runs in its own process and
+alternates between some bare steps and as many armed ones. Memory is the peak of the process, or of
+the device, in each. Models this small are bound by the number of operators in bf16, which take a
+CPU some 0.15 ms each. In a watched run armed steps take at most two seconds and 1 % of the time.
 """
 
 import argparse

@@ -3,12 +3,12 @@
     python -m benchmarks.checkpoint_stall [--gib 1.0]
 
 The service's own loop trains a network whose weights and Adam moments are that large, in one
-thread, and saves every so many steps. The stall is measured from outside: from the step boundary,
-where the loop asks what is wanted, to the next forward pass, less what that takes where nothing is
-saved. Beside it, of the same state and on the same disk, what held the loop before: `torch.save`,
-then SHA-256 of the file, without even an fsync. Memory is the process's largest resident set, less
-that of another process with the same loop and no checkpoint. That steps are slower while another
-thread hashes and writes is not part of the stall: it is a column of its own.
+thread, and saves at an interval of steps. The stall is measured from outside: from the step
+boundary, where the loop asks for requests, to the next forward pass, less the same time in steps
+without a save. The comparison is the former way to save the same state on the same disk:
+`torch.save`, then SHA-256 of the file, without an fsync. Memory is the process's largest resident
+set, less that of another process with the same loop and no checkpoint. Steps are slower while
+another thread hashes and writes; that is not part of the stall but has its own column.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """Twenty runs of 1,000,000 steps side by side: until the last curve's data have been answered.
 
-The requests are the page's own: five runs an answer, three at once, as many points of the loss as
-it draws of twenty runs, and the figures of the table. Beside it how long TensorBoard reads
-the file of one such run's loss, in proportion to a twentieth of its steps, before its first answer;
-later ones come from its memory, 1,000 points a curve.
+The requests are the page's own: five runs per answer, three answers at once, as many points of the
+loss as it draws for twenty runs, and the figures of the table. The comparison is the time for which
+TensorBoard reads the file of one such run's loss before its first answer, scaled from a twentieth
+of its steps. Its later answers come from its memory, with 1,000 points per curve.
 """
 
 import statistics

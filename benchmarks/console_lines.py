@@ -5,8 +5,8 @@
 A script prints lines into a file, bare and watched in turns. The resident memory of script and
 sidecar is sampled ten times a second. Afterwards the log is read back and compared, line by line.
 
-A second script is a loop of steps of a millisecond that print a line each, as trainings do: how
-much longer their lines take watched, as a share of a step.
+A second script is a loop whose steps take a millisecond and print a line each, as trainings do. Its
+figure is how much longer a line takes when watched, as a share of a step.
 """
 
 import gzip

@@ -2,9 +2,8 @@
 
     python -m benchmarks.cut_download [--gib 3.0]
 
-`curl -C -` asks for the rest each time. Between it and the server stands a proxy that ends a
-connection after its share of the bytes. The bar is that the file is whole, by SHA-256, and that
-little is sent twice.
+`curl -C -` asks for the rest each time. A proxy between it and the server ends each connection
+after its share of the bytes. The file must be whole by its SHA-256, and little may be sent twice.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
     <python of the venv> benchmarks/dashboard_peer.py mlflow <folder>
 
-What the runs are, it reads from runs.json beside that folder. Imports nothing of ours. Prints what
-the tool calls each run, as JSON.
+The script reads the runs from runs.json beside that folder and imports nothing of ours. It prints
+the tool's name for each run, as JSON.
 """
 
 import json

@@ -2,10 +2,10 @@
 
     python -m benchmarks.dashboards [--runs 400] [--steps 1000] [--rounds 9] [--save]
 
-Each tool has its runs in its own format, written by itself in the environment that
-benchmarks.peers makes, and its own server; all are asked in turns. The requests are those of its
-own pages; the time is until the last of their answers has come. A "–" is what its server cannot do:
-Aim sorts nothing. TensorBoard's list with a filter and an order is its table of hyperparameters.
+Each tool writes its runs in its own format, in the environment that benchmarks.peers makes, and has
+its own server; the servers are asked in turns. The requests are those of the tool's own pages, and
+the time ends with the last answer. A "–" marks what a server cannot do: Aim sorts nothing.
+TensorBoard's list with a filter and an order is its table of hyperparameters.
 """
 
 import argparse

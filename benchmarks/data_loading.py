@@ -5,9 +5,9 @@
 Both loops train the same small network on the same JPEG files, decoded by Pillow in two workers:
 the service's own, with all that follows it, and the loop of PyTorch's tutorials on a bare
 DataLoader. They take turns in one run, and each is timed from its tenth batch on, when its workers
-are at work. Then a run whose checkpoint stands at example 9,000,000 of 10,000,000 is resumed, and
-timed from the call to its first batch: the checkpoint is read, the workers are started, and the
-order of the epoch is computed from there.
+are at work. Then a run with a checkpoint at example 9,000,000 of 10,000,000 is resumed. Its time is
+from the call to its first batch, in which it reads the checkpoint, starts the workers and computes
+the rest of the epoch's order.
 """
 
 import statistics

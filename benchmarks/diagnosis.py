@@ -2,15 +2,15 @@
 
     python -m benchmarks.diagnosis [--save] [--loops PART]
 
-Trains the corpus of tests/diagnosis: each loop unwatched and watched, from the same seeds. Of the
-cause that each is registered with, `right` counts loops whose first finding names it, `partly`
-those where a later one does, `wrong` those with findings of other causes alone. Of healthy loops,
-`right` counts those without a finding of a cause.
+The benchmark trains each loop of the corpus of tests/diagnosis unwatched and watched, from the same
+seeds. Each loop is registered with its cause: `right` counts loops whose first finding names it,
+`partly` those where a later finding does, and `wrong` those with findings of other causes alone.
+Among healthy loops, `right` counts those without a finding of a cause.
 
-Beside it, on the same loops of one process, what a user could read off other tools: torch's own
+On the same loops of one process, it also counts what a user can read from other tools: torch's own
 exceptions and warnings, torch.autograd.set_detect_anomaly, transformers' DebugUnderflowOverflow and
-wandb.watch. For each, a function says which causes its output names, by the rule in its docstring,
-and generously: a tool that names the operation counts though it says nothing of what to do. The
+wandb.watch. For each tool, a function decides which causes its output names, by the generous rule
+in its docstring: a tool that names the operation counts even if it suggests no remedy. The
 last two need their packages in .venv-frameworks (`make test-frameworks`), or are "not installed".
 """
 

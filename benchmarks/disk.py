@@ -1,7 +1,7 @@
 """Bytes that a step takes on disk in SQLite: its share of blocks, flagged rows and the pyramid.
 
-Scaler events are rows of their own, some 40 bytes each, and are shown beside: how many there are
-depends on the scaler. Here every 500th step is skipped, which makes three of them.
+Scaler events are separate rows of some 40 bytes each. They have their own column, because their
+number depends on the scaler. Here every 500th step is skipped, which makes three of them.
 """
 
 from sqlalchemy import text

@@ -2,8 +2,8 @@
 
     python -m benchmarks.growth [--rounds 15] [--most-steps 10000000] [--save]
 
-A slope is that of the time over the amount, both on a log scale: 0 is no growth, 1 is in
-proportion. What a page or a worker waits for must not grow; a backup copies everything, so it does.
+A slope is that of the time over the amount, both on a log scale: 0 is no growth, and 1 is growth in
+proportion. The times of pages and workers must not grow; a backup copies everything, so it grows.
 """
 
 import argparse

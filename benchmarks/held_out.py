@@ -2,10 +2,10 @@
 
     python -m benchmarks.held_out [first second …] [--watch] [--rows]
 
-By `halfstep check`, or by the findings on the page of a watched run.
+The diagnosis is that of `halfstep check`, or the findings on the page of a watched run.
 
-Prints each case with right, partly, wrong or silent (a healthy one: right or false), remedies that
-the measured facts contradict, and whether a bit has changed.
+For each case the benchmark prints right, partly, wrong or silent (for a healthy one right or
+false), the remedies that the measured facts contradict, and whether a bit has changed.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Cost of a live stream's poll of an unchanged run with 200,000 points of metrics.
 
-The server looks twenty times a second at each run that somebody watches: this is what that costs.
+The server polls each run with a viewer twenty times a second; this measures the cost of a poll.
 """
 
 import statistics

@@ -2,10 +2,10 @@
 
     python -m benchmarks.idle_workers [--workers 200] [--seconds 30]
 
-The workers are real ones in threads of one process, but for the probe of their devices, of which
-each says one. Measured is the time that all of PostgreSQL's processes spend on a processor; and, of
-a few workers, since threads of one process take turns, how long a run that is submitted waits for
-its claim.
+The workers are real ones in threads of one process; only the probe of their devices is replaced,
+and each reports one device. The benchmark measures the processor time of all of PostgreSQL's
+processes. With a few workers, since threads of one process take turns, it also measures how long
+a submitted run waits for its claim.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Steps of watched runs recorded a second through HTTP, from one uploader and from twenty at once.
 
-The pieces are as an uploader sends them, gzip, made before the clock starts; the server is a
-process of its own, on a durable database, and its memory is read after each piece.
+The pieces are those that an uploader sends, compressed with gzip before the clock starts. The
+server runs in its own process on a durable database; its memory is read after each piece.
 """
 
 import gzip

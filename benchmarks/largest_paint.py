@@ -1,8 +1,8 @@
 """Largest contentful paint of the list and of a run in Chromium, with an empty cache.
 
-Once over the machine's own network, and once over 400 kbit/s with 400 ms of latency. The page of a
-run of 10,000 steps has its first charts in the HTML; "interactive" is when plotly, over 1 MB,
-has replaced them. Shift: cumulative layout shift until then.
+It is measured over the machine's own network, and over 400 kbit/s with 400 ms of latency. The page
+of a run of 10,000 steps has its first charts in the HTML; it is "interactive" once plotly, over
+1 MB, has replaced them. "Shift" is the cumulative layout shift until then.
 """
 
 import statistics

@@ -1,7 +1,7 @@
 """Time of the main thread for a live change of the list of 300 runs, of which five train.
 
-Each message of the stream replaces the rows of the five; the layout of the page that follows is
-counted. The page shows its first 50 runs, as the list does.
+Each message of the stream replaces the rows of the five runs; the time includes the layout of the
+page that follows. The page shows its first 50 runs, as the list does.
 """
 
 import statistics

@@ -1,8 +1,8 @@
 """Live viewers: the server's time and memory, and who lags.
 
-Two cases: 500 viewers of one run that is recorded five times a second, and 100 viewers, each of a
-run of its own, of 100 runs that are each recorded once a second. A viewer is behind by the time
-from a commit to the arrival of what it recorded.
+There are two cases: 500 viewers of one run that is recorded five times a second, and 100 viewers,
+each with a run of its own that is recorded once a second. A viewer's lag is the time from a commit
+to the arrival of its data.
 """
 
 import asyncio

@@ -2,10 +2,10 @@
 
     python -m benchmarks.loop_hold [--steps 20000]
 
-No model: rows are written, ticked, drained, interpreted and appended to a spool on this disk, one
-in a thousand of them a skip with culprits. Held is all that the host does for telemetry apart from
-the norms and flags of the step itself (telemetry_cost.py has those). The longest step is one that
-drains; 512 rows or 0.3 s are handed over at once.
+There is no model. Rows are written, ticked, drained, interpreted and appended to a spool on this
+disk; one in a thousand is a skip with culprits. The figure includes all that the host does for
+telemetry except the step's own norms and flags, which telemetry_cost.py measures. The longest step
+is one that drains, because 512 rows or 0.3 s are handed over at once.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """Many metric names in one run, through HTTP: how long they take, and how long an edit waits.
 
-A run logs 10,000 names in each of 20 steps. Its pieces are as an uploader sends them, made before
-the clock starts; meanwhile a person edits the note of another run, again and again. Then the page
-of the run, the list and the API are asked for, five times each; the slowest answer counts.
+A run logs 10,000 names in each of 20 steps. Its pieces are those that an uploader sends, made
+before the clock starts; meanwhile a person edits the note of another run repeatedly. Then the page
+of the run, the list and the API are each requested five times, and the slowest answer counts.
 """
 
 import gzip

@@ -1,7 +1,7 @@
-"""Memory while a run grows: of the recording process, and of the server that somebody watches with.
+"""Measure the memory of the recording process and of the server while a watched run grows.
 
-The recorder takes 10,000,000 steps; the server tails 1,000,000 for a viewer who gets each of them.
-So many steps are exported, too, as CSV and as Parquet, to nowhere.
+The recorder takes 10,000,000 steps. The server follows 1,000,000 for a viewer who receives each
+of them. It also exports that many steps as CSV and as Parquet, and discards the output.
 """
 
 import re

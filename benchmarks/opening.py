@@ -1,6 +1,6 @@
 """Opening a run of 10,000,000 steps, against one of 10,000: the whole window, cold.
 
-Cold: nothing of the database is in memory, neither SQLite's nor the system's; the server itself
+Cold means that neither SQLite nor the system has any of the database in memory. The server itself
 has answered a request before.
 """
 

@@ -1,6 +1,6 @@
 """Opening a run of 10,000,000 steps in Chromium, against one of 10,000: time to the first chart.
 
-From the navigation to the figure, drawn; the browser has the scripts and the server its caches.
+The time is from the navigation to the drawn figure, with the scripts and the server's caches warm.
 """
 
 import statistics

@@ -2,9 +2,9 @@
 
     python -m benchmarks.ourselves 2000 busy <folder>
 
-Prints two lists of nanoseconds a step as JSON: of all of it, and of the way to the spool alone
-(ticking, and the draining, interpreting and appending that is due now and then), without the row
-before it, which on a CPU the host reads, and on a GPU only queues.
+The script prints two lists of nanoseconds per step as JSON. The first is the whole time. The second
+is the way to the spool alone: ticking, and at intervals draining, interpreting and appending. It
+leaves out the row, which the host reads on a CPU and only queues on a GPU.
 """
 
 import json

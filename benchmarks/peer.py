@@ -1,8 +1,10 @@
-"""Log steps with one tool and print how long each call held the loop: runs in the tool's own venv.
+"""Log steps with one tool and print how long each call held up the loop.
+
+Runs in the tool's own virtual environment, so it imports nothing of ours:
 
     <python of the venv> benchmarks/peer.py tensorboard 2000 busy <folder>
 
-Three numbers a step: loss, scale, skipped. Imports nothing of ours. Prints nanoseconds, as JSON.
+Each step logs three numbers: loss, scale and skipped. The output is nanoseconds, as JSON.
 """
 
 import hashlib
@@ -15,10 +17,10 @@ BLOCK = bytes(2**20)
 
 
 def step_itself(kind):
-    """Take about a millisecond, without the interpreter's lock, in which a tool's threads may work.
+    """Take about a millisecond without the interpreter's lock, so that a tool's threads can work.
 
-    busy: in native code on a processor, as a training step is. idle: asleep, after which all that
-    the host does is slow, in any code.
+    A busy step runs native code on a processor, like a training step. An idle step sleeps, and
+    after a sleep the host runs any code slowly.
     """
     if kind == "busy":
         hashlib.sha256(BLOCK)
@@ -27,7 +29,7 @@ def step_itself(kind):
 
 
 def trackio(folder):
-    """Return what logs a step, and what ends the run."""
+    """Return two functions: one logs a step with the tool, the other ends its run."""
     os.environ["TRACKIO_DIR"] = folder
     import trackio
 
@@ -36,7 +38,7 @@ def trackio(folder):
 
 
 def tensorboard(folder):
-    """Return what logs a step, and what ends the run."""
+    """Return two functions: one logs a step with the tool, the other ends its run."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -52,7 +54,7 @@ def tensorboard(folder):
 
 
 def wandb(folder):
-    """Return what logs a step, and what ends the run."""
+    """Return two functions: one logs a step with the tool, the other ends its run."""
     import wandb
 
     run = wandb.init(mode="offline", dir=folder, settings=wandb.Settings(silent=True))
@@ -60,7 +62,7 @@ def wandb(folder):
 
 
 def aim(folder):
-    """Return what logs a step, and what ends the run."""
+    """Return two functions: one logs a step with the tool, the other ends its run."""
     from aim import Run
 
     run = Run(repo=folder, system_tracking_interval=None, log_system_params=False)
@@ -73,7 +75,7 @@ def aim(folder):
 
 
 def mlflow(folder):
-    """Return what logs a step, and what ends the run."""
+    """Return two functions: one logs a step with the tool, the other ends its run."""
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     import mlflow
 

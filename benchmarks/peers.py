@@ -1,10 +1,11 @@
 """Delay of a step on the host by telemetry: Halfstep and five other tools, in turns.
 
 Each tool has a virtual environment of its own below .bench-env, with a pinned version, which this
-benchmark makes the first time. The same three numbers a step, a millisecond of native work between
-steps, several rounds through all tools. A tool's figure is the median of its rounds' means: a mean,
-since what a tool puts off to every hundredth step holds the loop as well. The last column is the
-same with a millisecond of sleep between steps, from which a processor wakes cold.
+benchmark makes the first time. Each step logs the same three numbers, with a millisecond of native
+work between steps, in several rounds through all tools. A tool's figure is the median of its
+rounds' means: a mean, since work that a tool puts off to every hundredth step delays the loop too.
+The last column is the same with a millisecond of sleep between steps, from which a processor wakes
+cold.
 """
 
 import json

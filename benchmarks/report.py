@@ -1,4 +1,4 @@
-"""Prints a table as Markdown, with what it was measured on; keeps it if asked."""
+"""Print a table as Markdown, with the machine it was measured on, and save it if asked."""
 
 import argparse
 import os

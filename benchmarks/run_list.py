@@ -2,9 +2,9 @@
 
     python -m benchmarks.run_list [--rounds 20] [--page]
 
-Each is asked of a server in a process of its own, on both databases: a page of 50 rows and the
-count of all that match, as the list's address has them. --page: the page itself too, with its
-markup, sparklines and loss-scale health.
+Each query goes to a server in its own process, on both databases. It asks for a page of 50 rows
+and the count of all matches, as the list's address does. With --page, it also asks for the page
+itself, with its markup, sparklines and loss-scale health.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""A server, and a run that a process of its own feeds through spool and recorder, as in life."""
+"""A server, and a run that a separate process feeds through spool and recorder, like a worker."""
 
 import multiprocessing
 import os

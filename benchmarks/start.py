@@ -1,9 +1,9 @@
 """Time from the submission of a run to its first recorded step, warm, cold, and with a bare script.
 
-A worker on SQLite trains one run of `digits` after another; each is submitted once the last has
-ended. The script is the same loop, written by hand, in an interpreter that is started for it: from
-its start to the end of its first step. Also from the start of a worker, or of `halfstep up`, to the
-offer of its recipes.
+A worker on SQLite trains one run of `digits` after another; each is submitted after the last has
+ended. The script is the same loop, written by hand, in a new interpreter; its time is from the
+interpreter's start to the end of the first step. The benchmark also measures the time from the
+start of a worker, or of `halfstep up`, to the offer of its recipes.
 """
 
 import os

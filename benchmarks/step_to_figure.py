@@ -1,8 +1,8 @@
 """Time from the end of a step to its point in the last of the browser's panels.
 
-A process spools as a training does, another records as its supervisor does, a server streams and
-Chromium draws, as fast as it can and slowed down as an old laptop is; the run has 100,000 steps
-already, and all rows are visible. Counted is every step, in the panel that shows it last.
+One process spools like a training and another records like its supervisor. A server streams to
+Chromium, which draws at full speed and slowed down to an old laptop's. The run has 100,000 steps
+already, and all rows are visible. Every step counts, in the panel that shows it last.
 """
 
 import math

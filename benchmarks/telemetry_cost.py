@@ -3,13 +3,13 @@
     python -m benchmarks.telemetry_cost [--steps 400] [--seconds 200] [--precision fp16]
 
 Copies of the model train on the same batches in one process, a few steps each in turn, so that
-what else the machine does hits all. The bare step is the one of PyTorch's AMP examples: forward,
-backward, unscale, clip, step, update. The others are `train_step` with the row in the ring, the
-flags, the counts, the records and the spool written to a file: one without any diagnosis, one with
-each of those that look every so many steps, one with all of them. These look 50 times as often as
-by default, and what that adds is divided by 50: a turn is as many steps as the rarest look takes.
-Printed is the mean of the differences of neighbours, without the tenth at either end, as a share of
-the median bare step. (A mean, because the ring is drained in one step of some.) Telemetry stands
+other work on the machine affects all of them. The bare step is the one of PyTorch's AMP examples:
+forward, backward, unscale, clip, step, update. The others are `train_step` with the row in the
+ring, the flags, the counts, the records and the spool written to a file: one without any diagnosis,
+one with each periodic diagnosis, and one with all of them. The diagnoses run 50 times as often as
+by default, and their added time is divided by 50; a turn has as many steps as the rarest interval.
+The figure is the mean of the differences of neighbours, without the tenth at either end, as a share
+of the median bare step. (A mean, because the ring is drained in one step of some.) Telemetry stands
 beside the bare step; a diagnosis beside telemetry alone; "all" is telemetry and the copy with all
 of them, each at its interval. Every copy ends with the bare one's weights, bit by bit.
 

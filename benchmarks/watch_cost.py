@@ -2,13 +2,13 @@
 
     python -m benchmarks.watch_cost [--save]
 
-Loops are PyTorch's documented ones, with fused AdamW. Ours is timed in each function that is
-wrapped: its whole time less that of torch's original. A figure is the median of the turns' means,
-so that it includes what is done only in every 512th step; on a busy machine the best turn says
-more. Whole steps, bare and watched in turns, are given as well.
+The loops are PyTorch's documented ones, with fused AdamW. The time of `watch` is measured in each
+wrapped function: its whole time less that of torch's original. A figure is the median of the turns'
+means, so that it includes the work of every 512th step; on a busy machine the best turn says more.
+The table also has the times of whole steps, bare and watched in turns.
 
-Other tools log the same three numbers, loss, scale and norm, which costs them what it costs a
-person: to read them. They are in an environment of their own below .bench-env, made the first time.
+Other tools log the same three numbers: loss, scale and norm. Their time includes reading the
+numbers. They have their own environment below .bench-env, made the first time.
 """
 
 import argparse

@@ -151,7 +151,7 @@ def watched_run(loop: Loop, runs: Path) -> Ended:
 
 @contextlib.contextmanager
 def unreadable() -> Iterator[None]:
-    """Have `watch` treat tensors in host memory as if to read them were to wait for a device."""
+    """Make `watch` treat tensors in host memory as if reading them waited for a device."""
     init = ring.Ring.__init__
 
     def of_a_device(self: ring.Ring, *arguments: Any, **named: Any) -> None:

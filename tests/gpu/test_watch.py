@@ -1,4 +1,4 @@
-"""`halfstep.watch` on a GPU: the script's own numbers, and not one wait for the device more."""
+"""`halfstep.watch` on a GPU keeps the script's numbers and adds no wait for the device."""
 
 import math
 import warnings

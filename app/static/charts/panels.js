@@ -62,7 +62,7 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
     const values = element.querySelectorAll('.panel-lines b')
     drawn.lines.forEach((line, i) => { if (values[i]) values[i].innerHTML = valueAt(line, pointed) })
   }
-  /** A button a line: its colour, name and value; pressed, the line is hidden. @param {Panel} panel */
+  /** Show a button for each line with its colour, name and value; a pressed button hides its line. @param {Panel} panel */
   const showLegend = (panel) => {
     const list = panel.element.querySelector('.panel-lines')
     const names = panel.drawn.lines.map(({ name }) => name)

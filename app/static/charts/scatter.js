@@ -113,7 +113,7 @@ export const createScatter = (article, ids, labels, { low, paint: color }) => {
   /** @type {string[]} */
   let settings = []
 
-  /** A row a run, or a group with a mean: its dots on an axis from the data's range; the best first, where it is known which way is better. */
+  /** Show a row of dots for each run, or for each group with its mean. The axis covers the data's range; the best row is first if it is known which way is better. */
   const showDots = () => {
     const own = figures.get(figure.value) ?? ''
     const known = ids.map((id, i) => ({ id, value: columns.get(figure.value)?.[i], group: groups?.get(id) })).filter(({ value }) => typeof value === 'number')

@@ -88,7 +88,7 @@ def test_the_first_project_has_a_note(browser: TestClient) -> None:
 def test_a_chart_is_a_picture(
     app: FastAPI, database: Database, ada: User, offered: None, browser: TestClient, series: str
 ) -> None:
-    """A line a run that one sees, with its name and ends, gaps and marks where it is not finite."""
+    """Each visible run has a line with name and ends, and gaps and marks at non-finite values."""
     run = start_run(database, ada, name="<base>")
     steps = [3.0, 2.0, float("nan"), 1.5]
     record(database, run, make_steps(steps), events=[make_metric(2, 1.5), make_metric(4, 3)])

@@ -311,7 +311,7 @@ def test_files_of_an_unrecorded_attempt_are_not_lost(attempts: Attempts) -> None
 def test_events_before_the_first_step_survive_an_inexact_resume(
     attempts: Attempts,
 ) -> None:
-    """An attempt's first events wait for its first steps, before which the earlier ones go."""
+    """An attempt's first events are written with its first steps, which replace earlier events."""
     spool = attempts.next()
     recorder = attempts.supervisor()
     spool.steps(attempts.steps(1, 60))
