@@ -53,7 +53,7 @@ class Deep(Recipe):
 
 
 def largest(accumulation_steps: int) -> float:
-    """Train for three steps; return the memory that it took, in MiB."""
+    """Train for three steps, and return the memory used in MiB."""
     values = {
         "training": {"steps": 3, "accumulation_steps": accumulation_steps},
         "evaluation": {"every_steps": None},

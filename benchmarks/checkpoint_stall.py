@@ -45,7 +45,7 @@ SAMPLE_SECONDS = 0.005
 
 
 class Wide(Recipe):
-    """Square layers of one size, on random numbers; keeps when it goes forward."""
+    """Square layers of one size on random numbers; they record the time of each forward pass."""
 
     name: ClassVar = "wide"
     title: ClassVar = "Wide"
@@ -85,7 +85,7 @@ class Told:
 
 
 class Peak(threading.Thread):
-    """The largest resident set while it is open, in bytes."""
+    """The largest resident set, in bytes, while this context is open."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -107,7 +107,7 @@ class Peak(threading.Thread):
 
 
 def loop(width: int, steps: int, folder: Path | None) -> Told:
-    """Train for some steps, and save to the folder, if any."""
+    """Train for some steps, and save to the folder if one is given."""
     boundaries: list[float] = []
     saves: list[tuple[float, Checkpoint]] = []
     Wide.width, Wide.forwards = width, []
@@ -140,7 +140,7 @@ def loop(width: int, steps: int, folder: Path | None) -> Told:
 
 
 def alone(width: int, steps: int, folder: Path | None) -> Told:
-    """Have a process of its own go through a loop, in memory that nothing was in before."""
+    """Run a loop in a new process, whose memory held nothing before."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         return process.submit(loop, width, steps, folder).result()
 

@@ -67,7 +67,7 @@ def line(number: int) -> str:
 
 
 class Turn:
-    """One run of the script, until its sidecar has ended too."""
+    """One run of the script, which lasts until its sidecar has ended."""
 
     def __init__(self, kind: str, folder: Path) -> None:
         self.script: list[float] = []  # MiB, as all samples
@@ -175,7 +175,7 @@ def line_of_a_step() -> dict[str, tuple[float, float]]:
 
 
 def main() -> None:
-    """Take turns, and print the memory of the last watched one."""
+    """Run the script bare and watched in turns, and print the memory of the last watched run."""
     turns: dict[str, list[Turn]] = {"bare": [], "watched": []}
     for _ in range(TURNS):
         for kind, done in turns.items():

@@ -40,7 +40,7 @@ class CuttingProxy(threading.Thread):
         self.cuts = self.sent_bytes = 0
 
     def run(self) -> None:
-        """Serve one at a time: curl has but one."""
+        """Serve one connection at a time, because curl opens only one."""
         while True:
             client, _ = self._listener.accept()
             with client, socket.create_connection(self._target) as server:

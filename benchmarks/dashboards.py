@@ -53,7 +53,7 @@ Tool: TypeAlias = tuple[httpx2.Client, Requests]
 
 
 class Synthetic:
-    """A recipe with the settings that all of them have."""
+    """A recipe with the settings that all recipes have."""
 
     name: ClassVar[str] = "synthetic"
     Config: ClassVar[type[RecipeConfig]] = RecipeConfig
@@ -129,7 +129,7 @@ def _flush(each: dict[str, Any]) -> telemetry.Flush:
 
 @contextmanager
 def ours(made_runs: list[dict[str, Any]]) -> Iterator[Tool]:
-    """Serve the runs by Halfstep, on SQLite."""
+    """Serve the runs with Halfstep on SQLite."""
     ids = [str(number) for number in range(1, COMPARED + 1)]
 
     def listed(**query: Any) -> Callable[[httpx2.Client], list[httpx2.Response]]:
@@ -267,7 +267,7 @@ SERVERS: dict[str, tuple[Callable[[str, str], list[str]], Callable[[list[str]], 
 
 @contextmanager
 def theirs(name: str, folder: Path) -> Iterator[Tool]:
-    """Serve the runs of runs.json by another tool, from a folder of its own."""
+    """Serve the runs of runs.json with another tool from its own folder."""
     python = python_of(name)
     if python is None:
         raise SystemExit(f"{name} {PEERS[name]} cannot be installed here.")
@@ -311,7 +311,7 @@ def serving(python: Path, command: Callable[[str, str], list[str]], folder: Path
 
 
 def says(asked: Callable[[httpx2.Client], list[httpx2.Response]], client: httpx2.Client) -> bool:
-    """Whether a server answers."""
+    """Return whether a server answers."""
     try:
         return all(answer.status_code == 200 for answer in asked(client))
     except httpx2.TransportError:
@@ -319,7 +319,7 @@ def says(asked: Callable[[httpx2.Client], list[httpx2.Response]], client: httpx2
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
-    """Poll until something is so. Raises TimeoutError."""
+    """Poll until a condition is true. Raises TimeoutError."""
     until = time.monotonic() + PATIENCE_SECONDS
     while not is_so():
         if time.monotonic() > until:
@@ -367,7 +367,7 @@ def options() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Serve by all tools, and measure them in turns."""
+    """Serve the runs with all tools, and measure the tools in turns."""
     sizes = options()
     made_runs = make_runs(sizes.runs, sizes.steps)
     with tempfile.TemporaryDirectory(prefix="halfstep-bench-") as folder, ExitStack() as stack:

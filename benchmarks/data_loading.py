@@ -39,7 +39,7 @@ CPU = torch.device("cpu")
 
 
 class Pictures(Dataset[tuple[Tensor, int]]):
-    """JPEG files, decoded, cropped and mirrored, each with a number for a label."""
+    """JPEG files that are decoded, cropped and mirrored, each with a number as its label."""
 
     folder: ClassVar[Path]
 
@@ -71,7 +71,7 @@ def network() -> nn.Module:
 
 
 class Labelled(Recipe):
-    """The network on those files; keeps when it goes forward."""
+    """The network on those files, which records the time of each forward pass."""
 
     name: ClassVar = "labelled"
     title: ClassVar = "Labelled"
@@ -96,14 +96,14 @@ class Labelled(Recipe):
 
 
 class Small(Labelled):
-    """The same on the ten million."""
+    """The same network on the ten million examples."""
 
     data: ClassVar[type[Dataset[Any]]] = Numbers
     size: ClassVar[int] = 8
 
 
 def ours(recipe: type[Labelled], steps: int, folder: Path | None = None, **kwargs: Any) -> float:
-    """Train by the service's loop; return images a second after the warm-up."""
+    """Train with the service's loop, and return images per second after the warm-up."""
     Labelled.forwards.clear()
     values = {
         "training": {"steps": steps, "batch_size": BATCH},
@@ -125,7 +125,7 @@ def ours(recipe: type[Labelled], steps: int, folder: Path | None = None, **kwarg
 
 
 def bare() -> float:
-    """Train by a plain loop on a DataLoader; return the same."""
+    """Train with a plain loop on a DataLoader, and return images per second after the warm-up."""
     torch.set_num_threads(1)
     model = network()
     model(torch.zeros(1, 3, CROP, CROP))
@@ -154,7 +154,7 @@ def _rate(forwards: list[float]) -> float:
 
 
 def seconds_to_first_batch(folder: Path) -> float:
-    """Resume in the middle of the ten million; return seconds until the first forward pass."""
+    """Resume within the ten million examples, and return the seconds to the first forward pass."""
     ours(Small, 1, folder)
     path = folder / "step-00000001.pt"
     state = torch.load(path, weights_only=True)

@@ -26,7 +26,7 @@ def sqlite() -> Iterator[Database]:
 def postgresql(connections: int = 100) -> Iterator[Database]:
     """Give a fresh database on a PostgreSQL server of our own, with its default settings.
 
-    connections: how many it allows.
+    connections: the number of connections that it allows.
     """
     binaries = max(Path("/usr/lib/postgresql").glob("*/bin"))
     folder = Path(tempfile.mkdtemp(prefix="halfstep-bench-"))

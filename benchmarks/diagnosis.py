@@ -242,7 +242,7 @@ class Row:
 
 
 def ours(loop: Loop, row: Row) -> None:
-    """Try a loop, and count what came of it."""
+    """Try a loop, and count its result."""
     from tests.diagnosis import remedies, trial
 
     tried = trial.attempt(loop)

@@ -42,7 +42,7 @@ OBSERVE = """() => {
 
 @dataclass(frozen=True)
 class Frame:
-    """State of the page from a moment on, in milliseconds since the epoch."""
+    """The page's state from a time on, which is in milliseconds since the epoch."""
 
     moment: float
     tile: int
@@ -58,8 +58,8 @@ class Frame:
 class Followed:
     """Measurements of a page.
 
-    busy, processor: share of the time in which the main thread had something to do, and in which it
-    did it; on a machine that others use too it waits in between.  longest: its longest task in
+    busy: share of the time in which the main thread had a task.  processor: share of the time in
+    which it ran; on a machine with other users it waits in between.  longest: its longest task in
     milliseconds.
     """
 
@@ -73,7 +73,7 @@ class Followed:
 def follow(site: Site, seconds: float, *, throttling: float = 1) -> Followed:
     """Open the page, let it settle, and watch it.
 
-    throttling: how many times slower than this machine's the processor of the page is.
+    throttling: the factor by which the page's processor is slower than this machine's.
     """
     with sync_playwright() as playwright:
         browser = launched(playwright)

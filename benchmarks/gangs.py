@@ -52,7 +52,7 @@ ASKING = 8
 
 @dataclass(frozen=True)
 class Job:
-    """A run of the trace: seconds from its begin, and how long it trains."""
+    """A run of the trace, with its arrival in seconds from the trace's start and its duration."""
 
     number: int
     comes: float
@@ -68,13 +68,13 @@ class Job:
 
 @dataclass
 class Outcome:
-    """When each run started, by its number; and what each claim took, in ms."""
+    """The start of each run by its number, and the duration of each claim in milliseconds."""
 
     starts: dict[int, float] = field(default_factory=dict)
     claims: list[float] = field(default_factory=list)
 
     def row(self, name: str, trace: list[Job], devices: int) -> tuple[Any, ...]:
-        """Sum it up: utilisation until the last run has come, and waits in minutes."""
+        """Summarize the utilisation until the last run's arrival, and the waits in minutes."""
         last = max(job.comes for job in trace)
         used = sum(
             max(min(self.starts[job.number] + job.seconds, last) - self.starts[job.number], 0.0)
@@ -111,7 +111,7 @@ def made(count: int, worker_count: int) -> list[Job]:
 
 
 class Cluster:
-    """Workers in plain Python, for the orders with which the product is compared."""
+    """Workers in plain Python for the two orders that the product is compared with."""
 
     def __init__(self, count: int) -> None:
         self.free = [DEVICES] * count
@@ -250,7 +250,7 @@ class Site:
         self.jobs: dict[int, Job] = {}
 
     def submit(self, job: Job) -> None:
-        """Queue a run, which has an idea of how long it takes."""
+        """Queue a run with its estimated duration."""
         training = {"steps": 1000, "batch_size": 32}
         with self.database.writing() as session:
             queued = Run(

@@ -30,7 +30,7 @@ WAITS = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize
 
 
 def main() -> None:
-    """Print the table; a loop that fails is a row with its error."""
+    """Print the table, in which a loop that fails has a row with its error."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="sizes for a processor")

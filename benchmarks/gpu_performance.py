@@ -91,7 +91,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Result:
-    """Milliseconds a step in each round, or why there are none."""
+    """Milliseconds per step in each round, or the reason for which there are none."""
 
     rounds: tuple[float, ...] = ()
     left_out: str = ""
@@ -132,7 +132,7 @@ class Process:
         return result
 
     def turn(self, timeout: float) -> float:
-        """Have a loop take its turn; return milliseconds a step. Raises RuntimeError."""
+        """Let a loop take its turn, and return milliseconds per step. Raises RuntimeError."""
         try:
             self.connection.send(True)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Long histories: bytes a step, and how long charts of long runs take.
+"""Bytes per step of long histories, and response times of charts of long runs.
 
 python -m benchmarks.history [--steps 10000000] [--compared-steps 1000000]
 """
@@ -66,7 +66,7 @@ def used_bytes(database: Database) -> int:
 
 
 class Times(NamedTuple):
-    """Milliseconds of calls and of the processor, each in order; other programs slow the former."""
+    """Elapsed and processor milliseconds, each sorted; other programs lengthen the former."""
 
     wall: list[float]
     processor: list[float]
@@ -96,7 +96,7 @@ def opened(
 
 
 def compared(database: Database, run_ids: list[int]) -> None:
-    """Read the losses of runs, as their comparison does."""
+    """Read the losses of runs as their comparison page does."""
     with database.reading() as session:
         found = windows.windows_of(session, run_ids, most=1000, names={"loss"})
     assert len(found) == len(run_ids)

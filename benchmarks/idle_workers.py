@@ -67,7 +67,7 @@ class Waiting(Worker):
             ).id
 
     def _update_recipes(self) -> None:
-        """Keep the recipes, which do not change here."""
+        """Do nothing, because the recipes do not change here."""
 
     def _launch(self, node: RunNode) -> None:
         self.claimed[node.run_id] = time.monotonic()
@@ -77,7 +77,7 @@ class Waiting(Worker):
 def waiting(
     database: Database, count: int, tally: Callable[..., None], *, by_word: bool
 ) -> Iterator[dict[int, float]]:
-    """Let so many wait; give when each run was claimed. tally: called at each of their queries."""
+    """Let that many workers wait, and yield the claim times. tally: called at each query."""
     claimed: dict[int, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         some = []
@@ -122,7 +122,7 @@ def processor_seconds(database: Database) -> float:
 
 
 def idling(database: Database, count: int, seconds: float, *, by_word: bool) -> dict[str, Any]:
-    """Let workers wait, and return their queries and what these cost."""
+    """Let workers wait, and return the number and the cost of their queries."""
     statements = [0]
 
     def tally(*_: object) -> None:

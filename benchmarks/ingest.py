@@ -55,7 +55,7 @@ class Load:
         self._lock = threading.Lock()
 
     def steps_a_second(self, runs: int) -> float:
-        """Send so many runs at once and return the steps a second of all of them."""
+        """Send that many runs at once, and return their total steps per second."""
         pieces = pieces_of(STEPS // runs)
         with ThreadPoolExecutor(runs) as pool:
             addresses = list(pool.map(self._begin, range(runs)))

@@ -39,7 +39,7 @@ TIME_PATCHES = """{
 
 
 def feed(database: Database, run_ids: list[int], ended: threading.Event) -> None:
-    """Record steps of the live runs until told to end."""
+    """Record steps of the live runs until asked to end."""
     flushes = {run_id: synthetic.flushes(1_000_000, STEPS_A_FLUSH) for run_id in run_ids}
     while not ended.wait(PAUSE_SECONDS):
         for run_id in run_ids:

@@ -54,7 +54,7 @@ class Measured:
 async def view(
     site: Site, token: str, run_id: int, cursor: str, number: int, measured: Measured
 ) -> None:
-    """Read a stream to its end, as a browser would, but for drawing."""
+    """Read a stream to its end as a browser would, without drawing."""
     host, port = site.address.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=2**20)
     writer.write(

@@ -74,7 +74,7 @@ def _resident_mib(process: psutil.Process) -> float:
 
 
 def main() -> None:
-    """Compare the first tenth of each with its last."""
+    """Compare the first tenth of each memory curve with its last."""
     rows, ratios = [], []
     for name, resident in (
         ("recorder", recording()),

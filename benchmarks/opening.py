@@ -32,7 +32,7 @@ def open_cold(database: Database, run_id: int) -> tuple[float, windows.Window]:
 
 
 def main() -> None:
-    """Open both in turn."""
+    """Open both runs in turn."""
     database = synthetic.long_run()
     for run_id in (1, 2):
         open_cold(database, run_id)

@@ -28,7 +28,7 @@ def open_page(page: Page, address: str) -> float:
 
 
 def main() -> None:
-    """Open both in turn."""
+    """Open both runs in turn."""
     with (
         tempfile.TemporaryDirectory(prefix="halfstep-bench-") as folder,
         serving_from(synthetic.long_run(), folder, synthetic.LONG_STEPS) as site,

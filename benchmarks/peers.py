@@ -70,7 +70,7 @@ def held(command: list[str]) -> list[list[int]] | None:
 
 
 def main() -> None:
-    """Take turns, and compare."""
+    """Run the tools in turns, and print the comparison."""
     peer = str(Path(__file__).with_name("peer.py"))
     commands = {OURS: [sys.executable, "-m", "benchmarks.ourselves", str(STEPS)]}
     missing = []

@@ -13,7 +13,7 @@ BAR = 100_000
 
 
 def steps_a_second(database: Database, batch: int) -> float:
-    """Record a run and return its speed; making the numbers is not counted."""
+    """Record a run, and return its speed without the time to make the numbers."""
     run_id = synthetic.start_run(database)
     seconds = 0.0
     for flush in synthetic.flushes(STEPS, batch):

@@ -30,9 +30,9 @@ def report(
     passed: bool,
     peer: str = "–",
 ) -> None:
-    """Print a table. claim: the name of the benchmark's file; bar: what it must reach.
+    """Print a table. claim: the name of the benchmark's file; bar: the required result.
 
-    measured: the figure that the bar is about. peer: the best other tool's, measured beside us.
+    measured: the figure that the bar limits. peer: the figure of the best other tool.
     """
     verdict = "pass" if passed else "MISSED"
     parser = argparse.ArgumentParser()

@@ -56,7 +56,7 @@ ORDERS = ("-id", "name", "-loss", "duration", "-val/accuracy", "lr")
 
 
 class Synthetic:
-    """A recipe with the settings that all of them have."""
+    """A recipe with the settings that all recipes have."""
 
     name: ClassVar[str] = "synthetic"
     Config: ClassVar[type[RecipeConfig]] = RecipeConfig

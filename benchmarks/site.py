@@ -55,7 +55,7 @@ class Site:
 
     @contextmanager
     def feeding(self, steps_a_second: int) -> Iterator[None]:
-        """Train and record run 1: two processes, as a training and its supervisor are.
+        """Train and record run 1 in two processes, like a training and its supervisor.
 
         elapsed_ms of a step is the moment of its end, in milliseconds since the epoch.
         """
@@ -132,7 +132,7 @@ def _answers(address: str) -> bool:
 
 
 def _train(settings: Settings, step: int, steps_a_second: int) -> None:
-    """Spool steps at a steady pace, handed over as often as trainer.telemetry does."""
+    """Spool steps at a steady pace, and hand them over as often as trainer.telemetry does."""
     rng = np.random.default_rng(1)
     while not settings.scratch_folder(1).exists():  # the recorder creates it
         time.sleep(FLUSH_SECONDS)

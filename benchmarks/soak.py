@@ -56,7 +56,7 @@ async def _view(client: httpx2.AsyncClient, run_id: int) -> None:
 
 
 async def export_long_run(client: httpx2.AsyncClient, end: float) -> None:
-    """Export the long run again and again, to nowhere."""
+    """Export the long run repeatedly, and discard the output."""
     formats = ("csv", "parquet")
     number = 0
     while time.monotonic() < end:
@@ -89,7 +89,7 @@ async def sample(site: Site, end: float) -> list[float]:
 
 
 async def use(site: Site, minutes: float) -> tuple[list[float], float]:
-    """Use a server; return its memory over the time, and after a pause of a minute."""
+    """Use a server, and return its memory over time and after a pause of a minute."""
     end = time.monotonic() + minutes * 60
     headers = {"authorization": f"Bearer {site.token()}"}
     async with httpx2.AsyncClient(

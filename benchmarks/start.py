@@ -131,7 +131,7 @@ def _seconds_to_offer(database: Database) -> float:
 
 
 def _start(database: Database, owner: User) -> float:
-    """Submit a run, and return the seconds to its first step; then wait for its end."""
+    """Submit a run, wait for its end, and return the seconds to its first step."""
     begun = time.perf_counter()
     with database.writing() as session:
         run_id = runs.submit(session, owner, Run(recipe="digits", config=CONFIG)).id

@@ -27,7 +27,7 @@ VALUES = {
 
 
 def main() -> None:
-    """Take steps that cannot wait, and count those that wanted to."""
+    """Take steps that cannot wait, and count those that try to."""
     rows = _on_a_gpu() if torch.cuda.is_available() else _without_values()
     waits = sum(int(row[2]) for row in rows)
     report(

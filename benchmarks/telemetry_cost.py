@@ -119,7 +119,7 @@ class TinyGPT(Recipe):
 
 
 class BareLoop:
-    """PyTorch's documented loop, clip included."""
+    """PyTorch's documented loop, including the clip."""
 
     def __init__(self, config: RunConfig[Any], device: torch.device) -> None:
         torch.manual_seed(0)
@@ -170,7 +170,7 @@ class MeasuredLoop:
         self.telemetry.tick()
 
     def close(self) -> None:
-        """Have all that was measured written."""
+        """Write everything that was measured."""
         self.context.observers.drain()
         self.spool.close()
 
@@ -188,7 +188,7 @@ def measure(
 ) -> tuple[float, int, dict[str, Cost]]:
     """Train all copies in turn; return the bare step's seconds, how many turns, and the costs.
 
-    turns: at most; LEAST_TURNS are measured if there is less time than that.
+    turns: the maximum; at least LEAST_TURNS are measured, even if the time runs out.
     """
     clock = time.perf_counter if device.type == "cuda" else time.thread_time
     bare = BareLoop(_config(precision, ()), device)
@@ -247,7 +247,7 @@ def _train(
 
 @contextmanager
 def _time_of(seconds: Callable[[], float]) -> Iterator[None]:
-    """Have a ring go by this clock meanwhile."""
+    """Make a ring use this clock while the context is open."""
     with patch.object(ring, "clock", seconds):
         yield
 

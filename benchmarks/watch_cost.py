@@ -64,7 +64,7 @@ class Loop:
         self.inputs, self.targets = torch.randn(32, 64), torch.randint(10, (32,))
 
     def step(self) -> torch.Tensor:
-        """Train on one batch, or four; return the last loss."""
+        """Train on one batch or four, and return the last loss."""
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         for _ in range(4 if self.kind == "accumulation" else 1):
@@ -97,7 +97,7 @@ class Clocks:
         self._before = [(owner, name, vars(owner)[name]) for owner, name in self.WRAPPED]
 
     def wrap(self, sign: float) -> None:
-        """Add (1) or subtract (-1) the time of each function, as it is now."""
+        """Add (1) or subtract (-1) the current time of each function."""
         for owner, name in self.WRAPPED:
             setattr(owner, name, self.clocked(vars(owner)[name], sign))
 
@@ -257,7 +257,7 @@ def python() -> str:
 
 
 def compare(folder: Path) -> None:
-    """Take turns with each tool that is here; print what steps took, in seconds, as JSON."""
+    """Run each available tool in turns, and print the seconds of the steps as JSON."""
     torch.set_num_threads(1)
     os.environ["HALFSTEP_MODE"] = "offline"
     logs: dict[str, Callable[[Loop, torch.Tensor], None] | None] = {OURS: None, **tools(folder)}
@@ -274,7 +274,7 @@ def compare(folder: Path) -> None:
 
 
 def main() -> None:
-    """Print the table, of what was measured where the tools are."""
+    """Print the table of what the tools' own environment measured."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--into", type=Path, help="print figures, of the tools here")
     if into := parser.parse_known_args()[0].into:

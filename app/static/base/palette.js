@@ -12,7 +12,7 @@ const dialog = document.querySelector('[data-palette]')
 const box = dialog.querySelector('input')
 const list = dialog.querySelector('[role=listbox]')
 const status = dialog.querySelector('[data-palette-status]')
-/** Those of the page, and what is shown. @type {[Entry[], Entry[]]} */
+/** The entries of the page, and the entries that are shown. @type {[Entry[], Entry[]]} */
 let [here, shown] = [[], []]
 let active = 0
 

@@ -46,7 +46,7 @@ export const createTabs = (article, onSelect) => {
     if (location.hash) history.replaceState(null, '', location.pathname + location.search)
     select(tab)
   }
-  /** Open the tab of what the address points at, if it is in one. */
+  /** Open the tab that contains the address's target, if one does. */
   const followHash = () => {
     const target = document.getElementById(location.hash.slice(1))
     const wanted = tabs.find((each) => panelOf(each).contains(target))

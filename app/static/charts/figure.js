@@ -8,7 +8,7 @@ import { isSmoothed, smoothedSeries } from 'smoothing'
 
 /** Pixels around a panel's plot. */
 export const MARGIN = { l: 56, r: 16, t: 8, b: 24 }
-/** Layout of every axis. To hide labels that stick out Plotly measures each of them, and it looks at all values for a type. */
+/** Layout of every axis. Without these options Plotly measures each label to hide those that stick out, and reads all values to find a type. */
 const AXIS = { type: 'linear', zeroline: false, ticklabeloverflow: 'allow' }
 /** Names of our rows and lines, which scripts may log metrics by. */
 const OURS = new Set(['loss', 'scale', 'norm', 'data', 'examples', 'lr'])

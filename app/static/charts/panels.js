@@ -259,7 +259,7 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
     panelOf: (row) => panels.get(row),
     /** Metrics of the panels in view. */
     seen: () => [...panels.values()].flatMap(({ row, shell }) => (shell && row.metric ? [row.metric] : [])),
-    /** Fold all groups, or none; what is pinned stays in view. @param {boolean} isFolded */
+    /** Fold or unfold all groups; the pinned panels stay in view. @param {boolean} isFolded */
     fold: (isFolded) => { for (const [name, box] of groups) if (name !== 'pinned') box.open = !isFolded },
     /** @param {string} name @param {'png'|'svg'} format @param {string} row */
     savePicture: (name, format, row) => {

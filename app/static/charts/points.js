@@ -227,7 +227,7 @@ export class Points {
     return (before + share * (after - before)) / 1000
   }
 
-  /** The steps that a stretch of the x axis covers; beyond what is here, at its mean pace. @param {[number, number]} range @param {Axis} mode @returns {[number, number]} */
+  /** Return the steps that a stretch of the x axis covers; beyond the loaded points it assumes their mean pace. @param {[number, number]} range @param {Axis} mode @returns {[number, number]} */
   steps(range, mode) {
     const steps = mode.startsWith(METRIC) ? this.known(mode.slice(METRIC.length)).x : this.lines.elapsed_ms.x
     if (mode === 'step' || steps.length < 2) return range

@@ -208,7 +208,7 @@ if (test) {
     for (const each of test.querySelectorAll('[data-of]')) each.hidden = each.dataset.of !== test.elements.value.value
   })
 }
-/** Go on with other runs, and the view as it is. @param {string} runs */
+/** Compare other runs and keep the current view. @param {string} runs */
 const goOn = (runs) => {
   const address = new URL(`${root}/compare`, location.href)
   const query = new URLSearchParams(location.search)

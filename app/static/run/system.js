@@ -11,7 +11,7 @@ const ROW = 110 // pixels
 const GAP = 34 // pixels: the row's title stands there
 const MARGIN = { l: 62, r: 22, t: 30, b: 42 }
 const LINES = ['lr', 'loss', 'scale', 'val', 'norm'] // the host's colour first
-/** Title, column, and by what it is divided. @type {[string, Column, number][]} */
+/** Title, column and divisor of each chart. @type {[string, Column, number][]} */
 const ROWS = [['Utilization, %', 'utilization', 0.01], ['Memory, GiB', 'memory_bytes', 2 ** 30], ['Memory of the script, GiB', 'process_memory_bytes', 2 ** 30], ['Disk, MiB/s', 'disk_bytes_per_second', 2 ** 20], ['Network, MiB/s', 'network_bytes_per_second', 2 ** 20], ['Power, W', 'power_watts', 1], ['Temperature, °C', 'temperature_celsius', 1]]
 
 /** @typedef {'utilization'|'memory_bytes'|'process_memory_bytes'|'disk_bytes_per_second'|'network_bytes_per_second'|'power_watts'|'temperature_celsius'} Column */

@@ -50,7 +50,7 @@ const showFacts = (message) => {
   for (const box of document.querySelectorAll('[data-worker-up]')) box.dataset.workerUp = String(message.is_worker_up)
 }
 
-/** Return whether a run of the other group is among these rows, whose position only the server knows. @param {Record<string, string>} rows */
+/** Return whether these rows include a run of the other group, whose position only the server knows. @param {Record<string, string>} rows */
 const hasMoved = (rows) => Object.entries(rows).some(([id, html]) => {
   const row = body?.querySelector(`tr[data-key="${id}"]`)
   return row && body?.querySelector('.band') && 'active' in row.dataset !== / data-active[ >]/.test(html)

@@ -1,6 +1,6 @@
 // A link to another form, which takes along what is typed in this one.
 
-/** Show another form with what is typed here; without a script it begins with the defaults. @param {Found} form @param {Found} link @param {string} address */
+/** Show another form with the values typed here; without a script it begins with the defaults. @param {Found} form @param {Found} link @param {string} address */
 export const takeAlong = (form, link, address) => link.addEventListener('click', (event) => {
   if (!form || event.ctrlKey || event.metaKey || event.shiftKey) return
   event.preventDefault()
