@@ -298,7 +298,7 @@ def test_every_column_of_every_table_is_restored(
 def test_a_backup_by_an_earlier_version_is_converted(
     database: Database, running: Run, tmp_path: Path, has_blocks: bool
 ) -> None:
-    """It has rows of all points of metrics, and of all steps if there are no blocks of these."""
+    """An earlier version's backup has rows of all points, and of all steps if without blocks."""
     points = [make_metric(step, step / 7) for step in range(300)]
     record(database, running, make_steps([1.0] * 300), events=points)
     if not has_blocks:

@@ -52,7 +52,7 @@ def old(database: Database, running: Run, store: LocalStore) -> int:
 
 
 def test_a_run_that_is_being_converted_keeps_its_checkpoints(database: Database, old: int) -> None:
-    """Its best step is unknown until then."""
+    """The best step of a run is unknown until the run is converted."""
     with database.reading() as session:
         earlier_metrics.as_rows(database, runs.get(session, old))
     with database.reading() as session:

@@ -1,4 +1,4 @@
-"""`halfstep query`: SQL over what a server has recorded."""
+"""`halfstep query`: SQL over the recorded data of a server."""
 
 import json
 import sys
@@ -39,7 +39,7 @@ def ask(client: Client, capsys: pytest.CaptureFixture[str]) -> Any:
 def test_runs_settings_steps_and_metrics_are_tables(
     ask: Any, client: Client, database: Database, recorded: Run
 ) -> None:
-    """All that a server has of them, with the id of their run; NaN and infinities are values."""
+    """The tables have all recorded data and the run's id; NaN and infinities are values."""
     record(database, recorded, events=[make_metric(7, value) for value in (0.5,)])
     [row] = ask("SELECT count(*) AS n, max(step) AS last, sum(flags & 1) AS skips FROM steps")
     assert (row["n"], row["last"], row["skips"]) == (STEPS, STEPS, 1)
@@ -58,7 +58,7 @@ def test_runs_settings_steps_and_metrics_are_tables(
 def test_files_are_fetched_once_for_each_revision(
     ask: Any, database: Database, recorded: Run, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only those that a query reads; a later revision replaces them."""
+    """A query fetches only the files that it reads; a later revision replaces them."""
     ask("SELECT id FROM runs")
     assert list(cache.glob("*/*")) == []
     count = "SELECT count(*) AS n FROM metrics"
@@ -74,13 +74,13 @@ def test_files_are_fetched_once_for_each_revision(
 
 
 def test_a_filter_limits_the_runs(ask: Any) -> None:
-    """As on the page of runs; without any there are no rows."""
+    """`--filter` works as on the page of runs; if it matches no run, there are no rows."""
     assert ask("SELECT count(*) AS n FROM steps", "--filter", "status:failed") == [{"n": 0}]
     assert ask("SELECT count(*) AS n FROM runs", "--filter", "status:running") == [{"n": 1}]
 
 
 def test_a_table_is_printed(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the names of the query's columns."""
+    """The printed table has the names of the query's columns."""
     assert type_command("query", "SELECT id AS run, 0.5 AS half FROM runs") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["run", "half"]
@@ -88,14 +88,14 @@ def test_a_table_is_printed(client: Client, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_wrong_query_is_named(client: Client) -> None:
-    """By the error of DuckDB."""
+    """A wrong query is answered with the error of DuckDB."""
     message = type_command("query", "SELECT lost FROM steps")
     assert isinstance(message, str)
     assert "lost" in message
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the command that installs it."""
+    """Without the extra, the message has the command that installs it."""
     monkeypatch.setitem(sys.modules, "duckdb", None)
     with pytest.raises(SystemExit, match=r"duckdb is required: pip install 'halfstep\[query\]'"):
         command.app(["SELECT 1"], standalone_mode=False)

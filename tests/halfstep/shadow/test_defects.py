@@ -582,7 +582,7 @@ def test_a_bound_in_a_hook_on_scaled_gradients_is_seen() -> None:
 
 @pytest.mark.parametrize("is_right", [True, False])
 def test_a_loss_that_another_scaler_scales_is_seen(*, is_right: bool) -> None:
-    """Its gradients are unscaled by the scale of the one that steps."""
+    """Gradients of another scaler's loss are unscaled by the scale of the scaler that steps."""
 
     def train() -> None:
         net = nn.Linear(4, 1)
