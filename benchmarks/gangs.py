@@ -150,7 +150,7 @@ class Cluster:
 
 
 def plain(trace: list[Job], worker_count: int, *, fills_in: bool) -> Outcome:
-    """Run the trace in order; fills_in: as EASY does, else as FIFO."""
+    """Run the trace in order, by EASY if `fills_in` is set, and otherwise by FIFO."""
     waiting: list[Job] = []
     cluster, outcome = Cluster(worker_count), Outcome()
     coming = iter(trace)

@@ -176,7 +176,10 @@ class MeasuredLoop:
 
 
 class Cost(NamedTuple):
-    """added: seconds a step.  share: of the bare step.  is_same: the weights are the bare ones."""
+    """Cost of a copy.
+
+    added: seconds per step.  share: of the bare step.  is_same: its weights equal the bare loop's.
+    """
 
     added: float
     share: float

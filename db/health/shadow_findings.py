@@ -32,7 +32,7 @@ FEWEST_STEPS = 3
 def observed(steps: Sequence[ShadowStep], lost_at: int | None) -> list[Observation]:
     """Return the faults that armed steps have shown, the gravest first.
 
-    lost_at: the step that made the weights nonfinite; what is nonfinite later is so by them.
+    lost_at: the step that made the weights nonfinite, which explains later nonfinite values.
     """
     observations = Observations()
     for event in sorted(steps, key=lambda event: event.step):

@@ -51,7 +51,7 @@ class Mix(NamedTuple):
 
 
 class Comparison:
-    """A batch of some models in this process, of which passes are made."""
+    """The comparison of passes of one batch through some models in this process."""
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ MILLISECONDS = 15_000  # patience with a slow machine
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the journeys in `make test`, and run them in one process that starts Chromium once.
 
-    The other tests run in `make test-all`, those of a module in one process.
+    The other tests run in `make test-all`, with each module's tests in one process.
     """
     for item in items:
         if not item.path.is_relative_to(Path(__file__).parent):

@@ -33,7 +33,7 @@ def train(clip: float | None, folder: Path | None) -> tuple[RecordingScaler, lis
 
 @pytest.mark.parametrize("clip", [None, 1.0])
 def test_timm_is_recorded_exactly(tmp_path: Path, clip: float | None) -> None:
-    """Scales, skips and culprits are the scaler's, and the weights those without a watch."""
+    """Scales, skips and culprits are the scaler's, and the weights equal those without `watch`."""
     bare, without = train(clip, None)
     watched, with_us = train(clip, tmp_path)
     assert (watched.scales, watched.skipped) == (bare.scales, bare.skipped)

@@ -104,7 +104,7 @@ def _bits(site: Upgraded, name: str) -> dict[str, Any]:
 
 
 def test_what_users_saved_still_works(old: Old) -> None:
-    """Views find the same runs, tokens and links open the same, all that a run has is readable."""
+    """Views find the same runs, tokens and links open the same pages, and runs are readable."""
     with upgraded(old) as site:
         views = {view["name"]: view for view in site.send("GET", "/views")}
         for name, found in old.readings["views"].items():

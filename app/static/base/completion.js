@@ -54,7 +54,7 @@ export const isUnfinished = (words, typed) => {
   return !value || (CLOSED.includes(key) && !(words.values[key] ?? []).includes(unquoted(value)))
 }
 
-/** Those that begin with a text, then those that have it elsewhere. @param {string[]} values @param {string} text */
+/** Return the values that begin with a text, then those that contain it elsewhere. @param {string[]} values @param {string} text */
 const found = (values, text) => {
   const [wanted, has] = [text.toLowerCase(), (value) => value.toLowerCase()]
   const first = values.filter((value) => has(value).startsWith(wanted))

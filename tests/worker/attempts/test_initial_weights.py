@@ -97,7 +97,7 @@ def test_runs_start_from_weights_only(site: Site, tmp_path: Path) -> None:
 
 
 def upload(site: Site, run_id: int) -> str:
-    """Put a run's weights where uploads are put; return what configurations call them."""
+    """Put a run's weights into the folder of uploads, and return their name in configurations."""
     with site.database.reading() as session:
         [row] = checkpoints.weights_at(session, run_id, None)
     name = f"{row.sha256}/net.safetensors"
