@@ -180,16 +180,18 @@ class Sanitizer:
             self._changes.are_scaled(entries)
 
     def scaled(self, losses: object, scaler: GradScaler) -> None:
-        """See losses that a scaler has scaled."""
+        """Record the losses that a scaler has scaled."""
         with self.apart():
-            for loss in filter(is_readable, tensors_in(losses)):
-                self._changes.scaled(loss, scaler, scaler.get_scale())
+            if (scale := _scale_of(scaler)) is not None:
+                for loss in filter(is_readable, tensors_in(losses)):
+                    self._changes.scaled(loss, scaler, scale)
 
     def unscaling(self, optimizer: Optimizer, scaler: GradScaler) -> None:
         """Judge an optimizer whose gradients a scaler is about to divide by its scale."""
         if id(optimizer) not in self._judged and not (self.mode.is_over_budget or self._passes):
             with self.apart():
-                self._changes.unscaling(optimizer, scaler, scaler.get_scale())
+                if (scale := _scale_of(scaler)) is not None:
+                    self._changes.unscaling(optimizer, scaler, scale)
         self.judge(optimizer)
 
     def judge(self, optimizer: Optimizer) -> None:
@@ -303,3 +305,9 @@ class Sanitizer:
         elif not origin.inputs or origin.has_infinite_argument:  # made by the loop on purpose
             return None
         return Carried(self.step, replace(origin, inputs=[]))
+
+
+def _scale_of(scaler: GradScaler) -> float | None:
+    """Return a scaler's scale; None if it is not known yet, or on the meta device."""
+    scale = scaler._scale
+    return float(scale) if scale is not None and is_readable(scale) else None
