@@ -63,8 +63,6 @@ PEAKS = {
     "H100": (67.0, 495.0, 989.0),
     "H200": (67.0, 495.0, 989.0),
 }
-START_SECONDS = 75.0  # most that a process may take to start, to compile and to warm up
-TURN_SECONDS = 20.0  # most that a turn may take
 WAIT_SECONDS = 600.0  # of a process for its turn, after which its parent is gone
 OVER = "the time was over"
 FORK = get_context("fork")
@@ -82,6 +80,8 @@ class Settings:
     turn_warm_up_steps: int = 50  # in which the device's clock rises again
     turn_seconds: float = 0.25
     step_ms: float = 2.0  # of the bare loops whose overhead is measured
+    start_limit: float = 75.0  # seconds in which a process starts, compiles and warms up
+    turn_limit: float = 20.0  # seconds
 
     @property
     def seconds_left(self) -> float:
@@ -159,7 +159,7 @@ def result_of(function: Callable[..., None], settings: Settings) -> Any:
     """Return the result of a function in a process of its own. Raises RuntimeError."""
     process = Process(function, settings)
     try:
-        return process.result(min(START_SECONDS, settings.seconds_left))
+        return process.result(min(settings.start_limit, settings.seconds_left))
     finally:
         process.end()
 
@@ -209,7 +209,7 @@ def measure(cases: Sequence[Case], settings: Settings) -> dict[Case, Result]:
         for case in order:
             if settings.seconds_left and case not in results:
                 try:
-                    seconds = min(TURN_SECONDS, settings.seconds_left)
+                    seconds = min(settings.turn_limit, settings.seconds_left)
                     rounds[case].append(processes[case].turn(seconds))
                 except RuntimeError as error:
                     results[case] = Result(tuple(rounds[case]), str(error))
@@ -240,7 +240,7 @@ def _start(
             starting[case] = Process(serve_turns, case, settings)
         wait([each.connection for each in starting.values()], min(1.0, settings.seconds_left))
         for case, process in list(starting.items()):
-            is_late = time.monotonic() - process.started > START_SECONDS
+            is_late = time.monotonic() - process.started > settings.start_limit
             if not (process.connection.poll() or is_late or not settings.seconds_left):
                 continue
             del starting[case]
@@ -248,7 +248,7 @@ def _start(
                 process.result(0)
                 ready[case] = process
             except RuntimeError as error:
-                late = f"not ready within {START_SECONDS:.0f} s"
+                late = f"not ready within {settings.start_limit:.0f} s"
                 failed[case] = Result(left_out=late if is_late else str(error))
                 process.end()
     return ready, failed
@@ -265,8 +265,18 @@ def main() -> None:
     device, deadline = torch.device(options.device), time.monotonic() + options.seconds
     settings = Settings(device, deadline, Size(), Size(width=256, batch=64))
     if options.small:
-        tiny = Size(width=32, batch=16)
-        settings = Settings(device, deadline, tiny, tiny, 20, 5, turn_seconds=0.0, step_ms=1.0)
+        settings = Settings(
+            device,
+            deadline,
+            Size(width=32, batch=16),
+            Size(width=16, batch=16),  # another, or a busy machine's case of each would be one
+            warm_up_steps=20,
+            turn_warm_up_steps=5,
+            turn_seconds=0.0,
+            step_ms=1.0,
+            start_limit=options.seconds,
+            turn_limit=options.seconds,
+        )
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no further processes
     with suppress(ImportError):  # the bare loop needs none of them
         for name in ("halfstep.session.watch_session", "halfstep.watching.loop", "trainer.setup"):
