@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from db.access import accounts
 from db.database import Database
@@ -23,6 +24,7 @@ from db.runs import environments
 from db.tables import Run, RunEnvironment, User
 from halfstep import sandbox
 from tests.db.conftest import submit_command
+from tests.marks import extended
 from tests.site import SECONDS, Site, is_running, until
 
 #: Programs that runs execute; they lie where every user can read them.
@@ -30,6 +32,14 @@ PROGRAMS = Path(__file__).with_name("attacks")
 #: How the worker runs: as root, as another user without privileges, as root with run users.
 ROOT, PLAIN, RUN_USERS = KINDS = ("root", "plain", "run_users")
 DEVICES = 4
+
+
+def worker_kind(kind: str) -> pytest.MarkDecorator:
+    """Attack this kind of worker in `make test`, and the others in `make test-all`."""
+    others = extended(each for each in KINDS if each != kind)
+    return pytest.mark.parametrize("target", [kind, *others], indirect=True)
+
+
 #: Of this process only; others have the adjacent ranges.
 FIRST = 62000 + os.getpid() % 300 * 10
 PLAIN_USER = FIRST + 9

@@ -12,7 +12,7 @@ from db.access import accounts
 from db.settings import Settings
 from db.tables import Artifact
 from tests.site import until
-from tests.worker.sandbox.target import PATIENCE, Target
+from tests.worker.sandbox.target import PATIENCE, ROOT, Target, worker_kind
 
 pytestmark = pytest.mark.slow
 #: Of 400 tries of a server that looks and then opens, some sent none.
@@ -37,6 +37,7 @@ def client(target: Target) -> Iterator[TestClient]:
         yield client
 
 
+@worker_kind(ROOT)
 def test_a_download_sends_no_file_of_others(target: Target, client: TestClient) -> None:
     """A run that swaps its file for a link while it is sent gets the link's target never."""
     secret = target.secrets["key"]

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from tests.marks import extended
-from tests.worker.sandbox.target import PLAIN_USER, Target
+from tests.worker.sandbox.target import PLAIN, PLAIN_USER, ROOT, RUN_USERS, Target, worker_kind
 
 pytestmark = pytest.mark.slow
 
@@ -21,6 +21,7 @@ PLACES = (
 )
 
 
+@worker_kind(RUN_USERS)
 @pytest.mark.parametrize("ends_by_signal", [False, *extended([True])])
 def test_the_service_writes_no_file_for_a_run(target: Target, ends_by_signal: bool) -> None:
     """Links in folders that a run has moved lead neither logs nor quarantine nor owners astray."""
@@ -40,6 +41,7 @@ def test_the_service_writes_no_file_for_a_run(target: Target, ends_by_signal: bo
         assert target.difference(before) == {}
 
 
+@worker_kind(ROOT)
 def test_a_run_changes_nothing_about_files_of_others(target: Target) -> None:
     """A run can change neither mode, owner, times nor attributes of such files by any call. A
     set-user-ID program in its folder has no effect, and no other user reaches it.
@@ -64,6 +66,7 @@ def test_a_run_changes_nothing_about_files_of_others(target: Target) -> None:
         assert target.difference(before, victim["cwd"]) == {}
 
 
+@worker_kind(PLAIN)
 def test_a_run_opens_no_terminal_of_others(target: Target) -> None:
     """A run opens neither terminals of other users, nor those of the worker's user, nor other
     devices; typed input stays.

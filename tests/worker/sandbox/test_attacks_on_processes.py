@@ -12,7 +12,7 @@ import pytest
 
 from halfstep import sandbox
 from tests.marks import extended
-from tests.worker.sandbox.target import PLAIN_USER, ROOT, Target
+from tests.worker.sandbox.target import PLAIN, PLAIN_USER, ROOT, Target, worker_kind
 
 pytestmark = pytest.mark.slow
 SYS_ADD_KEY, SYS_KEYCTL, KEYCTL_UNLINK, USER_KEYRING = 248, 250, 9, -4
@@ -45,6 +45,7 @@ def reached(target: Target) -> dict[str, Any]:
     return result
 
 
+@worker_kind(ROOT)
 def test_a_run_reaches_no_other_process(target: Target, reached: dict[str, Any]) -> None:
     """A run cannot read, trace, signal or change another process, gets no open files, and gains
     no privileges.
@@ -68,6 +69,7 @@ def test_a_run_slows_no_other_process(reached: dict[str, Any]) -> None:
     assert reached["burdened"] == {}
 
 
+@worker_kind(PLAIN)
 @pytest.mark.parametrize("holds_output", [True, *extended([False])])
 def test_nothing_of_a_run_outlives_it(target: Target, holds_output: bool) -> None:
     """A run that kills the process above it, and leaves others, ends, and leaves none.

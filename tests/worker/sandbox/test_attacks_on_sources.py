@@ -2,11 +2,12 @@
 
 import pytest
 
-from tests.worker.sandbox.target import Target
+from tests.worker.sandbox.target import RUN_USERS, Target, worker_kind
 
 pytestmark = pytest.mark.slow
 
 
+@worker_kind(RUN_USERS)
 def test_the_service_reads_no_file_for_a_run(target: Target) -> None:
     """Links and repositories that a run has made show no secret as a later run's source or diff."""
     with target.worker():

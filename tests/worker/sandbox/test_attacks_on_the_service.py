@@ -10,7 +10,7 @@ import pytest
 
 from tests.marks import extended
 from tests.site import until
-from tests.worker.sandbox.target import DEVICES, PATIENCE, PLAIN, Target
+from tests.worker.sandbox.target import DEVICES, PATIENCE, PLAIN, RUN_USERS, Target, worker_kind
 
 pytestmark = pytest.mark.slow
 READ = (
@@ -22,6 +22,7 @@ READ = (
 LARGEST_GIB = 1.5
 
 
+@worker_kind(RUN_USERS)
 @pytest.mark.parametrize("again", [False, *extended([True])])
 @pytest.mark.parametrize("kind", ["fifo", *extended(["folder", "nested", "names"])])
 def test_a_run_stops_neither_supervisor_nor_worker(target: Target, kind: str, again: bool) -> None:
