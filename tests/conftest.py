@@ -41,10 +41,11 @@ OWN = "TEST_*,GATE,COLD,FAULTS,CLUSTERS,DIAGNOSIS*,FUZZ_ROUNDS,GPU_TESTS_DEVICE"
 os.environ["HALFSTEP_OTHER_VARIABLES"] = ",".join(f"HALFSTEP_{each}" for each in OWN.split(","))
 
 settings.register_profile("all", deadline=None)  # a busy machine is no fault
-settings.register_profile("halfstep", deadline=None, max_examples=12)
+settings.register_profile("halfstep", deadline=None, max_examples=5)
 settings.load_profile("halfstep")
 
 ID_LENGTH = 200  # of a parametrized value
+FIRST_TESTS = pytest.StashKey[dict[Any, str]]()  # of each module, the first that uses a database
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -68,10 +69,17 @@ def _databases(kinds: list[str], metafunc: pytest.Metafunc) -> list[Any]:
     Of a test with a bucket the subject is that.
     """
     has_marker = metafunc.definition.get_closest_marker
-    is_about_sql = has_marker("sql") and not has_marker("one_database")
+    is_sample = has_marker("sql_sample") and _is_first_with_database(metafunc)
+    is_about_sql = (has_marker("sql") or is_sample) and not has_marker("one_database")
     if len(kinds) < 2 or (is_about_sql and "bucket" not in metafunc.fixturenames):
         return kinds
     return [kinds[0], *(pytest.param(kind, marks=pytest.mark.extended) for kind in kinds[1:])]
+
+
+def _is_first_with_database(metafunc: pytest.Metafunc) -> bool:
+    """Return whether a test is the first of its module that uses a database of either kind."""
+    first: dict[Any, str] = metafunc.config.stash.setdefault(FIRST_TESTS, {})
+    return first.setdefault(metafunc.module, metafunc.definition.name) == metafunc.definition.name
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

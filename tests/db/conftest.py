@@ -16,9 +16,16 @@ CPU = {"kind": "cpu", "index": 0, "memory_bytes": 8 * 2**30, "fp16": True, "bf16
 DIGITS = {"name": "digits", "title": "Digits", "description": "", "schema": {"type": "object"}}
 
 
+#: Folders and modules of rows that are stored and read again, without a query or lock of their own.
+SAMPLED = {"access", "alerts", "files", "health"}
+SAMPLED |= {"test_curves.py", "test_run_metadata.py", "test_runs.py", "test_trash.py"}
+
+
 def pytest_collectstart(collector: pytest.Collector) -> None:
-    """Run these tests on both databases in `make test`."""
-    collector.add_marker("sql")
+    """Run these tests on both databases in `make test`, of some modules only the first."""
+    if isinstance(collector, pytest.Module):
+        is_sampled = not SAMPLED.isdisjoint(collector.path.parts)
+        collector.add_marker("sql_sample" if is_sampled else "sql")
 
 
 def config(steps: int = 100, precision: str = "fp16", **training: Any) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Operators that a step dispatches beyond PyTorch's own loop: the exact list."""
 
 from collections import Counter
+from itertools import product
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 from halfstep.recipe import Loss
 from halfstep.run_config import parse_config
+from tests.marks import extended
 from tests.operators import Operators
 from tests.trainer.conftest import Regression
 from trainer.distributed.ranks import Ranks
@@ -17,7 +19,7 @@ from trainer.setup import make_context
 from trainer.step import make_autocast, make_scaler, train_step
 
 CPU = torch.device("cpu")
-STEPS = 40  # the scale's bounds are applied in every 16th
+STEPS = 10  # the scale's bounds are applied in every 16th
 
 
 class Many(Regression):
@@ -38,6 +40,16 @@ class Many(Regression):
         inputs, targets = batch
         weight = torch.stack(list(self.modules["model"])).sum(dim=0)
         yield Loss(F.mse_loss(inputs @ weight[:, None], targets), "it")
+
+
+KINDS = ("AdamW", "fused AdamW", "fused SGD")
+#: One of each precision and optimizer; the other combinations run in `make test-all`.
+SAMPLE = list(zip((6, 100, 6), KINDS, ("fp16", "bf16", "fp32"), strict=True))
+ALL = product((6, 100), KINDS, ("fp16", "bf16", "fp32"))
+all_kinds = pytest.mark.parametrize(
+    ("parameters", "kind", "precision"),
+    [*SAMPLE, *extended(each for each in ALL if each not in SAMPLE)],
+)
 
 
 def usual_step(step) -> Counter[str]:
@@ -96,9 +108,7 @@ def surplus(monkeypatch, parameters, kind, precision, *, clip, **values) -> dict
     return {name.removeprefix("aten."): count for name, count in more.items() if count}
 
 
-@pytest.mark.parametrize("parameters", [6, 100])
-@pytest.mark.parametrize("kind", ["AdamW", "fused AdamW", "fused SGD"])
-@pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
+@all_kinds
 def test_a_step_takes_two_operators_beyond_a_bare_loop(monkeypatch, parameters, kind, precision):
     """One operator is for all norms, and one for the row."""
     assert surplus(monkeypatch, parameters, kind, precision, clip=False) == {
@@ -107,9 +117,7 @@ def test_a_step_takes_two_operators_beyond_a_bare_loop(monkeypatch, parameters, 
     }
 
 
-@pytest.mark.parametrize("parameters", [6, 100])
-@pytest.mark.parametrize("kind", ["AdamW", "fused AdamW", "fused SGD"])
-@pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
+@all_kinds
 def test_a_clipped_step_takes_one(monkeypatch, parameters, kind, precision):
     """The operator is for the row: the clip has computed the norms."""
     assert surplus(monkeypatch, parameters, kind, precision, clip=True) == {"stack": 1}

@@ -183,9 +183,9 @@ def _is_of(table: str, row: Any, side: Side) -> bool:
     )
 
 
-#: The others run in `make test-all`: test_authentication.py tests all routes without a sign-in,
-#: test_shared_links.py with a link, test_access.py with a limited token.
-KINDS = ("outsider's browser", "token to send", "viewer")
+#: The others run in `make test-all`: test_authentication.py tests all routes without a sign-in and
+#: with a token to send, test_shared_links.py with a link, test_access.py with a limited token.
+KINDS = ("outsider's browser", "viewer")
 CALLERS = [*KINDS, *extended(name for name in IDENTITIES if name not in KINDS)]
 #: Those whose requests change nothing at all, not even what is their own.
 CHANGE_NOTHING = ("limited token", "token to read")

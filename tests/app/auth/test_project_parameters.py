@@ -53,7 +53,6 @@ def script_with(app: FastAPI, ada: User) -> Callable[[str], TestClient]:
     )
 
 
-@pytest.mark.sql
 @pytest.mark.parametrize("address", BODIES)
 @pytest.mark.parametrize(
     "whose",

@@ -25,6 +25,7 @@ from tests.app.auth.valid_requests import (
     writing_routes,
 )
 from tests.app.installation import HIDDEN, Installation, install
+from tests.marks import extended
 
 pytestmark = [pytest.mark.slow, pytest.mark.only_on("sqlite")]
 #: A project that does not exist, with a name as long as that of the hidden one.
@@ -125,7 +126,8 @@ def _naming(
 
 
 @pytest.mark.parametrize(
-    "name", ["outsider's browser", "outsider", "outsider's token to send", "limited token"]
+    "name",
+    ["outsider's browser", "outsider's token to send", *extended(["outsider", "limited token"])],
 )
 def test_no_response_reveals_whether_a_project_exists(
     app: FastAPI,

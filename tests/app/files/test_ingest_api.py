@@ -35,7 +35,7 @@ from tests.app.uploading import Uploader, described, write_token
 from tests.db.telemetry.telemetry_made import logged_points, make_events, make_metric, make_steps
 from tests.spool_made import event_of, spool_anything
 
-pytestmark = pytest.mark.sql
+pytestmark = pytest.mark.sql_sample
 
 
 @pytest.fixture
@@ -121,6 +121,7 @@ def test_a_piece_may_be_cut_anywhere(uploader: Uploader, database: Database) -> 
     assert steps_of(database) == list(range(1, 10))
 
 
+@pytest.mark.sql
 def test_a_piece_that_is_sent_again_changes_nothing(uploader: Uploader, database: Database) -> None:
     """A repeated piece is rejected with the current offset, and so is one that leaves a gap."""
     uploader.begin()
@@ -350,6 +351,7 @@ def test_a_preempted_run_is_cancelled_until_it_goes_on(
     assert script.get("/api/v1/runs/1").json()["status"] == "running"
 
 
+@pytest.mark.sql
 def test_a_later_attempt_fences_the_earlier(uploader: Uploader, database: Database) -> None:
     """Only the uploader of the newest attempt is accepted."""
     uploader.begin()
@@ -561,6 +563,7 @@ def test_a_frame_that_cannot_be_recorded_costs_nothing_but_itself(
     assert line.text.endswith("and 1 more frames")
 
 
+@pytest.mark.sql
 def test_a_row_that_the_database_rejects_affects_no_other(
     uploader: Uploader, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -738,6 +741,7 @@ def test_twenty_runs_at_once(address: str, database: Database, ada: User, tmp_pa
         assert steps_of(database, run_id) == list(range(1, 501))
 
 
+@pytest.mark.sql
 def test_two_that_begin_a_run_at_once_make_one(
     address: str, database: Database, ada: User, tmp_path: Path
 ) -> None:

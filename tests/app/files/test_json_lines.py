@@ -20,7 +20,7 @@ from db.telemetry.pyramid import END
 from tests.app.uploading import write_token
 from tests.db.telemetry.telemetry_made import logged_points
 
-pytestmark = pytest.mark.sql
+pytestmark = pytest.mark.sql_sample
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ from tests.app.runs.continue_run_made import end
 from tests.app.uploading import Uploader
 from tests.db.conftest import blocked, make_watched
 
-pytestmark = pytest.mark.sql
+pytestmark = pytest.mark.sql_sample
 
 
 @pytest.fixture

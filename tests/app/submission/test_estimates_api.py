@@ -11,7 +11,7 @@ from db.tables import LatestMetric, Run, User, Worker
 from tests.app.conftest import DIGITS
 from tests.db.queue.estimates_made import finished
 
-pytestmark = pytest.mark.sql
+pytestmark = pytest.mark.sql_sample
 
 ASKED = {"recipe": "digits", "precision": "fp16", "steps": 600, "batch_size": 8}
 

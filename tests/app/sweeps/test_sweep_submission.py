@@ -24,7 +24,7 @@ from tests.app.conftest import CPU
 from tests.app.sweeps.sweep_submission_made import LRS, begin, finish, members
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 
-pytestmark = pytest.mark.sql
+pytestmark = pytest.mark.sql_sample
 
 
 def the_sweep(database: Database, sweep_id: int = 1) -> tuple[Sweep, str]:

@@ -13,7 +13,7 @@ from db.settings import Settings
 from db.tables import Run
 from tests.db.telemetry.telemetry_made import make_metric, record
 
-pytestmark = pytest.mark.sql
+pytestmark = pytest.mark.sql_sample
 
 MANY = 250
 NAMES = [f"layer{number:03d}/norm" for number in range(MANY)]

@@ -11,7 +11,7 @@ from db.runs import runs
 from db.tables import Run, Status, User
 from tests.app.conftest import submit
 
-pytestmark = pytest.mark.sql
+pytestmark = pytest.mark.sql_sample
 
 
 @pytest.fixture

@@ -271,6 +271,7 @@ def fill_every_table(database: Database, store: MemoryStore) -> None:
                 session.execute(table.insert(), row | (file if "sha256" in row else {}))
 
 
+@pytest.mark.sql
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_every_column_of_every_table_is_restored(
     database: Database, tmp_path: Path, request: pytest.FixtureRequest, kind: str
