@@ -44,7 +44,8 @@ def test_a_test_fails_with_the_report(tmp_path: Path) -> None:
     """A sound loop passes, a mistake fails with its line, and so does a loop without a step."""
     (tmp_path / "test_training.py").write_text(TESTS)
     plugin = ["-p", "halfstep.check.pytest_plugin", "-p", "no:cacheprovider"]
-    command = [sys.executable, "-m", "pytest", "-q", *plugin, "test_training.py"]
+    start = "import pytest, sys; sys.exit(pytest.main(sys.argv[1:]))"
+    command = [sys.executable, "-c", start, "-q", *plugin, "test_training.py"]
     own = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     ended = warm.run(command, cwd=tmp_path, env=own, timeout=120)
     assert "test_training.py::test_undefined" in ended.stdout

@@ -82,7 +82,7 @@ def test_every_documented_command_exists_with_its_options() -> None:
     assert wrong == []
 
 
-@pytest.mark.slow
+@pytest.mark.extended  # test_user_command.py has each command, in one process
 def test_the_commands_for_accounts_run_as_written(tmp_path: Path) -> None:
     """The commands of docs/how-to/teams.md run with the project that they name."""
     [block] = [

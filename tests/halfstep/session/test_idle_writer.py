@@ -23,6 +23,7 @@ from halfstep.recording import ring
 from halfstep.session import active_run, idle_writer
 from halfstep.telemetry.events import Metric, Scaler
 from halfstep.telemetry.spool import Position, SpoolReader, lost_bytes, spool_of
+from tests.marks import extended
 from tests.site import until
 
 MOST_STEPS = 10_000
@@ -106,13 +107,19 @@ def killed() -> Callable[[Path, str, int, int], list[tuple[float, float]]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["scaled", "unscaled"])
-def test_twenty_kills_lose_no_row_that_was_written_and_tear_none(
-    killed: Callable[[Path, str, int, int], list[tuple[float, float]]], tmp_path: Path, kind: str
+@pytest.mark.parametrize(
+    ("kind", "kills"),
+    [("scaled", 2), ("unscaled", 2), *extended([("scaled", 10), ("unscaled", 10)])],
+)
+def test_kills_lose_no_row_that_was_written_and_tear_none(
+    killed: Callable[[Path, str, int, int], list[tuple[float, float]]],
+    tmp_path: Path,
+    kind: str,
+    kills: int,
 ) -> None:
     """Half of them hit a script that idles, whose last step is written, too."""
     chance = random.Random(63)
-    for number in range(10):
+    for number in range(kills):
         is_idle = number % 2 == 0
         steps = chance.randint(10, 150)
         folder = tmp_path / str(number)

@@ -13,6 +13,7 @@ from textwrap import dedent
 import pytest
 import torch
 
+from tests import warm
 from tests.halfstep.shadow.checked import bits
 from tests.site import free_port
 
@@ -43,13 +44,15 @@ def train(steps=3, model=None):
 def started(command: list[str], folder: Path, **environment: str) -> subprocess.Popen[str]:
     pipe = subprocess.PIPE
     own = {**os.environ, **environment}
-    return subprocess.Popen(command, cwd=folder, env=own, stdout=pipe, stderr=pipe, text=True)
+    return warm.Popen(command, cwd=folder, env=own, stdout=pipe, stderr=pipe, text=True)
 
 
 def check(folder: Path, source: str, *options: str) -> tuple[int, str, str]:
     """Check a script; return its exit code, stdout and stderr."""
     (folder / "script.py").write_text(NET + dedent(source))
-    process = started([*HALFSTEP, *options, "script.py"], folder)
+    # A spawned child finds the script by the folder that its parent was started in.
+    how = {"HALFSTEP_COLD": "yes"} if "spawn" in source else {}
+    process = started([*HALFSTEP, *options, "script.py"], folder, **how)
     printed, errors = process.communicate(timeout=120)
     return process.returncode, printed, errors
 
