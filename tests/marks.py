@@ -1,6 +1,6 @@
 """Marks of parametrized values."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
@@ -12,3 +12,8 @@ def extended(values: Iterable[Any]) -> list[Any]:
         pytest.param(*(value if isinstance(value, tuple) else [value]), marks=pytest.mark.extended)
         for value in values
     ]
+
+
+def sampled(values: Iterable[Any], sample: Collection[Any]) -> list[Any]:
+    """Keep the values of a sample in `make test`, and leave the others to `make test-all`."""
+    return [value if value in sample else extended([value])[0] for value in values]

@@ -22,9 +22,20 @@ from halfstep.shadow.sanitizer import Sanitizer
 from halfstep.telemetry import event_codec as codec
 from halfstep.telemetry.events import ShadowStep
 from tests.halfstep.shadow.checked import Loop, bare
-from tests.halfstep.shadow.test_bits import LOOPS
+from tests.halfstep.shadow.test_bits import (
+    LOOPS,
+    accumulation,
+    closures,
+    compiled,
+    exceptions,
+    mlp,
+    no_scaler,
+    optimizer_in_backward,
+    two_scalers,
+)
 from tests.halfstep.shadow.test_odd_loops import BORNE
 from tests.halfstep.watching.watch_made import Written
+from tests.marks import sampled
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
@@ -199,9 +210,18 @@ def test_a_number_that_torch_holds_as_a_tensor_can_be_read(tmp_path: Path) -> No
         sanitizer.disarm()
 
 
+#: Loops that step and clear in different ways; the others run in `make test-all`.
+SAMPLE: list[Loop] = [
+    *(mlp, accumulation, closures, two_scalers, optimizer_in_backward, no_scaler),
+    *(compiled, exceptions),
+]
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own
-@pytest.mark.parametrize("loop", [*LOOPS, *BORNE], ids=lambda loop: loop.__qualname__.split(".")[0])
+@pytest.mark.parametrize(
+    "loop", sampled([*LOOPS, *BORNE], SAMPLE), ids=lambda loop: loop.__qualname__.split(".")[0]
+)
 def test_a_watched_loop_of_armed_steps_is_equal_to_the_bit(
     loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

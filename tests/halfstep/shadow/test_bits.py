@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 from tests.halfstep.shadow.checked import Loop, assert_equal_and_healthy, train
+from tests.marks import sampled
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of betas and deprecations
 
@@ -759,6 +760,15 @@ LOOPS: list[Loop] = [
 ]
 
 
-@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__qualname__.split(".")[0])
+#: One of each way to compute gradients, and to step; the others run in `make test-all`.
+SAMPLE: list[Loop] = [
+    *(mlp, attention, sparse_embedding, complex_numbers, gradient_penalty, closures, two_scalers),
+    *(backward_in_a_thread, optimizer_in_backward, compiled, exceptions, copies),
+]
+
+
+@pytest.mark.parametrize(
+    "loop", sampled(LOOPS, SAMPLE), ids=lambda loop: loop.__qualname__.split(".")[0]
+)
 def test_a_checked_loop_is_equal_to_the_bit(loop: Loop) -> None:
     assert_equal_and_healthy(loop)
