@@ -41,7 +41,7 @@ OWN = "TEST_*,GATE,COLD,FAULTS,CLUSTERS,DIAGNOSIS*,FUZZ_ROUNDS,GPU_TESTS_DEVICE"
 os.environ["HALFSTEP_OTHER_VARIABLES"] = ",".join(f"HALFSTEP_{each}" for each in OWN.split(","))
 
 settings.register_profile("all", deadline=None)  # a busy machine is no fault
-settings.register_profile("halfstep", deadline=None, max_examples=5)
+settings.register_profile("halfstep", deadline=None, max_examples=6)
 settings.load_profile("halfstep")
 
 ID_LENGTH = 200  # of a parametrized value

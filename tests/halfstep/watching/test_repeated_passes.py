@@ -402,7 +402,7 @@ class Watched:
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # all steps skipped
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=min(25, settings.default.max_examples), deadline=None)
 @given(st.lists(st.sampled_from(KINDS), min_size=1, max_size=4))
 def test_rows_and_events_are_those_of_examined_passes(
     tmp_path_factory: pytest.TempPathFactory, kinds: list[Callable[[Loop], None]]

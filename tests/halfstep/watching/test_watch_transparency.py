@@ -234,7 +234,7 @@ ACTIONS: dict[str, Callable[[Loop], Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_compiled")
-@settings(max_examples=60)
+@settings(max_examples=min(60, 2 * settings.default.max_examples))
 @given(
     scaler=st.sampled_from(sorted(SCALERS)),
     optimizer=st.sampled_from(sorted(OPTIMIZERS)),
