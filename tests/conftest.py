@@ -29,6 +29,9 @@ from tests import compiled, swept
 from tests.buckets import SERVERS, Bucket
 from tests.site import Site
 
+# Some containers set it. Each of the suite's hundreds of processes would compile all it imports.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # torch reads it as it is loaded. Threads spin while they wait for their piece of a tiny product:
 # where several processes share two cores, a small loop takes four times as much of them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -70,10 +70,8 @@ MISSED_WATCHED = {
 }
 #: Of different causes, each in a few seconds; the others are extended.
 SAMPLE = {
-    *("reported/carried_state", "reported/normalize_eps", "reported/mean_of_nothing"),
-    *("reported/penalty_on_scaled_gradients", "first/chamfer_tiles", "first/fedavg_server"),
-    *("first/vwap_forecast", "first/master_weights", "first/uncertainty_weights"),
-    *("second/tbptt_sgd", "second/born_again"),
+    *("reported/carried_state", "reported/normalize_eps", "reported/penalty_on_scaled_gradients"),
+    *("first/chamfer_tiles", "first/fedavg_server", "second/born_again"),
 }
 
 
