@@ -3,6 +3,7 @@
 import gc
 import os
 import pwd
+import re
 import shutil
 import subprocess
 import sys
@@ -111,17 +112,20 @@ def pytest_collection() -> Generator[None, object, object]:
 SLOW_FIXTURES = {"address", "browser", "bucket", "server", "site"}
 SLOW_FOLDERS = {"clusters", "diagnosis", "e2e", "examples", "faults", "frameworks"}
 SLOW_FOLDERS |= {"gpu", "images", "journeys"}
+SLOW_MODULE = re.compile(r"^pytestmark = \[?pytest\.mark\.slow\b", re.M)
 FOLDER = Path(__file__).parent
 #: Not in `make test`: they have targets of their own, such as test-faults and test-clusters.
 EXTENDED_FOLDERS = {"clusters", "examples", "faults", "frameworks", "gpu", "images", "journeys"}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Import nothing of a folder that the marker expression leaves out whole."""
+    """Import nothing of a folder or a module that the marker expression leaves out whole."""
     expression = config.option.markexpr
     folders = {"not slow": SLOW_FOLDERS, "not extended": EXTENDED_FOLDERS}
     left_out = set().union(*(folders[mark] for mark in folders if mark in expression))
     is_left_out = collection_path.parent == FOLDER and collection_path.name in left_out
+    if collection_path.name.startswith("test_") and "not slow" in expression:
+        is_left_out |= bool(SLOW_MODULE.search(collection_path.read_text()))
     return True if is_left_out else None
 
 

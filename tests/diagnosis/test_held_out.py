@@ -71,7 +71,7 @@ MISSED_WATCHED = {
 #: Of different causes, each in a few seconds; the others are extended.
 SAMPLE = {
     *("reported/carried_state", "reported/normalize_eps", "reported/penalty_on_scaled_gradients"),
-    *("first/chamfer_tiles", "first/fedavg_server", "second/born_again"),
+    "first/fedavg_server",
 }
 
 

@@ -18,6 +18,8 @@ from db.settings import Settings
 from db.tables import Backup, Run, Status
 from tests.spool_made import checkpoint_of
 
+pytestmark = pytest.mark.slow
+
 KEY = "runs/1/checkpoints/a.pt"
 
 

@@ -474,6 +474,7 @@ def test_reentrant_checkpointing_is_rejected() -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
+@pytest.mark.slow
 def test_import_of_halfstep_loads_no_torch() -> None:
     """The function is loaded on first use."""
     code = "import halfstep, sys; assert 'torch' not in sys.modules; halfstep.precision_diff"

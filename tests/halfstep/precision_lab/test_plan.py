@@ -20,6 +20,8 @@ from tests.halfstep.precision_lab.models_made import MODELS, WIDTH, chain, squar
 from tests.halfstep.precision_lab.plans_made import PLANS, STRICT, cancelled
 from tests.halfstep.precision_lab.test_preservation import STEPS, flat, train
 
+pytestmark = pytest.mark.slow
+
 FURTHER = ("overflow of a layer", "weights that underflow", "every block")
 USUAL = ("chain", "transformer", "checkpointed", "convolutions", "custom")
 

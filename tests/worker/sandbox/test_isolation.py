@@ -69,7 +69,7 @@ except OSError as error:
 """
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def python() -> Iterator[Path]:
     """The system's Python with the packages of this one, which may be in root's home."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
