@@ -19,8 +19,10 @@ from db.telemetry.pyramid import END
 from db.telemetry.step_rows import StepRow
 from tests import swept
 from tests.conftest import postgresql_binaries, postgresql_user
+from tests.marks import sampled
 from tests.upgrades.build import INSTALLATIONS
 
+NAMES = sorted(path.name.partition(".")[0] for path in INSTALLATIONS.glob("*.tar.xz"))
 Rows = dict[str, list[dict[str, Any]]]
 
 
@@ -70,15 +72,18 @@ class Old:
         (self.data / "halfstep.db").write_bytes(content)
 
 
+def upgrade_of(name: str) -> pytest.MarkDecorator:
+    """Upgrade this installation in `make test`, and the others in `make test-all`."""
+    return pytest.mark.parametrize("old", sampled(NAMES, [name]), indirect=True)
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marks = metafunc.definition.iter_markers("parametrize")
     if "old" in metafunc.fixturenames and not any(mark.args[0] == "old" for mark in marks):
         chosen = metafunc.config.getoption("--database")
         kinds = ["sqlite", "postgresql"] if chosen == "both" else [chosen]
-        archives = sorted(INSTALLATIONS.glob("*.tar.xz"))
-        names = [path.name.partition(".")[0] for path in archives]
         metafunc.parametrize(
-            "old", [each for each in names if each.partition("-")[2] in kinds], indirect=True
+            "old", [each for each in NAMES if each.partition("-")[2] in kinds], indirect=True
         )
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.site import halfstep, until, up
 from tests.upgrades.build import RECIPE, RECIPES, STEPS
-from tests.upgrades.conftest import Old
+from tests.upgrades.conftest import Old, upgrade_of
 
 pytestmark = [pytest.mark.sql, pytest.mark.slow]
 
@@ -68,6 +68,7 @@ def upgraded(old: Old) -> Iterator[Upgraded]:
         yield site
 
 
+@upgrade_of("0503e20-sqlite")
 def test_interrupted_runs_go_on_to_the_bit(old: Old) -> None:
     """Paused, stopped and killed runs end as their equals that the old version trained whole."""
     with upgraded(old) as site:
@@ -103,6 +104,7 @@ def _bits(site: Upgraded, name: str) -> dict[str, Any]:
     return {"weights": weights, "steps": steps}
 
 
+@upgrade_of("0503e20-postgresql")
 def test_what_users_saved_still_works(old: Old) -> None:
     """Views find the same runs, tokens and links open the same pages, and runs are readable."""
     with upgraded(old) as site:
@@ -135,6 +137,7 @@ def test_what_users_saved_still_works(old: Old) -> None:
             assert "whole digits" in shown.text
 
 
+@upgrade_of("58406ad5-sqlite")
 def test_offline_folders_are_uploaded(old: Old) -> None:
     """Watched runs of an earlier version that were never sent are sent whole."""
     with upgraded(old) as site:

@@ -1,7 +1,6 @@
 """Blocks of steps: whatever is recorded, repeated and rolled back, they have what a list would."""
 
 import math
-import multiprocessing
 from itertools import pairwise
 from threading import Thread
 from typing import Any
@@ -31,7 +30,7 @@ from db.telemetry.step_rows import StepRow
 from db.telemetry.summaries import unpack
 from halfstep.telemetry.flags import SKIPPED, UNKNOWN_LOSS
 from tests.db.conftest import claim, submit
-from tests.db.telemetry.dying_database import dying_database
+from tests.db.telemetry.dying_database import DYING, dying_database
 from tests.db.telemetry.telemetry_made import forget, make_steps, record
 
 #: A function-scoped database may serve every example: each begins with a run of its own.
@@ -242,11 +241,11 @@ def test_a_kill_at_any_statement_leaves_whole_flushes(
     database: Database, database_url: str, running: Run
 ) -> None:
     """Between chunk, seal and summaries: all of a flush is there, or nothing."""
-    context, first = multiprocessing.get_context("spawn"), 1
+    first = 1
     for point in (1, 2, 4, 9, 14, 18, 21, 25, 33):
         database.dispose()
         arguments = (database_url, running.id, first, point)
-        child = context.Process(target=_record_until, args=arguments)
+        child = DYING.Process(target=_record_until, args=arguments)
         child.start()
         child.join()
         with database.reading() as session:

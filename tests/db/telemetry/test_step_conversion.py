@@ -1,7 +1,6 @@
 """Conversion of the steps of earlier versions: blocks have them to the bit, wherever it stops."""
 
 import math
-import multiprocessing
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -43,7 +42,7 @@ from db.telemetry import (
 )
 from db.telemetry.pyramid import END
 from halfstep.telemetry.flags import UNKNOWN_LOSS, UNKNOWN_NORM
-from tests.db.telemetry.dying_database import dying_database
+from tests.db.telemetry.dying_database import DYING, dying_database
 from tests.db.telemetry.earlier_steps import as_file, as_rows, rows_left
 from tests.db.telemetry.telemetry_made import make_events, make_steps, record
 
@@ -188,9 +187,8 @@ def test_a_kill_at_any_statement_loses_nothing(
     """The next conversion continues."""
     as_rows(database, running)
     database.dispose()
-    context = multiprocessing.get_context("spawn")
     for point in (1, 3, 6, 11, 17, 24, 30, 34, 40, 43):
-        child = context.Process(target=_convert_until, args=(database_url, running.id, point))
+        child = DYING.Process(target=_convert_until, args=(database_url, running.id, point))
         child.start()
         child.join()
         with database.reading() as session:
