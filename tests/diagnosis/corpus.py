@@ -35,9 +35,21 @@ def chosen() -> list[Loop]:
     return [each for each in loops if DEVICE == "cpu" or each.processes == 1]
 
 
-def each_loop(loops: list[Loop]) -> pytest.MarkDecorator:
-    """Parametrize a test by loops; all tests of one loop share a process, and so its trial."""
+def each_loop(loops: list[Loop], most: int = 1000) -> pytest.MarkDecorator:
+    """Parametrize a test by loops; all tests of one loop share a process, and so its trial.
+
+    most: how many of them `make test` tries, evenly chosen.
+    """
+    few = {each.name for each in loops[:: len(loops) // most + 1]}
     marked = [
-        pytest.param(each, id=each.name, marks=pytest.mark.xdist_group(each.name)) for each in loops
+        pytest.param(
+            each,
+            id=each.name,
+            marks=[
+                pytest.mark.xdist_group(each.name),
+                *([] if each.name in few else [pytest.mark.extended]),
+            ],
+        )
+        for each in loops
     ]
     return pytest.mark.parametrize("loop", marked)

@@ -22,7 +22,7 @@ def test_every_cause_has_three_loops_and_thirty_are_healthy() -> None:
     assert {each.precision for each in LOOPS.values()} == {"fp16", "bf16", "fp32"}
 
 
-@each_loop(chosen())
+@each_loop(chosen(), most=8)
 def test_a_loop_has_the_cause_that_it_is_registered_with(loop: Loop) -> None:
     """Reading every gradient, flag and loss proves the cause, or that nothing is wrong."""
     seen = trial.truths(loop)
@@ -34,7 +34,7 @@ def test_a_loop_has_the_cause_that_it_is_registered_with(loop: Loop) -> None:
         assert any(truth.PROOFS[loop.cause](each, in_fp32) for each, in_fp32 in seen)
 
 
-@each_loop(chosen())
+@each_loop(chosen(), most=8)
 def test_watching_changes_no_bit(loop: Loop) -> None:
     """Weights, buffers, optimizers' state and exceptions are those of the loop unwatched."""
     ended = trial.tried(loop.name)

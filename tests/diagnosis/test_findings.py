@@ -39,7 +39,8 @@ UNEXAMINED = ("one_batch_with_a_nan",)
         each
         for each in chosen()
         if each.processes == 1 and not each.recipe and each.cause in (*OF_VALUES, HEALTHY)
-    ]
+    ],
+    most=6,
 )
 def test_a_loop_on_a_gpu_is_diagnosed_alike(loop: Loop) -> None:
     """The cause is named, and no other, although the host learns of values later."""
