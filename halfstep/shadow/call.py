@@ -195,7 +195,7 @@ class Call:
             return
         made = mode.operation(operator)
         made.inputs, made.has_infinite_argument = self._inputs, self._infinite
-        made.power = self._power
+        made.power, made.is_of_scale = self._power, self._is_of_scale
         made.factor = self._factor(outputs)
         shadows = self._rerun(made, outputs)
         if self._repaired is not None and mode.repair is not None:
@@ -222,7 +222,6 @@ class Call:
             each.facts is not None or any(writer.is_tainted for writer in each.writers)
             for each in made.inputs
         )
-        made.is_of_scale = self._is_of_scale
         is_edit = made.is_of_scale and (made.power is None or not made.is_backward)
         if not (made.is_tainted or is_edit or mode.measures or operator.name in MOVES):
             made.inputs = []  # nothing leads back through it

@@ -18,7 +18,6 @@ MISSED = {
     "third/baked_grid_image": "partly",
     "fourth/spike_guard": "silent",
     "fifth/coral_adapt": "partly",
-    "fifth/dense_depth": "silent",
     "fifth/radar_nowcast": "partly",
     "sixth/gauge_csv": "partly",
     "eighth/archive_energies": "partly",

@@ -500,7 +500,16 @@ def unscale_by_hand(gradients: list[Tensor], scale: float) -> None:
         each.data = each / scale
 
 
-@pytest.mark.parametrize("edit", [clip_each, replace_by_sign, unscale_by_hand])
+def sum_of_clipped(gradients: list[Tensor], _scale: float) -> None:
+    """Replace the gradients by new tensors, in several operators."""
+    norm = torch.stack([each.norm() for each in gradients]).norm()
+    for each in gradients:
+        total = torch.zeros_like(each)
+        total.add_(each * (1e-3 / (norm + 1e-6)))
+        each.data = total / 2
+
+
+@pytest.mark.parametrize("edit", [clip_each, replace_by_sign, unscale_by_hand, sum_of_clipped])
 def test_gradients_that_do_not_grow_with_the_scale_are_no_scaled_ones(
     edit: Callable[[list[Tensor], float], None],
 ) -> None:
