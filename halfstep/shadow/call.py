@@ -44,6 +44,7 @@ NO_PASS = -1  # number of the graph task outside of a backward pass
 #: A change in place is rounded away if in fp32 it moves at least the first share of elements, and
 #: at most the second share of it is left, as the part of the change in its own direction.
 MOVED, LEFT = 0.5, 0.5
+REST_DIFFERS = 0.1  # relative distance of a kept rest that is rounded itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +59,32 @@ class Lasting:
 
     def is_lost(self, memory: ShadowMemory) -> bool:
         """Return whether the changes were rounded away, and nothing else holds the result."""
-        if self.entry.values is None or not is_readable(self.tensor):
-            return False
         is_copy = self.source is not None and not self.source.expired()  # type: ignore[no-untyped-call]
-        expected = (memory.shadow(self.tensor, self.entry) - self.shadow_before).double()
-        if is_copy or int(torch.count_nonzero(expected)) <= MOVED * self.tensor.numel():
+        if is_copy or not self._can_be_compared():
             return False
-        change = self.tensor.double() - self.before.double()
-        return float((change * expected).sum()) <= LEFT * float(expected.square().sum())
+        expected = self._expected(memory)
+        if int(torch.count_nonzero(expected)) <= MOVED * self.tensor.numel():
+            return False
+        return float((self._change() * expected).sum()) <= LEFT * float(expected.square().sum())
+
+    def keeps_rest_of(self, other: "Lasting", memory: ShadowMemory) -> bool:
+        """Return whether this tensor is what the change of another has lost, as in Kahan's sum."""
+        is_alike = other is not self and self.tensor.shape == other.tensor.shape
+        if not (is_alike and self._can_be_compared() and other._can_be_compared()):
+            return False
+        rest, kept = other._expected(memory) - other._change(), self.tensor.double()
+        error = min(float((kept - sign * rest).norm()) for sign in (1, -1))
+        return error < REST_DIFFERS * float(rest.norm())
+
+    def _can_be_compared(self) -> bool:
+        return self.entry.values is not None and is_readable(self.tensor)
+
+    def _change(self) -> Tensor:
+        return self.tensor.double() - self.before.double()
+
+    def _expected(self, memory: ShadowMemory) -> Tensor:
+        """Return the change in fp32."""
+        return (memory.shadow(self.tensor, self.entry) - self.shadow_before).double()
 
 
 class Call:
@@ -306,7 +325,8 @@ class Call:
 
     def _compare_mask(self, made: Operation, mask: Tensor, shadow: Tensor) -> None:
         """Keep a mask that is another in fp32, since values became 0 in half precision."""
-        is_test = self.operator.name in ZERO_TESTS and self._actual[1] == 0
+        value = self._actual[1] if self.operator.name in ZERO_TESTS else None
+        is_test = isinstance(value, int | float) and value == 0
         follows = any(
             each.values is not None and not has_numbers(tensor)
             for tensor, each in zip(self.tensors, self._entries, strict=True)

@@ -12,13 +12,13 @@ from halfstep.shadow.classify import classify, is_out_of_range, site_of, trace
 from halfstep.shadow.gradient_sums import GradientSums, gradient_sums
 from halfstep.shadow.memory import SHADOW_DTYPES, Entry
 from halfstep.shadow.mode import ShadowMode
-from halfstep.shadow.operations import OUTSIDE, Operation
+from halfstep.shadow.operations import Operation
 from halfstep.shadow.operators import is_readable, local
 from halfstep.shadow.repair import Repair
 from halfstep.shadow.reproduction import Reproduction
 from halfstep.shadow.scale import Power, is_unknown
 from halfstep.shadow.search import LineSearch
-from halfstep.shadow.walk import ancestors, first_emptied, first_scaled
+from halfstep.shadow.walk import first_emptied, first_scaled
 
 #: A finite loss is wrong if it is this far from its shadow, relative to it: the first number if
 #: half precision has lost values in the step, else the second.
@@ -53,18 +53,6 @@ def new_loss(mode: ShadowMode, loss: Tensor) -> SeenLoss | None:
     value, shadow = float(detached.sum()), float(mode.shadow(detached).sum())
     repaired = None if mode.repair is None else mode.repair.loss(detached)
     return SeenLoss(value, shadow, entry.writers[-1], entry.power, repaired)
-
-
-def _keeps_rest(entry: Entry, other: Entry) -> bool:
-    """Return whether a tensor keeps what the update of another has lost, as by Kahan's sum.
-
-    It is then written before the update, and again from what the update has left.
-    """
-    update, latest = entry.writers[-1], other.writers[-1]
-    is_later = latest.number > update.number and any(
-        writer.name != OUTSIDE and writer.number < update.number for writer in other.writers
-    )
-    return is_later and any(each is update for each in ancestors(latest))
 
 
 class Judge:
@@ -182,18 +170,18 @@ class Judge:
         self._overflow_without_effect(step)
 
     def _updates_lost(self, step: int) -> None:
-        entries = [each.entry for each in self._mode.lasting.values()]
-        for lasting in self._mode.lasting.values():
-            own = lasting.entry
-            if lasting.is_lost(self._mode.memory) and not any(
-                _keeps_rest(own, other) or _keeps_rest(other, own) for other in entries
+        memory, changed = self._mode.memory, list(self._mode.lasting.values())
+        for lasting in changed:
+            if lasting.is_lost(memory) and not any(
+                other.keeps_rest_of(lasting, memory) or lasting.keeps_rest_of(other, memory)
+                for other in changed
             ):
                 self.found(
                     Defect(
                         step=step,
                         kind="update_lost",
                         symptom="weight",
-                        site=site_of(own.writers[-1]),
+                        site=site_of(lasting.entry.writers[-1]),
                         dtype=str(lasting.tensor.dtype).removeprefix("torch."),
                         elements=lasting.tensor.numel(),
                         helps=("fp32",),

@@ -667,6 +667,24 @@ def test_a_copy_of_a_value_that_lives_on_loses_no_update(*, is_kept: bool) -> No
     assert kinds == ([] if is_kept else ["update_lost"])
 
 
+@pytest.mark.parametrize("dtype", [HALF, torch.bfloat16])
+def test_a_comparison_of_tensors_in_half_precision_is_examined(dtype: torch.dtype) -> None:
+    """A comparison of two tensors runs again, as one with a number does."""
+
+    def train() -> None:
+        weight = nn.Parameter(torch.ones(4))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for _ in range(2):
+            half = weight.to(dtype)
+            (half * (half != half.flip(0))).float().sum().backward()
+            optimizer.step()
+
+    loop = CheckedLoop(CheckedSteps(steps=0))
+    with loop:
+        train()
+    assert not loop.unexamined().operators
+
+
 def test_an_update_that_is_rounded_away_for_the_most_part_is_lost() -> None:
     """A few elements of the sum are others, and not as far as in fp32."""
 
