@@ -41,6 +41,8 @@ router = APIRouter(prefix="/reports")
 PAGE_SIZE = 50
 #: Reports that the form to add a panel offers.
 MOST_OFFERED = 200
+#: Title of a report that was created without one.
+UNTITLED = "Untitled report"
 #: Keys of a panel that its form has, as `panel_KEY` each.
 PANEL_KEYS = ("runs", "metrics", "title", "x", "smoothing", "y")
 EMPTY_PANEL = {"kind": "panel", **{f"panel_{key}": "" for key in PANEL_KEYS}}
@@ -103,7 +105,7 @@ def add(request: Request, session: Db, posted: Posted, principal: SignedIn) -> R
         if panel and values["report"].isdecimal() and len(values["report"]) < 10:
             report = append(session, principal.user, int(values["report"]), panel)
             return back_to(request, f"/reports/{report.id}", "The panel is added.")
-        content = content_of(values["title"], panel.block if panel else "")
+        content = content_of(values["title"].strip() or UNTITLED, panel.block if panel else "")
         report = create(session, principal.user, values["project"], content)
     except Invalid as error:
         return _new(request, session, principal, values, error.errors)
@@ -273,6 +275,7 @@ def _new(
         axes=AXES,
         series=SERIES,
         most=LENGTHS,
+        untitled=UNTITLED,
     )
 
 

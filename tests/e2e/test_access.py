@@ -51,8 +51,8 @@ RULES = {
 FP8 = [
     f"{kind}{more}" for kind in ("activation", "weight", "gradient") for more in ("", "_underflow")
 ]
-#: What is folded away is looked at too; the presets would lie over their page.
-UNFOLD = "document.querySelectorAll('details:not(.presets)').forEach(each => { each.open = true })"
+#: What is folded away is looked at too; the links to share would lie over their page.
+UNFOLD = "document.querySelectorAll('details:not(.share)').forEach(each => { each.open = true })"
 PHONE = {"width": 390, "height": 844}
 
 EMPTY = ("/runs", "/sweeps", "/alerts", "/reports", "/checks", "/trash")

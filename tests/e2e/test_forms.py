@@ -10,9 +10,10 @@ from db.alerts import rules
 from db.database import Database
 from db.files import retention
 from db.runs import notes, presets
+from db.settings import Settings
 from db.tables import User
 from tests.app.conftest import submit
-from tests.e2e.test_access import found_on
+from tests.e2e.test_access import UNFOLD, fill, found_on, settings  # noqa: F401 - fixture
 
 MOST_TABS = 200
 #: Properties that identify the focused element: its accessible name.
@@ -112,3 +113,102 @@ def test_each_form_is_filled_and_answered_by_keyboard(
         assert notes.read(session, notes.of_runs([1, 2])) == "# Why"
         assert [each.name for each in presets.matching(session, [""])] == ["quick"]
         assert len(rules.rules(session, ada)) == 1
+
+
+#: Pages with fields, folded or not.
+WITH_FIELDS = (
+    "/account",
+    "/alerts",
+    "/audit",
+    "/notes?runs=1,2",
+    "/people",
+    "/projects",
+    "/reports/1/edit",
+    "/reports/new?runs=1,2&metrics=loss",
+    "/retention",
+    "/runs/1",
+    "/runs/1/precision-plan",
+    "/runs/new/command",
+    "/runs/new?recipe=digits",
+    "/secrets",
+    "/sweeps/new/agents",
+    "/sweeps/new/command",
+    "/sweeps/new?recipe=digits",
+)
+#: Returns what of the visible fields of forms is not where it belongs.
+MISPLACED = """() => {
+    const wrong = [], ids = new Set()
+    const box = (each) => each.getBoundingClientRect()
+    const isSeen = (each) => each && box(each).height > 1
+    const note = (what, each) => wrong.push(`${what}: ${each.outerHTML.slice(0, 120)}`)
+    for (const each of document.querySelectorAll('[id]'))
+        if (ids.has(each.id)) note('second of its id', each); else ids.add(each.id)
+    const typed = 'input:not([type=hidden], [type=file], [type=search]), select, textarea'
+    const control = `:scope > :is(${typed})`
+    for (const each of document.querySelectorAll('form[method=post] :is(' + typed + ')'))
+        if (isSeen(each) && !each.closest('.field, .segments, .pick, .ticks'))
+            note('no field', each)
+    for (const field of document.querySelectorAll('.field')) {
+        const at = field.querySelector(control)
+        const label = field.querySelector(':scope > :is(label, span)')
+        if (!isSeen(at)) continue
+        const isTick = at.type === 'checkbox'
+        if (isTick ? box(label).left < box(at).right : box(label).bottom > box(at).top)
+            note('label', field)
+        if (!isTick && Math.abs(box(label).left - box(at).left) > 1) note('left of label', field)
+        for (const below of field.querySelectorAll(':scope > :is(.hint, .error)'))
+            if (isSeen(below) && box(below).top < box(at).bottom) note('below', field)
+    }
+    for (const actions of document.querySelectorAll('.form .actions')) {
+        const first = actions.querySelector('button')
+        if (!isSeen(first)) continue
+        if (box(first).left - box(actions).left > 1 || actions.children[0] !== first)
+            note('first action', actions)
+        const filled = actions.querySelector('.primary')
+        if (filled && filled !== first) note('filled is not first', actions)
+        for (const field of actions.closest('.form').querySelectorAll('.field')) {
+            const isOwn = field.parentElement.closest('.form, .form > *') === actions.parentElement
+            if (isSeen(field) && isOwn && box(field).bottom > box(actions).top + 1)
+                note('above a field', actions)
+        }
+    }
+    return wrong
+}"""
+
+
+@pytest.mark.parametrize("width", [1440, 1024, 390])
+def test_all_forms_have_one_layout(
+    settings: Settings,  # noqa: F811
+    database: Database,
+    ada: User,
+    page: Page,
+    width: int,
+) -> None:
+    """The label above its control, hint and error below; the first action at the left."""
+    fill(settings, database, ada)
+    page.set_viewport_size({"width": width, "height": 900})
+    misplaced = {}
+    for path in WITH_FIELDS:
+        page.goto(path)
+        page.evaluate(UNFOLD)
+        for opened in page.locator("[popover]:has(.field)").all():
+            opened.evaluate("each => each.showPopover()")
+            misplaced[path, opened.get_attribute("id")] = page.evaluate(MISPLACED)
+            opened.evaluate("each => each.hidePopover()")
+        misplaced[path, None] = page.evaluate(MISPLACED)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+    wrong = [f"{place}: {each}" for place, found in misplaced.items() for each in found]
+    assert "\n".join(wrong) == ""
+
+
+def test_an_error_stands_at_its_field(page: Page) -> None:
+    """The field is marked as invalid and described by its error."""
+    page.goto("/secrets")
+    page.get_by_label("Name").fill("lower case")
+    page.get_by_label("Value").fill("12345678")
+    page.get_by_role("button", name="Set secret").click()
+    name = page.get_by_label("Name")
+    expect(name).to_have_attribute("aria-invalid", "true")
+    expect(name).to_have_attribute("aria-describedby", "name-hint name-error")
+    expect(page.locator(".field.wrong .error")).to_be_visible()
+    assert "\n".join(found_on(page)) == ""
