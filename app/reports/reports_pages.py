@@ -70,7 +70,7 @@ def list_reports(
         next=listed.next,
         projects=names,
         project=project,
-        may_write=bool(may_submit_to(session, principal.grants)),
+        writable=may_submit_to(session, principal.grants),
     )
 
 
@@ -298,5 +298,6 @@ def _editor(
         axes=AXES,
         series=SERIES,
         most=LENGTHS,
+        untitled=UNTITLED,
         **{"others": "", **more},
     )

@@ -164,11 +164,108 @@ def test_an_image_is_added_to_the_note_of_a_project(page: Page) -> None:
     wait_until(page, "document.querySelector('.note img')?.naturalWidth === 1")
 
 
+def test_a_report_is_created_in_one_step_and_saves_itself(page: Page) -> None:
+    """Its title is ready to be typed over; text survives a closed tab and a server that is away."""
+    page.goto("/reports")
+    page.get_by_role("button", name="New report").click()
+    page.wait_for_url("**/reports/1/edit")
+    state = page.locator("[data-save-state]")
+    title, text = page.get_by_label("Title").first, page.locator("#report-text")
+    expect(title).to_have_value("Untitled report")
+    until(lambda: title.evaluate("e => e.selectionEnd") == len("Untitled report"))
+    page.keyboard.type("Found")
+    expect(state).to_have_text("Saved")
+    text.press_sequentially("First words.")
+    expect(state).to_have_text("Saving…")
+    page.close(run_before_unload=True)
+    page = page.context.new_page()
+    page.goto("/reports/1/edit")
+    expect(text := page.locator("#report-text")).to_have_value("First words.")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Found")
+
+    state = page.locator("[data-save-state]")
+    expect(state).to_have_text("Saved")
+    page.route("**/api/v1/reports/1", lambda route: route.abort())
+    text.press("Control+End")
+    page.keyboard.type(" More.")
+    expect(state).to_have_text("Not saved: The server does not answer.")
+    assert "\n".join(found_on(page)) == ""
+    page.reload()
+    expect(text).to_have_value("First words. More.")
+    page.unroute("**/api/v1/reports/1")
+    page.keyboard.press("Tab")
+    expect(state).to_have_text("Saved")
+    page.goto("/reports/1")
+    expect(page.get_by_text("First words. More.")).to_be_visible()
+
+
+def test_two_editors_do_not_overwrite_each_other(page: Page) -> None:
+    """The later one is told, and sees both texts."""
+    page.goto("/reports")
+    page.get_by_role("button", name="New report").click()
+    token = page.locator("meta[name=csrf-token]").get_attribute("content")
+    theirs = {"title": "Theirs", "text": "Their words", "version": 1}
+    answer = page.request.put(
+        "/api/v1/reports/1", data=theirs, headers={"x-csrf-token": str(token)}
+    )
+    assert answer.ok
+    page.locator("#report-text").press_sequentially("My words")
+    state = page.locator("[data-save-state]")
+    expect(state).to_have_text(re.compile("^Not saved: another user has changed this report"))
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_role("region", name="Their text")).to_have_text("Their textTheir words")
+    expect(page.locator("#report-text")).to_have_value("My words")
+    page.get_by_role("button", name="Save").click()
+    page.wait_for_url("**/reports/1")
+    expect(page.get_by_text("My words")).to_be_visible()
+
+
+def test_panels_are_chosen_by_clicking_and_by_keyboard(
+    page: Page, database: Database, running: Run
+) -> None:
+    """Runs are ticked; a search finds their metrics; a panel comes after the line of the cursor."""
+    events = [make_metric(step, step / 20, "val/accuracy") for step in (10, 20)]
+    record(database, running, make_steps([2.0] * 20), events=events)
+    page.goto("/reports")
+    page.get_by_role("button", name="New report").click()
+    picker = page.get_by_role("complementary", name="Add a panel")
+    expect(picker.get_by_text("Choose a run above.")).to_be_visible()
+    picker.get_by_role("checkbox", name=running.name).check()
+    picker.get_by_placeholder("Find a metric").press_sequentially("accu")
+    expect(picker.get_by_role("group", name="Charts").get_by_role("button")).to_have_count(1)
+    page.keyboard.press("Enter")
+    text = page.locator("#report-text")
+    chart = f"```panel\nruns: {running.id}\nmetrics: val/accuracy\n```\n"
+    expect(text).to_have_value(chart)
+    preview = page.get_by_role("region", name="Preview")
+    expect(preview.locator("[data-row='val/accuracy']")).to_be_visible()
+    picker.get_by_placeholder("Find a metric").fill("")
+    picker.get_by_role("button", name="Table of runs").click()
+    expect(text).to_have_value(re.compile(f"{chart}.*```runs\nruns: {running.id}\n```", re.S))
+    expect(preview.get_by_role("table")).to_be_visible()
+    picker.get_by_placeholder("Find a run").fill("no such run")
+    expect(picker.get_by_role("checkbox")).to_have_count(1)  # what is chosen stays
+    expect(page.locator("[data-save-state]")).to_have_text("Saved")
+    assert "\n".join(found_on(page)) == ""
+    for width in (1440, 1024, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        boxes = [each.bounding_box() for each in (text, preview, picker)]
+        written, drawn, picked = boxes
+        assert written
+        assert drawn
+        assert picked
+        if width > 1180:
+            assert written["x"] < drawn["x"] < picked["x"]
+            assert picked["width"] == 272
+        else:
+            assert written["y"] < picked["y"] < drawn["y"]
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
 def test_a_report_without_text_invites_to_write(page: Page) -> None:
     """The page of an empty report draws nothing, and no script fails."""
-    page.goto("/reports/new")
-    page.get_by_label("Title").fill("Empty")
-    page.get_by_role("button", name="Create report").click()
+    page.goto("/reports")
+    page.get_by_role("button", name="New report").click()
     page.wait_for_url("**/reports/1/edit")
     page.goto("/reports/1")
     expect(page.get_by_role("heading", name="Empty report")).to_be_visible()

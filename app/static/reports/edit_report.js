@@ -1,20 +1,16 @@
-// The editor of a report: its preview follows, a panel is inserted where the cursor is, Ctrl+Enter saves, and what is not saved is not lost by accident.
+// The editor of a report: it saves by itself, its preview follows, a panel is inserted where the cursor is, and Ctrl+Enter ends.
 import { inTurn } from 'http'
+import { toast } from 'page'
+import { createPicker } from 'panel_picker'
+import { createDraft } from 'report_draft'
 
 const WAIT_MS = 300 // after the last key
 
 const form = document.querySelector('[data-report-editor]')
 const preview = /** @type {Found} */ (document.querySelector('#preview'))
 const { title, text } = form.elements
-const written = () => JSON.stringify([title.value, text.value])
-const before = written()
-let isSent = false
-form.addEventListener('submit', () => { isSent = true })
 form.addEventListener('keydown', (event) => {
   if (event.key === 'Enter' && (event.ctrlKey || event.metaKey)) form.requestSubmit()
-})
-addEventListener('beforeunload', (event) => {
-  if (!isSent && written() !== before) event.preventDefault()
 })
 
 /** Where the line of a place ends, or the block of code that it is in. @param {string} whole @param {number} place */
@@ -59,6 +55,14 @@ form.addEventListener('input', ({ target }) => {
 })
 form.querySelector('[value=preview]').hidden = true // it comes by itself
 
+/** Insert a panel after the line of the cursor. @param {string} block */
+const insert = (block) => {
+  const end = lineEnd(text.value, text.selectionEnd)
+  const gap = '\n'.repeat(end ? 2 - (text.value.slice(0, end).match(/\n{0,2}$/)?.[0].length ?? 0) : 0)
+  text.setRangeText(`${gap}${block}\n`, end, end, 'end')
+  draft.change()
+  refresh()
+}
 form.querySelector('[value=add]').addEventListener('click', async (event) => {
   event.preventDefault()
   const page = await asked('add')
@@ -67,8 +71,9 @@ form.querySelector('[value=add]').addEventListener('click', async (event) => {
   form.querySelector('.panel-fields').replaceWith(document.adoptNode(fields))
   if (fields.querySelector('[aria-invalid]')) return
   const added = page.querySelector('#report-text').value.slice(text.value.trimEnd().length).trim()
-  const end = lineEnd(text.value, text.selectionEnd)
-  text.setRangeText(`${end ? '\n\n' : ''}${added}\n`, end, end, 'end')
+  insert(added)
   text.focus()
-  refresh()
 })
+const draft = createDraft(form, /** @type {Found} */ (document.querySelector('[data-save-state]')))
+if (!text.value && title.value === title.placeholder) title.select()
+createPicker(/** @type {Found} */ (document.querySelector('[data-picker]')), { text, insert: (block, label) => { insert(block); toast(`${label} added.`) } })

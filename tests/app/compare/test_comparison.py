@@ -80,7 +80,7 @@ def test_the_form_leads_to_the_parity_of_its_seeds(
     offer_seeds(database)
     submit(database, ada)
     page = browser.get("/runs/1").text
-    assert 'name="seeds" min="1" max="8" value="3"' in page
+    assert 'name="seeds" value="3"' in page
     values = {"seeds": "2", "metric": "val/accuracy", "margin": "0.01"}
     location = browser.post("/runs/1/comparison", data=values).headers["location"]
     assert location == ("/compare?runs=2,3,4,5,6,7,8,9&metric=val%2Faccuracy&margin=0.01#parity")

@@ -279,7 +279,7 @@ def test_the_form_of_a_command_becomes_a_sweeps(browser: TestClient) -> None:
     assert 'href="/sweeps/new/command" data-to-sweep' in browser.get("/runs/new/command").text
     page = browser.post("/sweeps/new/command", data=FORM | {"tags": "t"}).text
     key = re.findall(r'name="key" value="(\w+)"', page)[0]
-    assert re.findall(r'<label class="searched">Values <input name="(.+?)"', page) == [
+    assert re.findall(r'searched"><span>Values</span><input name="(.+?)"', page) == [
         "parameter.lr.value",
         "parameter.batch.value",
     ]
