@@ -34,6 +34,7 @@ WRITES = frozenset({"copy_", "fill_"})  # the result is the second argument
 RANGE = (2.0**-13, 2.0**15)
 FP64 = dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64)
 FP64[torch.complex64] = torch.complex128
+NUMBERS = frozenset(FP64.values())
 
 
 def is_unknown(power: Power) -> bool:
@@ -83,7 +84,7 @@ class ScaleExperiment:
 
     def _measured(self, powers: Sequence[Power]) -> Power:
         plain = self._results(1.0)
-        numbers = [each for each in plain if each.dtype in FP64.values()]
+        numbers = [each for each in plain if each.dtype in NUMBERS]
         if len(numbers) < len(plain) and not self._is_about_range():
             others = (self._results(FACTOR_OF_DECISIONS**sign) for sign in (1, -1))
             if any(_differ(plain, other) for other in others):
@@ -96,7 +97,7 @@ class ScaleExperiment:
         measured = [
             _power(*three)
             for three in zip(plain, larger, smaller, strict=True)
-            if three[0].dtype in FP64.values() and bool(three[0].any())
+            if three[0].dtype in NUMBERS and bool(three[0].any())
         ]
         found = _common(measured or powers)
         is_growing = bool(measured) and found is not None and found > 0
@@ -178,7 +179,7 @@ def _differ(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
     return any(
         not torch.equal(one, other)
         for one, other in zip(some, others, strict=True)
-        if one.dtype not in FP64.values()
+        if one.dtype not in NUMBERS
     )
 
 
@@ -186,13 +187,9 @@ def _power(plain: Tensor, larger: Tensor, smaller: Tensor) -> Power:
     """Return the power of a result from its values with three scales."""
     size = float(plain.abs().max())
     ratio = float(larger.abs().max()) / size
-    power = (
-        round(2 * math.log(ratio, FACTOR)) / 2
-        if ratio > 0 and math.isfinite(ratio)
-        else LARGEST + 1
-    )
-    if abs(power) > LARGEST:
+    if not FACTOR**-LARGEST <= ratio <= FACTOR**LARGEST:
         return None
+    power = round(2 * math.log(ratio, FACTOR)) / 2
     for other, factor in ((larger, FACTOR**power), (smaller, FACTOR**-power)):
         if not float((other / factor - plain).abs().max()) <= TOLERANCE * size:
             return None

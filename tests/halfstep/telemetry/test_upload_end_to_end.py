@@ -212,7 +212,7 @@ def test_a_run_is_reproduced_from_its_page(
     )
     assert again.stdout == (work / "train.py").read_text()
     refused = halfstep("run", "reproduce", str(run.id), "--queue", **own)
-    assert (refused.returncode, "uncommitted changes" in refused.stderr) == (2, True)
+    assert (refused.returncode, "allowed: https://" in refused.stderr) == (2, True)
 
 
 def test_a_script_in_a_terminal_ends_with_its_whole_log(
