@@ -119,9 +119,11 @@ class Judge:
 
     def pass_ended(self, gradients: Sequence[Entry]) -> None:
         """Keep nonfinite gradients that a backward pass has left: a loop may drop them itself."""
-        if gradients and not self._dropped.nonfinite:
+        results = [(each, each.writers[-1].result) for each in gradients]
+        nonfinite = [each for each, facts in results if facts is not None and facts.nonfinite]
+        if nonfinite and not self._dropped.nonfinite:
             loss = self._losses[-1] if self._losses else None
-            self._dropped, self._dropped_loss = GradientSums(list(gradients)), loss
+            self._dropped, self._dropped_loss = GradientSums(nonfinite), loss
 
     def changed(self, kind: Kind, step: int, operation: Operation) -> None:
         """Record a change of gradients at the wrong time."""
@@ -134,7 +136,7 @@ class Judge:
         if self._dropped.nonfinite and not any(
             each.symptom in ("loss", "gradient") for each in self.defects
         ):
-            self._nonfinite_gradients(step, self._dropped, self._dropped_loss)
+            self._nonfinite_gradients(step, self._dropped, self._dropped_loss, are_dropped=True)
         if self._mode.integers:
             operation, share = self._mode.integers[0]
             dtype = str(operation.dtype).removeprefix("torch.")
@@ -221,13 +223,20 @@ class Judge:
         growth = min(losses[-LAST_LOSSES:]) / first if first else 0.0
         return growth if growth > GROWN else None
 
-    def _nonfinite_gradients(self, step: int, sums: GradientSums, loss: SeenLoss | None) -> None:
-        """Add the defect of the gravest of the nonfinite gradients: what no scale helps first."""
+    def _nonfinite_gradients(
+        self, step: int, sums: GradientSums, loss: SeenLoss | None, *, are_dropped: bool = False
+    ) -> None:
+        """Add the defect of the gravest of the nonfinite gradients: what no scale helps first.
+
+        are_dropped: the loop leaves out such steps, so only what half precision loses is a defect.
+        """
         traced = [
             trace(entry.writers[-1], "gradient", step)
             for entry in sums.nonfinite
             if entry.writers[-1].result is not None
         ]
+        if are_dropped:
+            traced = [each for each in traced if is_out_of_range(each.kind)]
         if not traced:
             return
         defect = min(traced, key=lambda each: is_out_of_range(each.kind))

@@ -175,9 +175,10 @@ class Sanitizer:
         gradients = [each.grad for each in self.names.parameters() if each.grad is not None]
         found = map(self.mode.memory.find, filter(is_readable, gradients))
         entries = [entry for entry in found if entry is not None]
-        self._judge.pass_ended([each for each in entries if each.is_suspect])
         if self._scaler is not None:
             self._changes.are_scaled(entries)
+        else:
+            self._judge.pass_ended([each for each in entries if each.is_suspect])
 
     def scaled(self, losses: object, scaler: GradScaler) -> None:
         """Record the losses that a scaler has scaled."""
