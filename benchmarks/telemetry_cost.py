@@ -1,4 +1,4 @@
-"""Cost of telemetry: the built-in loop's step beside PyTorch's documented one, on a tiny GPT.
+"""Cost of telemetry: steps of the built-in loop next to PyTorch's documented one, on a tiny GPT.
 
     python -m benchmarks.telemetry_cost [--steps 400] [--seconds 200] [--precision fp16]
 

@@ -45,14 +45,19 @@ class SeenLoss:
     repaired: float | None  # with one line in fp32
 
 
-def new_loss(mode: ShadowMode, loss: Tensor) -> SeenLoss | None:
-    """Return a loss of one element; None for any other tensor."""
+def new_loss(mode: ShadowMode, loss: Tensor, *, is_scaled: bool) -> SeenLoss | None:
+    """Return a loss of one element; None for any other tensor.
+
+    is_scaled: it is the root of a pass, which the loop itself may have scaled.
+    """
     if not loss.is_floating_point() or loss.numel() != 1 or not is_readable(loss):
         return None
     entry, detached = mode.entry(loss), loss.detach()
-    value, shadow = float(detached.sum()), float(mode.shadow(detached).sum())
+    writer = entry.writers[-1]
+    scale = writer.loss_scale if is_scaled else 1.0
+    value, shadow = float(detached.sum()) / scale, float(mode.shadow(detached).sum()) / scale
     repaired = None if mode.repair is None else mode.repair.loss(detached)
-    return SeenLoss(value, shadow, entry.writers[-1], entry.power, repaired)
+    return SeenLoss(value, shadow, writer, entry.power, repaired and repaired / scale)
 
 
 class Judge:

@@ -1,6 +1,7 @@
 """Records of operators that ran in an armed step."""
 
 import linecache
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -11,6 +12,7 @@ import torch
 from halfstep.shadow.facts import Facts
 
 SOURCE_CHARACTERS = 200
+SMALLEST_SCALE = 8.0  # that a loop without a GradScaler multiplies its loss by
 OUTSIDE = "outside"  # name of the operation that stands for a tensor made before the step
 
 
@@ -96,6 +98,12 @@ class Operation:
     variable: str = ""  # of OUTSIDE: the name under which the loop holds it
     is_weight: bool = False  # of OUTSIDE
     carried: "Carried | None" = None  # of OUTSIDE
+
+    @property
+    def loss_scale(self) -> float:
+        """The power of 2 by which a loop without a GradScaler multiplies its loss here, else 1."""
+        factor = self.factor or 1.0
+        return factor if factor >= SMALLEST_SCALE and math.frexp(factor)[0] == 0.5 else 1.0
 
     @property
     def is_backward(self) -> bool:

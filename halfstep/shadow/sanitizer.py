@@ -1,6 +1,5 @@
 """Shadow steps of a training loop. This module imports torch."""
 
-import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,7 +29,6 @@ DEFAULT_BUDGET_BYTES = 4 * 2**30
 MOST_CARRIED = 1000
 #: Half-precision tensors of at most this size keep what they are in fp32 until they are changed.
 LARGEST_CONSTANT, MOST_CONSTANTS = 64, 1000
-SMALLEST_SCALE = 8.0  # that a loop without a GradScaler multiplies its loss by
 
 
 class Sanitizer:
@@ -134,7 +132,7 @@ class Sanitizer:
     def _see(self, loss: Tensor, scaler: Any) -> None:
         if self.mode.is_over_budget:
             return
-        seen = new_loss(self.mode, loss)
+        seen = new_loss(self.mode, loss, is_scaled=scaler is None)
         if seen is not None:
             self._judge.add(seen)
         if scaler is None or scaler._scale is None or not is_readable(scaler._scale):
@@ -156,9 +154,9 @@ class Sanitizer:
         is_first = self._scaler is None and self._passes == 1
         if is_first and len(roots) == len(gradients) == 1 and not self.mode.is_over_budget:
             with self.apart():
-                factor = self.mode.entry(roots[0]).writers[-1].factor or 0.0
-            if factor >= SMALLEST_SCALE and math.frexp(factor)[0] == 0.5:
-                self.scale_by(factor, gradients[0])
+                scale = self.mode.entry(roots[0]).writers[-1].loss_scale
+            if scale > 1.0:
+                self.scale_by(scale, gradients[0])
 
     def scale_by(self, scale: float, gradient: Tensor) -> None:
         """Note that a pass begins with the gradient of a loss that was multiplied by a scale."""

@@ -2,7 +2,7 @@
 
 A value has power 1 if it is proportional to the scale, as a scaled loss and its gradients are, -1
 if it is proportional to the inverse, 0 if it does not depend on it, None if it depends on it in
-another way, and UNKNOWN if that cannot be told.
+another way, and UNKNOWN if that cannot be measured.
 
 An operator with such inputs runs again in fp64: with its inputs as they are, where infinities, NaNs
 and tensors of zeros are ones, and as they would be with another scale.
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from halfstep.shadow.arguments import mapped
+from halfstep.shadow.operations import SMALLEST_SCALE
 from halfstep.shadow.operators import Operator, tensors_in
 
 Power = float | None
@@ -23,10 +24,8 @@ UNKNOWN = math.nan
 FACTOR, FACTOR_OF_DECISIONS = 2.0**4, 2.0**16
 LARGEST = 4  # a squared norm has 2
 TOLERANCE = 1e-6  # relative to the largest element: an eps is no dependence
-#: A number that is the scale or its inverse is taken for it, if the scale is at least the first;
-#: a factor beyond the second may be an unscaling that cannot be told.
-SMALLEST_SCALE, LARGEST_FACTOR = 8.0, 16.0
-MOST_ELEMENTS = 10_000_000  # of an input
+LARGEST_FACTOR = 16.0  # beyond it a factor may be an inverse scale with other factors
+MOST_ELEMENTS = 10_000_000  # of all inputs
 QUOTIENTS = frozenset({"div", "div_"})
 PRODUCTS = QUOTIENTS | {"mul", "mul_"}
 WRITES = frozenset({"copy_", "fill_"})  # the result is the second argument
@@ -38,7 +37,7 @@ NUMBERS = frozenset(FP64.values())
 
 
 def is_unknown(power: Power) -> bool:
-    """Return whether the dependence cannot be told."""
+    """Return whether the dependence could not be measured."""
     return power is not None and math.isnan(power)
 
 
@@ -74,7 +73,7 @@ class ScaleExperiment:
         if None in powers:
             return None
         known = [power for power in powers if power is not None and not is_unknown(power)]
-        is_large = any(tensor.numel() > MOST_ELEMENTS for tensor in tensors_in(list(inputs)))
+        is_large = sum(each.numel() for each in tensors_in(list(inputs))) > MOST_ELEMENTS
         if is_large or len(known) < len(powers) or self._may_unscale(name, known):
             return UNKNOWN
         try:

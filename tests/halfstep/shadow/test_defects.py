@@ -615,6 +615,22 @@ def test_a_loss_that_another_scaler_scales_is_seen(*, is_right: bool) -> None:
     assert kinds == (set() if is_right else {("scaled_by_another", "of_loss.scale(loss)")})
 
 
+def test_a_loss_that_the_loop_scales_itself_is_reported_unscaled() -> None:
+    """The loss of an overflow in fp32 is the one before the loop multiplies it by a power of 2."""
+
+    def train() -> None:
+        net = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-9)
+        for _ in range(3):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=HALF):
+                loss = (net(torch.ones(2, 4)) * 0 + 300).square().float().mean()
+            (loss * 1024.0).backward()
+            optimizer.step()
+
+    assert first(rows_of_loop(train)).loss_fp32 == pytest.approx(90_000)
+
+
 def test_gradients_that_the_loop_drops_itself_are_judged() -> None:
     """It has no scaler, and takes no step with gradients that are not finite."""
 
