@@ -48,7 +48,7 @@ def suggested(space: Space, kind: str, goal: str, seed: int, trials: Sequence[Tr
             _repeat(study, space, trial)
     elif kind == QMC:
         _skip(study, space, len(trials))
-    else:
+    elif kind == TPE:
         study.add_trials([_frozen(trial, space) for trial in trials])
     return _point(study.ask(), space)
 
