@@ -160,7 +160,9 @@ def _values(row: Row) -> tuple[str, str]:
     if row.kind == "rounding":
         return ("0", number(row.value)) if row.value is not None else ("NaN or ∞", "")
     if row.kind == "gradients_underflow":
-        return f"{percent(row.share)} is 0", ""
+        parameters, all_ = row.elements
+        whole = f"0 in {count(parameters)} of {quantity(all_, 'parameter')}"
+        return whole if row.share is None else f"{percent(row.share)} is 0", ""
     if row.kind == "loss_differs":
         return number(row.loss), number(row.loss_fp32)
     if row.kind in NOT_LOST:  # what fp32 makes of a state that a step before has left is unknown
@@ -185,10 +187,11 @@ def _evidence(row: Row, steps: int) -> list[tuple[str, Markup | str]]:
     loss = f"{number(row.loss)}, " if row.loss is not None else ""
     loss += f"in fp32 {number(row.loss_fp32)}" if row.loss_fp32 is not None else ""
     fits = scale(row.fits_below) if row.fits_below is not None else ""
+    parts = "Parameters" if row.kind == "gradients_underflow" else "Elements"
     rows = (
         ("Seen", f"{_steps(row)} of {count(steps)}" if row.count else ""),
         ("Value", value),
-        ("Elements", f"{count(affected)} of {count(elements)}" if elements else ""),
+        (parts, f"{count(affected)} of {count(elements)}" if elements else ""),
         ("Loss", loss.removesuffix(", ")),
         ("Scale fits below", fits),
         ("Gradient lost", percent(row.share) if row.share is not None else ""),

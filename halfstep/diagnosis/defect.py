@@ -56,7 +56,8 @@ class Site(Part, frozen=True, kw_only=True, omit_defaults=True):
 class Defect(Part, frozen=True, kw_only=True, omit_defaults=True):
     """One observation of an armed step.
 
-    count, elements: how many elements of the site's result are affected, and of how many.
+    count, elements: how many elements of the site's result are affected, and of how many. Of
+        gradients_underflow without a share: parameters all of whose gradients are 0.
     value: what the largest of them is in fp32.  limit: the largest number of the dtype.
     sample: an input of the site, and what it is in fp32.
     origin: where a value was rounded, or where a nonfinite tensor was made.

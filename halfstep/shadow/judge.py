@@ -330,7 +330,8 @@ class Judge:
         scale = self._mode.scale
         defect = Defect(step=step, kind=kind, symptom="gradient", share=share, scale=scale)
         if share <= UNDERFLOW:
-            defect = replace(defect, count=len(sums.emptied), elements=sums.tensors)
+            count = len(sums.emptied)
+            defect = replace(defect, share=None, count=count, elements=sums.tensors)
         flushed = sums.emptied[-1] if sums.emptied else sums.flushed
         origin = None if flushed is None else first_emptied(flushed.writers[-1])
         if kind == "gradients_underflow" and origin is not None:

@@ -245,6 +245,16 @@ def test_a_finding_has_the_values_of_both_precisions() -> None:
     ]
 
 
+def test_an_underflow_of_whole_parameters_is_counted() -> None:
+    """It has no share of the norm, which may be close to 0."""
+    underflow = row("gradients_underflow", 7, elements=(2, 4))
+    view = check_view.view_of(report(underflow), {SCRIPT: SOURCE})
+    [found] = [each for line in view.marked for each in line.findings]
+    assert found.half == "0 in 2 of 4 parameters"
+    assert ("Parameters", "2 of 4") in found.evidence
+    assert "Gradient lost" not in [tile.label for tile in view.tiles]
+
+
 def test_a_source_has_the_lines_of_python_also_with_an_error_in_it() -> None:
     """Line ends of every system are handled, and the lines before the error are coloured."""
     lines = lines_of('import a\r\nb = """one\rtwo"""\fc\nif (:\n')

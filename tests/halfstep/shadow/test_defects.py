@@ -736,6 +736,7 @@ def test_a_parameter_whose_gradients_are_all_0_in_half_precision_is_told() -> No
     row = first(rows_of_loop(lambda: train(factor=1e-3)))
     assert row.kind == "gradients_underflow"
     assert "of 2 of 4 parameters are 0" in row.text
+    assert (row.share, row.elements) == (None, (2, 4))
     assert not any(row.is_fault for row in rows_of_loop(lambda: train(factor=1.0)))
 
 
