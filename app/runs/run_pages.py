@@ -29,7 +29,7 @@ from app.telemetry.environment import environment_of
 from app.telemetry.lab_card import lab_card
 from app.telemetry.metric_names import Chosen
 from app.telemetry.step_metrics import step_metrics
-from app.telemetry.suggested_actions import advised
+from app.telemetry.suggested_actions import AdvisedFinding, advised
 from db import clock
 from db.access.permissions import Permission
 from db.files import artifact_versions, artifacts, checkpoints
@@ -89,7 +89,7 @@ def show_run(
     advice = advised(session, run)
     measured = windows.measured(session, run_id, names=metric_names.names)
     arranged = preferences(session, principal.user, run.recipe)
-    has_diagnosis = bool(advice) and _has_ended_unwell(summary, advice[0].cause)
+    has_diagnosis = bool(advice) and _has_ended_unwell(summary, advice[0])
     stepless = stepless_figures(session, run)
     charts, steps_problem = None, ""  # no charts in a view that the server does not draw
     if _is_usual_view(request, run) and arranged.has_usual_charts:
@@ -210,12 +210,14 @@ def _is_usual_view(request: Request, run: Run) -> bool:
     return not any(name in VIEW or name.startswith("y.") for name in request.query_params)
 
 
-def _has_ended_unwell(run: RunSummary, cause: str) -> bool:
+def _has_ended_unwell(run: RunSummary, finding: AdvisedFinding) -> bool:
     """Return whether an ended run's first finding stands above everything else on its page."""
     if not run.is_over:
         return False
     is_sick = run.health is not None and run.health.word in ("collapsing", "dead")
-    is_explained = run.status == "failed" and cause in findings.FATAL
+    is_explained = run.status == "failed" and (
+        finding.cause in findings.FATAL or finding.part == "skipped"
+    )
     return is_sick or is_explained or run.outcome in ("no_updates", "diverged")
 
 

@@ -9,7 +9,6 @@ numbers, by their first location; then all others.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -58,10 +57,8 @@ MOST_EVENTS = 50  # of a kind of which several count
 #: Skips from a scale of 2^40 down to 1, and skips in 100 steps that exceed a search for a scale.
 LONGEST_SEARCH, COSTLY = 40, 25
 LARGEST_HALF = 65504.0
-LARGE_WEIGHT = 1000.0  # no usual initial weight or gain is as large
 COSTLY_SETTLED = 10  # per cent of the steps since the search: a saw-tooth at the limit skips fewer
 SMALLEST_SCALE = 2.0**-24  # below it no usual gradient overflows
-OUTSIDE = "training_step"  # a replay's name for operations outside of all modules
 
 
 @dataclass(frozen=True)
@@ -108,9 +105,9 @@ def read(
     for kind in SEVERAL:
         found += stored.latest(kind, most=MOST_EVENTS)
     found += [
-        _of_replay(replay)
+        events.ShadowStep(step=replay.step, armed=1, defects=[replay.defect])
         for replay in replays
-        if replay.exact and (replay.found or replay.loss_nonfinite)
+        if replay.exact and isinstance(replay.defect, Defect)
     ]
     first = _first_nonfinite_loss(session, run)
     armed = [event for event in found if isinstance(event, events.ShadowStep)]
@@ -184,29 +181,6 @@ def _fell_at(session: Session, run: Run) -> int | None:
     return session.scalar(query.where(ScalerEvent.scale_after < 1))
 
 
-def _of_replay(replay: events.Replay) -> StepEvent:
-    """Return a replay's result as an armed step, or as the origin that earlier versions found."""
-    if isinstance(replay.defect, Defect):
-        return events.ShadowStep(step=replay.step, armed=1, defects=[replay.defect])
-    is_outside = replay.module in (None, "", OUTSIDE)
-    kind: Any = "outside" if is_outside else "inside"
-    if replay.loss_nonfinite and replay.direction != "forward":
-        kind = "inputs"  # no operation of the forward pass produced it from finite numbers
-    elif replay.direction == "backward":  # earlier versions did not classify the operation
-        is_half = str(replay.dtype).endswith("float16")
-        kind = replay.kind or ("overflow" if is_half else "hidden")
-    return events.Origin(
-        step=replay.step,
-        scale=float(replay.scale),
-        direction="backward" if replay.direction == "backward" and kind != "inputs" else "forward",
-        kind=kind,
-        operation=replay.operation,
-        dtype=replay.dtype and replay.dtype.removeprefix("torch."),
-        module=None if is_outside else replay.module,
-        source=None,
-    )
-
-
 def _resumed(session: Session, run: Run) -> tuple[int, float, float] | None:
     """Return the latest resume after which the scale was higher than one growth explains."""
     query = select(RunNode.resumed_step).where(
@@ -260,12 +234,6 @@ def _lost_at(signs: Signs) -> int | None:
 
 def _numbers(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
     """Yield the first location of non-finite numbers, the most fundamental cause first."""
-    origins = [
-        origin
-        for origin in signs.several(events.Origin)
-        if (origin.direction, origin.kind) != ("forward", "unobserved")  # see _forward
-    ]
-    kinds = [origin.kind for origin in origins]
     if (event := signs.one(events.BadInputs)) and event.inputs:
         first = event.inputs[0]
         names = ", ".join(
@@ -282,53 +250,16 @@ def _numbers(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
             fix=fixes.INPUTS,
             is_certain=False,
         )
-    elif "inputs" in kinds:
-        origin = origins[kinds.index("inputs")]
-        yield Finding(
-            "The batch is not finite",
-            f"At step {origin.step:,} the loss was not finite, and "
-            + (
-                f"neither was the input of {origin.module}. "
-                if origin.module
-                else "no operation turned finite numbers into inf or NaN: the batch contained it. "
-            )
-            + "Neither precision nor loss scale can fix this: find the samples, and clean or drop "
-            "them.",
-            cause="nonfinite_inputs",
-            fix=fixes.INPUTS,
-        )
-    elif undefined := [origin for origin in origins if _is_undefined(origin)]:
-        yield _singular(signs, undefined[0], len(undefined))
     elif adam := signs.one(events.AdamEps):
         yield _adam_eps(adam)
     elif first_step := signs.one(events.FirstNonfinite):
         yield from _first_nonfinite(signs, first_step, words)
-    elif "unobserved" in kinds and len(set(kinds)) == 1:
-        yield Finding(
-            "The operation that makes a gradient NaN or inf is unknown",
-            f"At step {origins[0].step:,} the loss was finite, but gradients were not. The graph "
-            "has more than 200,000 nodes, too many to observe all: the operation may be an "
-            f"unobserved one, on another rank, or a gradient hook.{words.find_operator}",
-            is_certain=False,
-            part="skipped",
-        )
-    elif "elsewhere" in kinds and len(set(kinds)) == 1:
-        yield Finding(
-            "The gradient became NaN or inf outside this process's graph",
-            f"At step {origins[0].step:,} no operation of the backward pass produced an inf or "
-            "NaN, but the gradients contained one: it came from another rank or a gradient hook. "
-            f"Watch the loop on every rank to find out which.{_at_any_scale(signs)}",
-            is_certain=False,
-            part="skipped",
-            cause="singular_gradient" if _at_any_scale(signs) else "",
-            fix=fixes.SINGULAR if _at_any_scale(signs) else "",
-        )
-    elif "overflow" not in kinds and (text := _at_any_scale(signs)):
+    elif text := _at_any_scale(signs):
         _, total = lost_skips(signs.skips)
         yield Finding(
             "A gradient is undefined at every loss scale",
             f"The loss was finite at each of the last {total:,} skips, but gradients "
-            f"were not.{text} The operation was not observed.{words.find_operator}",
+            f"were not.{text} {first_seen(signs)}{words.find_operator}".rstrip(),
             cause="singular_gradient",
             fix=fixes.SINGULAR,
             is_certain=False,
@@ -359,12 +290,6 @@ def _first_lost(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
         yield from _first_nonfinite(signs, event, words)
 
 
-def _is_undefined(origin: events.Origin) -> bool:
-    """Return whether a gradient was non-finite for another reason than the range of its type."""
-    is_hidden = origin.kind == "hidden" and origin.direction == "backward"
-    return origin.kind == "singular" or is_hidden
-
-
 def lost_skips(skips: Sequence[ScalerEvent]) -> tuple[int, int]:
     """Return in how many skipped steps the loss was not finite, and how many steps these are.
 
@@ -372,31 +297,6 @@ def lost_skips(skips: Sequence[ScalerEvent]) -> tuple[int, int]:
     """
     lost = {skip.step for skip in skips if skip.loss_nonfinite}
     return len(lost), len({skip.step for skip in skips})
-
-
-def _singular(signs: Signs, event: events.Origin, count: int) -> Finding:
-    lost, total = lost_skips(signs.skips)
-    where = " of ".join(filter(None, (event.operation, event.module)))
-    source = f", at {event.source}" if event.source else ""
-    return Finding(
-        f"The gradient of {where} is undefined",
-        f"At step {event.step:,}, with a finite loss and a scale of "
-        f"{scale_text(event.scale)}, {event.operation}{source} was the first operation of "
-        f"the backward pass whose gradient was not finite (observed {_times(count)}). "
-        + (
-            "The derivative of a root, logarithm or division is infinite at 0, in every precision "
-            "and at every loss scale."
-            if event.kind == "singular"
-            else "Its type represents far larger numbers, so this is not an overflow: an infinite "
-            "factor from the forward pass, such as the logarithm of 0 behind a mask, times 0 is "
-            "NaN."
-        )
-        + (f" {_lost_losses(lost, total)}." if lost else ""),
-        before=event.step,
-        cause="singular_gradient",
-        fix=fixes.SINGULAR,
-        part="skipped",
-    )
 
 
 def _adam_eps(event: events.AdamEps) -> Finding:
@@ -470,169 +370,74 @@ def _grown(signs: Signs) -> str:
 
 
 def _skips(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
-    """Yield overflows: of the forward pass always, of the backward pass if they cost many steps."""
-    origins = [o for o in signs.several(events.Origin) if o.direction == "forward"]
+    """Yield skips with a non-finite loss always, and others if they cost many steps."""
     is_unwell = signs.health in ("collapsing", "dead") or signs.is_costly
     buffers = list(precision_findings.nonfinite_buffers(signs.one(events.NonfiniteBuffers), words))
     yield from buffers if not is_unwell else ()
     if any(skip.loss_nonfinite for skip in signs.skips):
-        yield from _forward(signs, origins, words, is_lasting=is_unwell)
+        yield _lost_loss(signs, words, is_lasting=is_unwell)
     elif signs.skips and is_unwell:
         yield _backward(signs, words)
     yield from buffers if is_unwell else ()
 
 
-def _lost_losses(lost: int, total: int) -> str:
-    return f"At {lost:,} of the last {total:,} skips the loss itself was not finite"
+def first_seen(signs: Signs) -> str:
+    """Return a sentence on the first non-finite value that an earlier version saw, or ""."""
+    seen = signs.several(events.Origin)
+    origin = next((each for each in seen if each.module or each.operation), None)
+    if origin is None:
+        return ""
+    where = " of ".join(filter(None, (origin.operation, origin.module)))
+    source = f", at {origin.source}" if origin.source else ""
+    dtype = f", in {origin.dtype}" if origin.dtype else ""
+    value = {"forward": "output", "backward": "gradient"}[origin.direction]
+    return f"At step {origin.step:,} {where}{source} had the first non-finite {value}{dtype}. "
 
 
-def _forward(
-    signs: Signs,
-    origins: Sequence[events.Origin],
-    words: AdviceWords,
-    *,
-    is_lasting: bool,
-) -> Iterator[Finding]:
-    last = max(s.step for s in signs.skips if s.loss_nonfinite)
-    text = f"{_lost_losses(*lost_skips(signs.skips))}, most recently at step {last:,}"
-    module, grown, has_large, is_certain = None, "", False, False
+def _lost_loss(signs: Signs, words: AdviceWords, *, is_lasting: bool) -> Finding:
+    """Return the finding of skips with a non-finite loss, whose operator was not observed."""
+    lost, total = lost_skips(signs.skips)
+    last = max(skip.step for skip in signs.skips if skip.loss_nonfinite)
     if signs.lost:
-        text += (
+        scale = (
             f". {signs.lost.count:,} other steps with such a loss were applied: at a smaller "
             "scale their gradients were finite. "
         )
     else:
-        text += "; the loss scale is not the cause, and a smaller one does not help. "
-    fix = fixes.FORWARD
-    remedies: tuple[str, ...] = ("lower_rate", "bf16") if is_lasting else ("bf16",)
-    before = min(skip.step for skip in signs.skips if skip.loss_nonfinite)
-    inside = [origin for origin in origins if origin.kind == "inside"]
-    kinds = {origin.kind for origin in origins}
+        scale = "; the loss scale is not the cause, and a smaller one does not help. "
+    grown = _grown(signs)
     is_finite_again = signs.finite_at is not None and signs.finite_at > last
-    finite = (
-        f" At step {signs.finite_at:,} it was finite, so not every batch causes this."
+    batch = (
+        f"At step {signs.finite_at:,} it was finite, so not every batch causes this."
         if is_finite_again
-        else ""
+        else "It is unknown whether other batches are finite."
     )
-    if kinds <= {"unobserved"} and words.find_operator:
-        yield Finding(
-            "The loss of a skipped step was not finite",
-            f"{text}It is unknown whether the batch contained NaN or inf, or the forward pass "
-            f"overflowed: the step was not armed. Check the batch of that step.{finite}"
-            f"{words.find_operator}",
-            before=before,
-            part="skipped",
-            is_certain=False,
-        )
-        return
-    if inside:
-        event, is_certain = inside[0], True
-        before = min(before, *(origin.step for origin in inside))
-        text += (
-            f"At step {event.step:,} the output of {event.module}, in {event.dtype}, was the first "
-            "non-finite one, with finite inputs and weights. "
-        )
-        has_large = _has_large_weight(signs, event)
-        if grown := _grown(signs):
-            text, remedies = text + grown, ("lower_rate",) if is_lasting else ()
-        elif has_large:
-            text += (
-                f"Its largest weight is {number(event.largest_weight or 0)}. If training made it "
-                "this large, lower the learning rate, warm it up, or clip gradients, and "
-                "start again from smaller weights."
-            )
-            remedies = ("lower_rate",) if is_lasting else ()
-        elif event.dtype == "float16" and float(event.largest_input or 0) > LARGEST_HALF:
-            text += (
-                f"Its input reaches {number(event.largest_input or 0)}, above fp16's maximum of "
-                "65,504, so it becomes inf in fp16. Normalize or clamp it."
-            )
-            fix = fixes.LARGE_INPUT
-        elif event.dtype == "float16" and event.may_be_undefined:
-            module, is_certain = event.module, False
-            text += (
-                f"Run it in fp32, {words.in_fp32}, or use bf16. If it is NaN in fp32 too, an "
-                "operation in it is undefined, such as a softmax over a fully masked row or a "
-                "division by 0."
-            )
-        elif event.dtype == "float16":
-            module = event.module
-            text += f"Run it in fp32, {words.in_fp32}, or use bf16."
-        else:
-            yield Finding(
-                f"The output of {event.module} is not finite",
-                f"{text}Either an operation in it is undefined, such as a division by 0 or the "
-                "logarithm of 0, or a part of it computes in fp16 and overflows. Running it in "
-                "fp32 excludes the overflow.",
-                before=before,
-                part="skipped",
-                cause="undefined_forward",
-                fix=fixes.UNDEFINED_FORWARD,
-            )
-            return
-    elif any(origin.kind == "weights" for origin in origins):
-        text += "Its weights were already not finite: an earlier step applied an inf."
-        remedies, fix = (), ""
-    elif any(origin.kind == "outside" for origin in origins):
-        text += outside(signs) + (
-            (grown := _grown(signs))
-            or "Compute the loss in fp32, and look for logarithms and divisions of 0."
-        )
-        fix = fixes.FORWARD_LOSS
-    else:
-        where = "It is unknown where it arose and whether other batches are finite."
-        text += (
-            f"{finite.lstrip() or where} Check the batch of step {last:,}, and look for "
-            "activations near 65,504; if it happens again, run the module in fp32, "
-            f"{words.in_fp32}, or use bf16.{words.find_operator}"
-        )
-    verb = "overflows" if is_lasting else "overflowed"
-    yield Finding(
-        f"Training diverged until the forward pass {verb}" if grown else f"The forward pass {verb}",
-        text,
-        module=module,
-        before=before,
-        remedies=remedies,
+    unknown = (
+        "It is unknown whether the batch contained NaN or inf, an operation was undefined, or a "
+        f"value overflowed. {batch} Check the batch of step {last:,}."
+    )
+    return Finding(
+        "Training diverged until the loss was not finite"
+        if grown
+        else "The loss of a skipped step was not finite",
+        f"At {lost:,} of the last {total:,} skips the loss itself was not finite, most recently at "
+        f"step {last:,}{scale}{first_seen(signs)}{grown or unknown}{words.find_operator}",
+        before=min(skip.step for skip in signs.skips if skip.loss_nonfinite),
+        remedies=("lower_rate",) if grown or is_lasting else (),
         part="skipped",
-        cause="forward_overflow",
-        fix=fixes.DIVERGED if grown or has_large else fix,
-        is_certain=is_certain,
+        fix=fixes.DIVERGED if grown else "",
+        is_certain=False,
     )
-
-
-def _has_large_weight(signs: Signs, event: events.Origin) -> bool:
-    """Return whether a module that was trained has a weight that is too large for any input."""
-    has_trained = signs.steps > signs.skipped
-    return has_trained and float(event.largest_weight or 0) >= LARGE_WEIGHT
-
-
-def outside(signs: Signs) -> str:
-    """Return a sentence on where outside of all modules a loss became non-finite, or ""."""
-    found = [o for o in signs.several(events.Origin) if o.kind == "outside"]
-    event = next((o for o in found if o.operation), next(iter(found), None))
-    if event is None or event.direction != "forward":
-        return ""
-    text = "All modules' outputs were finite: it arose outside them, in the loss function"
-    if event.operation:
-        where = f" at {event.source}" if event.source else ""
-        text += f"; the first non-finite gradient is that of {event.operation}{where}"
-        # In fp32 it may follow from an overflow of fp16 before a conversion.
-        text += ", in float16" if event.dtype == "float16" else ""
-    return f"{text}. "
 
 
 def _backward(signs: Signs, words: AdviceWords) -> Finding:
     _, total = lost_skips(signs.skips)
-    overflow = [o for o in signs.several(events.Origin) if o.kind == "overflow"]
+    is_below = signs.scale is not None and signs.scale < 1
     text = (
         f"At each of the last {total:,} skips the gradients were not finite, while every observed "
-        f"loss was: at this scale they are {'' if overflow else 'most likely '}too large for fp16. "
+        f"loss was: at this scale they are most likely too large for fp16. {first_seen(signs)}"
     )
-    if overflow:
-        event = overflow[0]
-        where = " of ".join(filter(None, (event.operation, event.module)))
-        text += f"At step {event.step:,} {where} overflowed first, in {event.dtype}. "
-    if signs.scale is not None and signs.scale < 1:
+    if is_below:
         text += (
             f"The scale is {scale_text(signs.scale)}, below 1: gradients overflow nevertheless, "
             f"and a smaller scale only makes others underflow. Clip the gradients, continue from "
@@ -646,7 +451,6 @@ def _backward(signs: Signs, words: AdviceWords) -> Finding:
             f"Raise {words.scaler('growth_interval')} to make overflows less frequent"
             f"{words.hold_down}."
         )
-    is_below = signs.scale is not None and signs.scale < 1
     return Finding(
         "The loss scale is below 1" if is_below else "Only the backward pass overflows",
         text,
@@ -655,9 +459,5 @@ def _backward(signs: Signs, words: AdviceWords) -> Finding:
         part="skipped",
         cause="backward_overflow",
         fix=fixes.BACKWARD,
-        is_certain=bool(overflow),
+        is_certain=False,
     )
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count:,} times"

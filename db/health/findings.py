@@ -34,8 +34,7 @@ NAN_STEPS = 10  # first steps, all with a NaN loss: neither chance nor the searc
 LARGEST_RATE = 1.0  # no optimizer of torch trains with a larger one
 USUAL_RATE = "usual_rate"  # the remedy for a larger one
 HIGH_RATE = 0.1  # with a larger one a loss that rises is explained
-OUTSIDE = causes.OUTSIDE
-FORWARD = "forward_overflow"
+OUTSIDE = "training_step"  # a replay's name for operations outside of all modules
 NAMES_SHOWN = 6
 #: Causes that can end a run with an exception, those of exceptions of the scaler included.
 FATAL = EXPLAINING | {"no_inf_checks", "fp16_gradients"}
@@ -145,15 +144,15 @@ def find(evidence: Evidence) -> Iterator[Finding]:
     """Yield the findings of the evidence, the most severe first."""
     yield from _rate(evidence)
     findings = list(causes.named(evidence.signs, evidence.words))
-    if evidence.nan_steps:  # the loss was always NaN, so an overflow is not certain
-        findings = [row for row in findings if row.is_certain or row.module or row.cause != FORWARD]
+    if evidence.nan_steps:  # "The loss is NaN from the first step on" says more
+        findings = [row for row in findings if row.is_certain or row.cause]
     if not findings:
         yield from _not_a_number(evidence)
     yield from findings
     yield from _metrics(evidence)
     yield from weights_findings.started_in_part(evidence.weights)
     yield from precision_findings.unused_modules(evidence.unused_modules)
-    named = {finding.cause for finding in findings}
+    named = {finding.cause for finding in findings if finding.cause}
     if not evidence.nan_steps:
         has_module = any(finding.module for finding in findings)
         yield from _of_precision(evidence, named, has_module=has_module)
@@ -229,7 +228,7 @@ def _not_a_number(evidence: Evidence) -> Iterator[Finding]:
         text += f", at every loss scale down to {scale_text(min(scales))}"
     text += (
         ": neither the updates nor the loss scale is the cause, and no setting of either fixes it. "
-        f"{causes.outside(evidence.signs)}Look "
+        f"{causes.first_seen(evidence.signs)}Look "
         "for a NaN in the data or the initial weights, the logarithm of 0, the square root of a "
         "negative number, a division by 0, or inf divided by inf after an overflow of fp16."
     )

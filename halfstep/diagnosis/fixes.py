@@ -63,20 +63,8 @@ FORWARD = """\
 with torch.autocast(device, enabled=False):           # around the module that overflows
     out = module(x.float())
 """
-LARGE_INPUT = """\
-x = (x - mean) / std.clamp_min(1e-3)                  # over the training data, before autocast
-"""
-UNDEFINED_FORWARD = """\
-with torch.autocast(device, enabled=False):
-    out = module(x.float())
-assert out.isfinite().all()                           # no: look for a division or logarithm of 0
-"""
 DIVERGED = """\
 optimizer = torch.optim.AdamW(model.parameters(), lr=rate / 10)
-"""
-FORWARD_LOSS = """\
-with torch.autocast(device, enabled=False):           # around the loss
-    loss = loss_function(out.float(), y.float())      # class labels stay integers
 """
 BACKWARD = """\
 scaler = torch.amp.GradScaler(device, growth_interval=10_000)

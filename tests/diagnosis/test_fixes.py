@@ -61,13 +61,6 @@ def test_singular_points_are_finite_in_half_precision(name: str, dtype: torch.dt
     assert points.grad.isfinite().all()
 
 
-def test_inputs_of_a_constant_column_are_finite() -> None:
-    """The deviation of a constant column is 0; after the fix each input fits fp16."""
-    x = torch.tensor([[1e6, 3.0], [-1e6, 3.0]])
-    x = run(fixes.LARGE_INPUT, x=x, mean=x.mean(0), std=x.std(0))["x"]
-    assert x.half().isfinite().all()
-
-
 @pytest.mark.parametrize("gradient", [0.0, 1e-7, 1e-4, 1.0])
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW])
 def test_eps_of_the_fix_keeps_half_precision_weights_finite(
@@ -84,13 +77,9 @@ def test_eps_of_the_fix_keeps_half_precision_weights_finite(
     assert all(parameter.isfinite().all() for parameter in model.parameters())
 
 
-def test_fp32_regions_of_fixes_take_half_precision() -> None:
-    """Under autocast a module and a loss accept numbers beyond fp16."""
-    out = torch.full((4, 2), 6e4, dtype=torch.float16)
-    module, y = nn.Linear(2, 2), torch.zeros(4, 2)
+def test_fp32_region_of_a_fix_takes_half_precision() -> None:
+    """Under autocast a module accepts numbers beyond fp16."""
+    x = torch.full((4, 2), 6e4, dtype=torch.float16)
     with torch.autocast("cpu", torch.float16):
-        results = run(fixes.FORWARD, module=module, x=out)
-        run(fixes.UNDEFINED_FORWARD, module=module, x=out)
-        loss = run(fixes.FORWARD_LOSS, loss_function=F.mse_loss, out=out, y=y)["loss"]
-    assert results["out"].dtype == loss.dtype == torch.float32
-    assert loss.isfinite()
+        results = run(fixes.FORWARD, module=nn.Linear(2, 2), x=x)
+    assert results["out"].dtype == torch.float32

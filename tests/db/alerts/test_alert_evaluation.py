@@ -301,10 +301,10 @@ def test_a_nonfinite_loss_is_reported_with_its_first_step_and_cause(
     evaluate(database, seen, ADDRESS)
     steps = make_steps([1.0] * 101 + [float("nan")] * 4)
     steps["grad_norm"][100:] = float("nan")
-    origin = {"event": "origin", "step": 101, "scale": 1024.0, "direction": "backward"}
-    origin |= {"kind": "singular", "operation": "SqrtBackward0", "dtype": "float32"}
-    origin |= {"module": "head", "source": None}
-    record(database, running, steps, events=[origin])
+    site = {"node": "SqrtBackward0", "operator": "div", "file": "train.py", "line": 7}
+    defect = {"kind": "undefined", "dtype": "float32", "symptom": "gradient", "step": 101}
+    armed = {"event": "shadow_step", "step": 101, "armed": 4, "defects": [defect | {"site": site}]}
+    record(database, running, steps, events=[armed])
     end(database, running)
     evaluate(database, seen, ADDRESS)
     [alert] = alerts(database)
@@ -312,7 +312,7 @@ def test_a_nonfinite_loss_is_reported_with_its_first_step_and_cause(
         "diverged": "finished, but diverged: its loss is not finite from step 102 on",
         "nonfinite_loss": "had a loss that is not finite at step 102",
     }[condition]
-    cause = "The gradient of SqrtBackward0 of head is undefined (step 101)"
+    cause = "Undefined in every precision (step 101)"
     assert alert.text == f"Run 1, digits-fp16, {what}. Cause: {cause}."
 
 

@@ -109,7 +109,7 @@ def test_growths_are_those_of_the_events(database: Database, running: Run) -> No
 def test_a_scale_is_not_blamed_for_a_loss_that_is_not_finite(
     database: Database, running: Run
 ) -> None:
-    """The finding that excludes the scale is the cause that the statement names."""
+    """The finding excludes the scale, and the statement names no cause."""
     skipped = [*SEARCH, 320, 345, 370, 395]
     steps = make_steps([1.0] * 400, skipped=skipped)
     steps["scale"] = 2.0**19
@@ -120,9 +120,8 @@ def test_a_scale_is_not_blamed_for_a_loss_that_is_not_finite(
         found = findings.of_run(session, run)
         judged = scaling_health.scaling_health(session, run)
     assert judged is not None
-    assert found[0].cause == "forward_overflow"
     assert "the loss scale is not the cause" in found[0].text
     said = health_statement(judged, found)
     assert said.title == "Frequent skips"
-    assert said.text.endswith(f"Likely cause: {found[0].title}.")
+    assert "ikely cause" not in said.text
     assert not BLAME.search(judged.reason)
