@@ -14,7 +14,7 @@ PACKAGES = ("app", "db", "halfstep", "trainer", "worker")
 MOST_LINES, MOST_METHODS, MOST_PARAMETERS = 300, 30, 7
 #: Most imports in circles (types excluded), classes and functions above these sizes, statements in
 #: app/ instead of db/, and uses of `Any`, in source that is written by hand.
-LIMITS = {"circles": 0, "classes": 9, "functions": 56, "statements": 9, "Any": 2152}
+LIMITS = {"circles": 0, "classes": 9, "functions": 55, "statements": 9, "Any": 2138}
 GENERATED = {Path("halfstep/api_client/response_types.py")}
 
 

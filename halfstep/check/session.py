@@ -89,7 +89,8 @@ class CheckedLoop:
         trace: TracebackType | None,
     ) -> None:
         self._stop()
-        self._hooks.remove()  # again: within a step hooks stay
+        self._sanitizer.disarm()  # again: below a mode of the loop its own stays, as hooks do
+        self._hooks.remove()
         self.calls.disarm()
 
     def found(self) -> list[Observation]:

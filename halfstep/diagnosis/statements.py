@@ -27,7 +27,7 @@ TITLES: Mapping[Kind, str] = {
     "scaled_by_another": "A loss is scaled by another scaler",
     "scaled_gradients_compared": "A comparison depends on the loss scale",
     "scaled_gradients_edited": "Gradients are edited while they are scaled",
-    "scaled_gradients_in_loss": "Scaled gradients are part of the loss",
+    "scaled_gradients_in_loss": "Scaled values are part of the loss",
     "gradients_cleared_before_step": "Gradients are cleared before the step",
     "gradients_edited_after_step": "Gradients are edited after the step",
     "stale_weight_cache": "Autocast is not left between steps",
@@ -51,7 +51,7 @@ ADVICE: Mapping[Kind, str] = {
     "scaled_by_another": "Scale it with the scaler that steps the optimizer of these weights.",
     "scaled_gradients_compared": "Call scaler.unscale_(optimizer) before it.",
     "scaled_gradients_edited": "Call scaler.unscale_(optimizer) before it.",
-    "scaled_gradients_in_loss": "Divide them by scaler.get_scale() first.",
+    "scaled_gradients_in_loss": "Divide them by scaler.get_scale(), and scale a loss only once.",
     "gradients_cleared_before_step": "Clear them before the first backward pass of a step.",
     "gradients_edited_after_step": "Edit or clip them before the step, after scaler.unscale_.",
     "stale_weight_cache": "Enter autocast in each step, around the forward pass and the loss only.",
@@ -303,7 +303,7 @@ def _edited(observation: Observation) -> str:
 def _scaled_in_loss(observation: Observation) -> str:
     return (
         f"{steps_of(observation)} the loss, in {named(observation.first.site)}, is computed from "
-        "gradients that are still multiplied by the loss scale."
+        "values that are still multiplied by the loss scale."
     )
 
 

@@ -4,12 +4,10 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 from weakref import ref
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import (
     register_module_forward_hook,
@@ -19,14 +17,12 @@ from torch.nn.modules.module import (
 from halfstep.shadow.loop_variables import tensors_of_callers, variables_of
 from halfstep.shadow.operations import Place
 from halfstep.shadow.operators import is_readable
-from halfstep.shadow.source_files import is_of_script
+from halfstep.shadow.source_files import is_of_script, is_own
 
 ENGINE = "_engine_run_backward"  # of torch.autograd; Tensor.backward and autograd.grad end there
 GRAPH = "graph.py"  # of torch.autograd, where the engine is called
 MOST_FRAMES = 200
-_SKIPPED = tuple(
-    f"{folder}/" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1])
-)
+MODES = ("__torch_dispatch__", "__torch_function__")  # pass on what another line calls
 _STDLIB = f"{sysconfig.get_path('stdlib')}/"
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 
@@ -44,7 +40,7 @@ def place_of_caller(*, is_backward: bool = False) -> Place:
         code = frame.f_code
         if is_backward and code.co_name == ENGINE and code.co_filename.endswith(GRAPH):
             break
-        kind = _kind(code.co_filename)
+        kind = _kind(code.co_filename) if code.co_name not in MODES else ""
         if kind == "script":
             line = frame.f_lineno or 0
             return _place(frame) if inner is None else _place(inner, code.co_filename, line)
@@ -88,7 +84,7 @@ def _kind(file: str) -> str:
     """Return "script", "package" for an installed one, or "" for torch and what is below it."""
     if is_of_script(file):
         return "script"
-    if file.startswith((*_SKIPPED, "<")):
+    if file.startswith("<") or is_own(file):
         return ""
     is_package = not file.startswith(_STDLIB) or any(part in file for part in _INSTALLED)
     return "package" if is_package else ""

@@ -20,7 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
+from halfstep.check.session import CheckedLoop, CheckedSteps
 from halfstep.config_groups import Precision
+from halfstep.diagnosis.observations import MILD, Observation
+from halfstep.diagnosis.statements import is_left_over, place_of, statement_of
 from halfstep.number_formats import duration, number
 from halfstep.recipe import Loss, Recipe, RecipeError
 from halfstep.run_config import ConfigError, RunConfig
@@ -41,12 +44,10 @@ from trainer.diagnosis.recipe_checks import (
     check_device,
     check_loss,
     check_resume,
-    check_scale,
     optimizers_of,
     small_config,
 )
 from trainer.diagnosis.source_locations import first_line, place
-from trainer.diagnosis.undefined import undefined_in_fp32
 from trainer.logged_values import LOGGING
 from trainer.loop import train
 from trainer.registered_recipes import NotRegisteredError
@@ -145,21 +146,22 @@ def _check(recipe_class: type[Recipe], values: JsonObject) -> Report:
     for finding in check_compiler(recipe_class, values):
         report.add(finding)
         return report
-    zeros_in_fp32: set[str] = set()
+    measured: dict[tuple[str, str], Finding] = {}
     for precision, config in configs.items():
-        op_recorder = OpRecorder(precision, "cpu", inspect.getfile(recipe_class), zeros_in_fp32)
-        report.steps[precision] = _train(recipe_class, config, op_recorder)
-        if precision == "fp32":
-            zeros_in_fp32 = op_recorder.zeros
+        op_recorder = OpRecorder(precision, "cpu", inspect.getfile(recipe_class))
+        shadows = CheckedLoop(CheckedSteps(steps=STEPS))
+        report.steps[precision] = _train(recipe_class, config, op_recorder, shadows)
         for finding in op_recorder.findings:
             report.add(finding, precision)
-    for finding in undefined_in_fp32(recipe_class, values, report.steps["fp32"]):
-        report.add(finding)
+        for observation in shadows.found():
+            if observation.is_fault:
+                finding = _measured(observation)
+                key = observation.first.kind, finding.place
+                report.add(measured.setdefault(key, finding), precision)
     for finding in _compare(report.steps, configs["fp16"].scaler.init_scale):
         report.add(finding)
     for question in (
         check_loss,
-        check_scale,
         check_batch,
         check_device,
         check_resume,
@@ -184,11 +186,26 @@ def _answers(
         )
 
 
-def _train(recipe_class: type[Recipe], config: RunConfig[Any], op_recorder: OpRecorder) -> Steps:
-    """Run the real loop with the op recorder; return the records of its steps."""
+def _measured(observation: Observation) -> Finding:
+    """Return what the shadows of a step have shown."""
+    defect, statement = observation.first, statement_of(observation)
+    return Finding(
+        "warning" if defect.kind in MILD or is_left_over(defect) else "error",
+        f"{statement.text} {statement.advice}".strip(),
+        place_of(defect.site),
+    )
+
+
+def _train(
+    recipe_class: type[Recipe],
+    config: RunConfig[Any],
+    op_recorder: OpRecorder,
+    shadows: CheckedLoop,
+) -> Steps:
+    """Run the real loop, each operator once more in fp32; return the records of its steps."""
     records: list[Steps] = [np.zeros(0, STEP_DTYPE)]
     try:
-        with _watched_scalers(op_recorder):
+        with _watched_scalers(op_recorder), shadows:
             train(
                 _observed(recipe_class, config, op_recorder),
                 config,
@@ -402,18 +419,16 @@ def _see_event(event: Event, op_recorder: OpRecorder) -> None:
 
 
 def _compare(steps: dict[str, Steps], init_scale: float) -> Iterator[Finding]:
-    """Report differences of fp16 from fp32 that rounding does not explain."""
-    plain, half = steps["fp32"]["loss"], steps["fp16"]["loss"]
-    for step, (expected, loss) in enumerate(zip(plain, half, strict=False), 1):
-        if math.isfinite(expected) and not math.isfinite(loss):
-            yield Finding(
-                "error",
-                f"the loss is {number(loss)} at step {step} in fp16, {number(expected)} in fp32: a "
-                "value in the forward pass exceeds 65,504, or fp16 flushed one to 0",
-            )
-            return
-    if len(plain) and len(half) and plain[0] and init_scale > 2 and math.isclose(
-        half[0], plain[0] * init_scale, rel_tol=0.05
+    """Report gradients of 0 in fp32, and a loss that is scaled in fp16."""
+    plain, half = steps["fp32"], steps["fp16"]["loss"]
+    if len(plain) and not plain["grad_norm"].any():
+        yield Finding(
+            "warning",
+            f"all gradients are 0 in each of {len(plain)} steps in fp32: the loss does not depend "
+            "on the weights (a factor of 0, detach, or dead units)",
+        )
+    if len(plain) and len(half) and plain["loss"][0] and init_scale > 2 and math.isclose(
+        half[0], plain["loss"][0] * init_scale, rel_tol=0.05
     ):  # fmt: skip
         yield Finding(
             "error", "training_step scales the loss, which the loop does; yield the unscaled loss"

@@ -11,20 +11,13 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from halfstep.number_formats import number
 from trainer.diagnosis.source_locations import place
 
 HALF = (torch.float16, torch.bfloat16)
-FP16_FLUSHES_BELOW = 2.0**-25  # half of the smallest subnormal: this rounds to 0
 PRODUCTS = {
     "linear", "matmul", "__matmul__", "mm", "bmm", "addmm", "einsum", "conv1d", "conv2d", "conv3d",
     "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "scaled_dot_product_attention",
 }  # fmt: skip
-LOGARITHMS = {"log", "log2", "log10", "log_"}
-DIVISIONS = {"div", "div_", "divide", "true_divide", "__truediv__", "__itruediv__"}
-RECIPROCALS = {"reciprocal", "rsqrt", "__rtruediv__", "__rdiv__"}
-ADDITIONS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
-CLAMPS = {"clamp", "clamp_", "clamp_min", "clamp_min_"}
 
 
 @dataclass(frozen=True)
@@ -39,21 +32,16 @@ class Finding:
 class OpRecorder(TorchFunctionMode):
     """Observes a recipe's calls in one precision, and reports mistakes.
 
-    file: the recipe's own; locations are lines in it.  zeros_in_fp32: locations where zeros are not
-    reported, because they also occur in fp32.
+    file: the recipe's own; locations are lines in it.
     """
 
-    def __init__(
-        self, precision: str, device_type: str, file: str, zeros_in_fp32: set[str]
-    ) -> None:
+    def __init__(self, precision: str, device_type: str, file: str) -> None:
         super().__init__()
         self.precision, self.device_type, self.file = precision, device_type, file
         self.in_batch = False
         self.is_looking = False  # the recipe runs, not the loop
         self.has_stepped_itself = False
         self.findings: dict[Finding, None] = {}  # an ordered set
-        self.zeros: set[str] = set()
-        self._zeros_in_fp32 = zeros_in_fp32
         self._products = {True: 0, False: 0}  # by whether autocast was on
 
     def found(self, severity: Literal["error", "warning"], text: str, place: str = "") -> None:
@@ -124,12 +112,6 @@ class OpRecorder(TorchFunctionMode):
             self._see_binary_cross_entropy()
         elif name.endswith(("_loss", "cross_entropy")):
             self._see_loss_function(name, args)
-        elif name in LOGARITHMS | RECIPROCALS:
-            self._see_singular("log" if name in LOGARITHMS else "division", args[0])
-        elif name in DIVISIONS and len(args) > 1:
-            self._see_singular("division", args[1])
-        elif name in ADDITIONS | CLAMPS:
-            self._see_floor(name, args, kwargs, result)
         return result
 
     @property
@@ -172,50 +154,6 @@ class OpRecorder(TorchFunctionMode):
                 "error",
                 f"{name} is computed outside autocast, in {_dtype(halves[0])}: move it inside "
                 "autocast, which computes it in float32, or pass .float() inputs",
-                self.place(),
-            )
-
-    def _see_singular(self, operation: str, value: Any) -> None:
-        """Check the argument of a logarithm, or a denominator."""
-        if not (isinstance(value, Tensor) and value.is_floating_point()):
-            return
-        place = self.place()
-        smallest = value.detach().abs().min().item() if value.numel() else 1.0
-        if smallest == 0:
-            self.zeros.add(place)
-        if self.precision != "fp16" or place in self._zeros_in_fp32:
-            return
-        advice = "clamp it (min=1e-6), or compute it in fp32 from its origin on, with .float()"
-        if smallest == 0:
-            self.found(
-                "error",
-                f"{operation} of a value that fp16 flushes to 0 and fp32 does not: {advice}",
-                place,
-            )
-        elif value.dtype == torch.float16 and not getattr(value, "_has_floor", False):
-            self.found(
-                "warning",
-                f"{operation} of a float16 value, as small as {number(smallest)} so far: fp16 "
-                f"flushes values below 3e-8 to 0: {advice}",
-                place,
-            )
-
-    def _see_floor(
-        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> None:
-        """Check a lower bound that keeps a value away from 0: x + ε, or clamp(min=ε)."""
-        if not isinstance(result, Tensor):
-            return
-        floor = next((a for a in args if isinstance(a, float)), kwargs.get("min"))
-        if not isinstance(floor, float) or floor <= 0:
-            return
-        if floor >= FP16_FLUSHES_BELOW:
-            result._has_floor = True  # type: ignore[attr-defined]
-        elif result.dtype == torch.float16:
-            self.found(
-                "error",
-                f"{name} of {number(floor)} and a float16 value: fp16 rounds {number(floor)} to 0, "
-                "so it has no effect. Use at least 1e-6, or call .float() before",
                 self.place(),
             )
 

@@ -6,24 +6,20 @@ Only `check` uses them.
 import inspect
 import math
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.amp.grad_scaler import GradScaler
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.cpp_extension import TORCH_LIB_PATH
 from torch.utils.data import IterableDataset
 
 from halfstep.config_groups import Precision
-from halfstep.number_formats import number
-from halfstep.number_formats import scale as scale_text
 from halfstep.recipe import Loss, Recipe
 from halfstep.run_config import RunConfig, parse_config
 from halfstep.telemetry.flags import SKIPPED
@@ -32,7 +28,7 @@ from halfstep.telemetry.spool import Steps
 from trainer.checkpoints import checkpoint
 from trainer.data.batches import fingerprint
 from trainer.data.sources import drawn
-from trainer.diagnosis.op_recorder import HALF, Finding
+from trainer.diagnosis.op_recorder import Finding
 from trainer.diagnosis.source_locations import first_line, place
 from trainer.loop import train
 from trainer.repeatability import seed_everything
@@ -45,7 +41,6 @@ BATCH_SIZE = 8  # at most, unless set: fp16 is slow on a CPU
 RESUMED, RESUMED_AT = 4, 2  # steps
 #: Parts of a checkpoint that reveal a different resumed run, in order of precedence.
 DECIDING = ("modules", "optimizers", "recipe_state", "scaler", "random", "next_batch")
-LARGE_SCALE = 2.0**16  # torch's default; a power of two does not change results in fp32
 #: Operations without meta kernel, because the shape of their result depends on values.
 SHAPED_BY_VALUES = ("unique", "bincount", "nonzero", "masked_select")
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -117,136 +112,6 @@ def _losses(
 def optimizers_of(loss: Loss) -> str:
     """Return the quoted names of a loss's optimizers, joined for a message."""
     return " and ".join(f'"{name}"' for name in loss.optimizers)
-
-
-class _Pass(NamedTuple):
-    """Results of a forward and a backward pass at one scale."""
-
-    losses: dict[str, float]
-    gradients: dict[str, Tensor]  # unscaled
-    inner: list["_Inner"]
-
-
-class _Inner(NamedTuple):
-    """A gradient taken within a step to be differentiated again."""
-
-    norm: float
-    is_half: bool  # part of its graph was computed in fp16 or bf16
-    place: str
-
-
-def check_scale(recipe_class: type[Recipe], values: JsonObject) -> Iterator[Finding]:
-    """Check that losses and unscaled gradients do not depend on the scale."""
-    fp32, fp16 = (small_config(recipe_class, values, each) for each in ("fp32", "fp16"))
-    small, large = (_run_step(recipe_class, fp32, scale) for scale in (1.0, LARGE_SCALE))
-    for name, loss in small.losses.items():
-        other = large.losses[name]
-        if math.isfinite(loss) and not math.isclose(loss, other, rel_tol=1e-3, abs_tol=1e-6):
-            yield Finding(
-                "error",
-                f"the loss of {name} changes with the loss scale, from {number(loss)} at 1 to "
-                f"{number(other)} at {scale_text(LARGE_SCALE)}. In a gradient penalty, divide the "
-                "inner gradient by the scale of its loss",
-            )
-            return
-    unscaled = [
-        index
-        for index, (one, other) in enumerate(zip(small.inner, large.inner, strict=True))
-        if one.norm and other.norm < 2 * one.norm
-    ]
-    halves = _run_step(recipe_class, fp16, 1.0).inner if unscaled else []
-    for index in unscaled:
-        if halves[index].is_half:
-            yield Finding(
-                "error",
-                "an inner gradient is computed from an unscaled loss: in fp16 it underflows. "
-                "Scale the loss with self.scaler, and divide the gradient by the scale",
-                halves[index].place,
-            )
-    for name, gradient in small.gradients.items():
-        largest = float(gradient.abs().max()) if gradient.numel() else 0.0
-        if math.isfinite(largest) and not torch.allclose(
-            gradient, large.gradients[name], rtol=1e-3, atol=1e-3 * largest
-        ):
-            yield Finding(
-                "error",
-                f"the gradient of {name} does not follow the loss scale: a hook or a custom "
-                "backward clips or changes it while it is still scaled. Clip with "
-                "training.max_grad_norm or training.max_grad_value",
-            )
-            return
-
-
-def _run_step(recipe_class: type[Recipe], config: RunConfig[Any], scale: float) -> _Pass:
-    """Run one step at a scale, without updates."""
-    seed_everything(0)
-    recipe = make_recipe(recipe_class, config, CPU)
-    recipe.scaler = GradScaler("cpu", init_scale=scale)
-    seed_everything(0)
-    indices = torch.arange(config.training.batch_size)
-    batch = drawn(recipe, indices, CPU)
-    names = {
-        parameter: f"{module}.{name}"
-        for module, network in recipe.modules.items()
-        for name, parameter in network.named_parameters()
-    }
-    watched = _InnerGradients(inspect.getfile(recipe_class))
-    losses: dict[str, float] = {}
-    gradients: dict[str, Tensor] = {}
-    steps = iter(recipe.training_step(batch))
-    while True:
-        with make_autocast(config, CPU), watched:
-            yielded = next(steps, None)
-        if yielded is None:
-            return _Pass(losses, gradients, watched.found)
-        for loss in as_losses(yielded):
-            losses[optimizers_of(loss)] = loss.value.item()
-            scaled = recipe.scaler.scale(loss.value)
-            scaled.backward(retain_graph=True)  # type: ignore[no-untyped-call]
-        for parameter, name in names.items():
-            if parameter.grad is not None:
-                gradient = parameter.grad.to_dense() / scale
-                gradients[name] = gradients.get(name, 0) + gradient
-                parameter.grad = None
-
-
-class _InnerGradients(TorchFunctionMode):
-    """Observes `torch.autograd.grad(…, create_graph=True)`."""
-
-    def __init__(self, file: str) -> None:
-        super().__init__()
-        self._file = file
-        self.found: list[_Inner] = []
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        if func is torch.autograd.grad and kwargs.get("create_graph"):
-            norms = [float(each.detach().norm()) for each in result if each is not None]
-            outputs = args[0] if isinstance(args[0], Tensor) else args[0][0]
-            is_half = _has_half_precision(outputs)
-            self.found.append(_Inner(math.hypot(*norms), is_half, place(self._file)))
-        return result
-
-
-def _has_half_precision(output: Tensor) -> bool:
-    """Return whether anything in the graph of this tensor was computed in fp16 or bf16."""
-    nodes, seen = [output.grad_fn], set()
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if any(each.dtype in HALF for each in node._input_metadata):
-            return True
-        nodes += [before for before, _ in node.next_functions]
-    return False
 
 
 def check_compiler(recipe_class: type[Recipe], values: JsonObject) -> Iterator[Finding]:

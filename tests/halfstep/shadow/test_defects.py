@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from halfstep.check.report import Row
 from halfstep.check.session import CheckedLoop, CheckedSteps
@@ -797,6 +798,32 @@ def test_the_source_of_an_iterators_item_is_its_statements_first_line() -> None:
             optimizer.step()
 
     assert first(rows_of_loop(train)).source == "for batch in map(torch.abs, data)"
+
+
+class PassedOn(TorchDispatchMode):
+    """A mode of the script that changes nothing."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the operator."""
+        return func(*args, **kwargs or {})
+
+
+def test_a_mode_of_the_loop_hides_no_line() -> None:
+    """The line is the one that calls the operator; a step that ends below the mode leaves none."""
+
+    def train() -> None:
+        weight = nn.Parameter(torch.ones(4))
+        optimizer = torch.optim.SGD([weight], lr=1e-4)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+        with PassedOn():
+            loss = (weight.half() * 60000 + 10000).float().sum()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    row = first(rows_of_loop(train))
+    assert row.source == "weight.half() * 60000 + 10000"
+    assert _get_current_dispatch_mode() is None
 
 
 def test_an_overflow_without_effect_is_no_mistake() -> None:
