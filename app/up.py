@@ -30,11 +30,11 @@ def up() -> None:
     worker = multiprocessing.get_context("fork").Process(
         target=_work, args=(start_read, start_write)
     )
-    on_signals(_exit)
     has_begun = False
     try:
         worker.start()
         assert worker.pid is not None  # noqa: S101 - it has been started
+        on_signals(_exit)  # now, or the worker would begin with this handler
         os.close(start_read)
         with loading_modules():
             from app import commands, server_of_up  # takes a second
@@ -46,6 +46,8 @@ def up() -> None:
         has_begun = True
         server_of_up.serve(installation, worker.pid)
     finally:
+        if not has_begun:
+            os.close(start_write)  # a worker that waits for its start ends
         if worker.is_alive():
             worker.terminate()
             if has_begun:
