@@ -41,7 +41,7 @@ class Finding:
     """A row of the report, with what is computed from it."""
 
     row: Row
-    tone: str  # bad or warn
+    tone: str  # bad, warn, or note if it is no mistake
     icon: str
     seen: str  # in how many steps
     half: str  # in half precision
@@ -143,7 +143,7 @@ def _finding(row: Row, steps: int) -> Finding:
     half, fp32 = _values(row)
     return Finding(
         row=row,
-        tone="bad" if is_loss else "warn",
+        tone="bad" if is_loss else "warn" if row.is_fault else "note",
         icon=ICONS.get(row.kind, "edit"),
         seen=f"{count(row.count)} of {quantity(steps, 'step')}" if row.count else "",
         half=half,

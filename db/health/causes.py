@@ -201,6 +201,8 @@ def named(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
     calls = list(mistaken_calls(signs))
     yield from calls
     observed = shadow_findings.observed(signs.several(events.ShadowStep), _lost_at(signs))
+    if signs.health == "healthy":  # over all steps, of which armed ones and replays are a few
+        observed = [row for row in observed if row.first.kind != "scale_too_large"]
     if not calls:
         numbers = list(shadow_findings.explaining(observed, _grown(signs)))
         if numbers:

@@ -14,7 +14,7 @@ from halfstep.check.calls import Calls
 from halfstep.check.report import Report
 from halfstep.check.rows import rows_of
 from halfstep.diagnosis.defect import Defect
-from halfstep.diagnosis.observations import EXPLAINING_SKIPS, Observation, Observations
+from halfstep.diagnosis.observations import NONFINITE, Observation, Observations
 from halfstep.diagnosis.statements import named, statement_of
 from halfstep.shadow.hooks import ShadowHooks
 from halfstep.shadow.sanitizer import Sanitizer
@@ -27,7 +27,7 @@ class CheckedSteps:
     """Which steps are checked.
 
     steps: how many in all, 0 for every one.  every: only each n-th.  until_skip: end with the first
-    step with a nonfinite loss or gradient.
+    step with a nonfinite loss or gradient, other than in the search for a loss scale.
     """
 
     steps: int = 20
@@ -137,8 +137,7 @@ class CheckedLoop:
     def _observe(self, defects: Sequence[Defect]) -> None:
         self._observations.add(defects)
         self._has_skipped |= any(
-            each.kind in EXPLAINING_SKIPS and each.symptom in ("loss", "gradient")
-            for each in defects
+            each.kind in NONFINITE and each.symptom in ("loss", "gradient") for each in defects
         )
 
     def _step_ended(self) -> None:

@@ -88,6 +88,7 @@ class Defect(Part, frozen=True, kw_only=True, omit_defaults=True):
     scale: Finite | None = None
     fits_below: Finite | None = None
     carried_from: SinceStep | None = None
+    is_in_fp32: bool = False  # of "carried": its origin is not finite in fp32 either
     share: Finite | None = None
     has_grown: Finite | None = None  # factor by which the fp32 loss has grown since the beginning
     helps: tuple[Remedy, ...] = ()

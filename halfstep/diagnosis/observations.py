@@ -1,5 +1,6 @@
 """Observations of all shadow steps, the gravest first."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -32,13 +33,14 @@ NOT_FALLING = 3
 SLOWEST_FALL = 0.75  # of the scale from one overflow to the next step's
 #: Steps with a mild symptom, of those observed, that make it a fault.
 MILD_STEPS, MILD_SHARE = 3, 0.1
+UNLOCATED_SHARE = 0.3  # the same, of a wrong loss without the line that makes it so
 
 
 @dataclass
 class Observation:
     """The same defect in one or more steps."""
 
-    first: Defect
+    first: Defect  # or the worst one, of losses that differ
     steps: list[int] = field(default_factory=list)
     count: int = 0  # of all steps, also beyond MOST_STEPS
     not_falling: int = 0  # times that the scale overflowed again at the same or a larger number
@@ -50,8 +52,11 @@ class Observation:
     def add(self, defect: Defect) -> None:
         """Add a step."""
         self.count += 1
-        if not self.first.site.operator and defect.site.operator:
-            self.first = defect  # the error was attributed only now
+        is_attributed = bool(defect.site.operator)
+        if is_attributed > bool(self.first.site.operator):  # only now
+            self.first = defect
+        elif defect.kind == "loss_differs" and is_attributed == bool(self.first.site.operator):
+            self.first = max(self.first, defect, key=_distance)
         if len(self.steps) < MOST_STEPS:
             self.steps.append(defect.step)
         if defect.fits_below is not None:
@@ -63,6 +68,12 @@ class Observation:
                 limit = SLOWEST_FALL if is_next else 1.0
                 self.not_falling += defect.scale >= limit * self.latest_scale
             self.latest_scale = defect.scale
+
+
+def _distance(defect: Defect) -> float:
+    """Return how far a loss is from its value in fp32, relative to that."""
+    loss, loss_fp32 = defect.loss or 0.0, defect.loss_fp32 or 0.0
+    return abs(loss - loss_fp32) / abs(loss_fp32) if loss_fp32 else math.inf
 
 
 class Observations:
@@ -131,8 +142,10 @@ def _is_fault(group: Observation, armed_steps: int, first_lost: int | None) -> b
     if kind in CONSEQUENCES:
         return _is_frequent(group, armed_steps) and (first_lost is None or step < first_lost)
     if kind == "loss_differs":
+        is_located = bool(group.first.site.operator)
+        is_often = is_located or group.count >= UNLOCATED_SHARE * armed_steps
         is_lasting = group.first.value is not None or _is_frequent(group, armed_steps)
-        return is_lasting and (first_lost is None or step <= first_lost)
+        return is_often and is_lasting and (first_lost is None or step <= first_lost)
     if kind in ("update_lost", "integers_differ", *LATE):
         return _is_frequent(group, armed_steps)
     return True

@@ -100,7 +100,9 @@ def statement_of(observation: Observation) -> Statement:
 
 def text_of(defect: Defect) -> str:
     """Return what one step has shown in words."""
-    return statement_of(Observation(defect, [defect.step], 1)).text
+    observation = Observation(defect)
+    observation.add(defect)
+    return statement_of(observation).text
 
 
 def is_left_over(defect: Defect) -> bool:
@@ -185,8 +187,9 @@ def _nonfinite_input(observation: Observation) -> str:
 
 def _carried(observation: Observation) -> str:
     origin = observation.first.origin
+    as_well = ", in fp32 as well" if observation.first.is_in_fp32 else ""
     text = _returns(observation)
-    return f"{text} It became so in {named(origin)}." if origin else text
+    return f"{text} It became so in {named(origin)}{as_well}." if origin else text
 
 
 def _returns(observation: Observation) -> str:
@@ -404,6 +407,8 @@ def _advice(observation: Observation) -> str:
         return ""
     if defect.kind == "overflow" and defect.dtype == "float32":
         return BEYOND_FP32
+    if defect.kind == "carried" and defect.is_in_fp32:
+        return f"{ADVICE['undefined']} {ADVICE['carried']}"
     if defect.kind in ADVICE and not (defect.kind == "gradients_underflow" and defect.helps):
         return ADVICE[defect.kind]
     if "fp32" not in defect.helps:

@@ -1,7 +1,8 @@
 """Steps of a watched loop that run with their shadows. This module imports torch.
 
-Armed are: early steps, for mistakes without a symptom; and steps after a skip that the loss scale
-does not explain. They take at most 1 % of the run's time, and FREE_SECONDS.
+Armed are: early steps and, as numbers change with the training, some at each tenfold step, for
+mistakes without a symptom; and steps after a skip that the loss scale does not explain. They take
+at most 1 % of the run's time, and FREE_SECONDS.
 """
 
 import math
@@ -19,7 +20,7 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from halfstep.diagnosis.defect import Defect
-from halfstep.diagnosis.observations import EXPLAINING_SKIPS, NONFINITE
+from halfstep.diagnosis.observations import NONFINITE
 from halfstep.shadow.hooks import ShadowHooks
 from halfstep.shadow.operations import Carried
 from halfstep.shadow.operators import is_readable
@@ -30,6 +31,8 @@ from halfstep.watching.headroom import has_compiled
 #: Consecutive armed steps after a skip; the next larger number if the cause was not found.
 ARMED_STEPS = (2, 32, 64)
 EARLY_STEPS = 3  # of a run, in which what has no symptom is seen
+SECOND_LOOK, LOOK_FACTOR = 20, 10  # steps after the first one, for as many further steps
+MOST_SEARCHED = 20  # further steps, while the line that makes a loss wrong is not found
 ENOUGH = 2  # skips in armed steps
 EARLY_SKIPS = 5  # consecutive; after these, skips that the scale may explain are examined, too
 FEW = 0.5  # share of the parameters: above it, inf only does not prove an overflow
@@ -58,9 +61,11 @@ class ArmedSteps:
         self._sanitizer = Sanitizer(self._report)
         self.hooks = ShadowHooks(self._sanitizer, self._step_ended, self._failed, is_eager=False)
         self.left = EARLY_STEPS  # steps to arm
+        self.next_look: float = SECOND_LOOK  # the step from which on further ones are armed
         self._is_stopped = False
         self._skips = self._in_a_row = 0
         self._first_of_row = 0  # the step of the first of these
+        self._searched = 0  # steps
         self._looks = 0  # index into ARMED_STEPS
         self._seen = 0  # skips in armed steps
         self._arm_at = 0  # number of skips from which on steps are armed again
@@ -86,7 +91,7 @@ class ArmedSteps:
 
     def stop(self) -> None:
         """Arm no more steps."""
-        self._is_stopped, self.left = True, 0
+        self._is_stopped, self.left, self.next_look = True, 0, math.inf
         self._disarm()
 
     def applied(self) -> None:
@@ -127,6 +132,10 @@ class ArmedSteps:
         """
         if self._first_step is None:
             self._first_step = step - 1
+            self.next_look = step + SECOND_LOOK
+        if step >= self.next_look:
+            self.next_look = self._first_step + LOOK_FACTOR * (step - self._first_step)
+            self.left = max(self.left, EARLY_STEPS)
         if not self.left or self.is_armed or not is_between:
             return
         if not self._is_affordable(step):
@@ -213,6 +222,8 @@ class ArmedSteps:
             if self._usual_seconds:
                 self._slower = seconds / self._usual_seconds
             self.left = max(0, self.left - 1)
+            if not self.left and sanitizer.is_searching and self._searched < MOST_SEARCHED:
+                self.left, self._searched = 1, self._searched + 1
             if not self.left or not self._is_affordable(sanitizer.step):
                 self._disarm()
         except Exception as error:
@@ -223,7 +234,7 @@ class ArmedSteps:
         defects = [d for d in defects if not (d.symptom == "value" and d.kind in NONFINITE)]
         if not defects:
             return
-        if any(each.kind in EXPLAINING_SKIPS for each in defects):
+        if any(each.kind in NONFINITE for each in defects):  # not the search for a scale
             self._seen += 1
             if self._seen >= ENOUGH:  # not again until there are ten times as many skips
                 self._seen = self.left = self._looks = 0

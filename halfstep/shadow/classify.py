@@ -106,6 +106,7 @@ def _outside(operation: Operation, facts: Facts, symptom: Symptom, step: int) ->
         kind="carried",
         carried_from=operation.carried.step,
         origin=None if origin is None else site_of(origin),
+        is_in_fp32=origin is not None and origin.result is not None and not origin.result.lost,
     )
 
 

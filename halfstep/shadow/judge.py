@@ -70,6 +70,11 @@ class Judge:
         self.reproductions: dict[Site, Reproduction] = {}  # by the site of a defect
         self.begin()
 
+    @property
+    def is_searching(self) -> bool:
+        """Whether another step may find the line that makes a loss wrong."""
+        return self._search.is_under_way
+
     def begin(self) -> None:
         """Begin a step."""
         line = self._search.line

@@ -66,6 +66,11 @@ class Sanitizer:
         return self._judge.defects
 
     @property
+    def is_searching(self) -> bool:
+        """Whether another step may find the line that makes a loss wrong."""
+        return self._judge.is_searching
+
+    @property
     def has_scaler(self) -> bool:
         """Whether a loss of this step was scaled."""
         return self._scaler is not None

@@ -26,6 +26,11 @@ class LineSearch:
         self._tries = 0
 
     @property
+    def is_under_way(self) -> bool:
+        """Whether another step may find the line."""
+        return self.found is None and (self.measures or bool(self._candidates))
+
+    @property
     def line(self) -> Line | None:
         """The line that computes in fp32 in the step under way."""
         if self.found is not None or not self._candidates:

@@ -382,7 +382,7 @@ class RowWriter:
             or evidence.inputs.found is not None
         ):
             state.best_effort("evidence", self._close_evidence, step, row)
-        if evidence.armed.left:
+        if evidence.armed.left or step >= evidence.armed.next_look:
             is_between = row.scaler is not None or state.is_settled
             begin = partial(evidence.armed.begin, is_between=is_between)
             state.best_effort("shadow steps", begin, step + 1)

@@ -45,7 +45,7 @@ KINDS = {
     "overflow": {"overflow", "loss_differs", "forward_overflow", "backward_overflow"},
     "flushed": {"rounding", "loss_differs", "adam_eps_underflow"},
     "undefined": {"undefined", "undefined_forward", "singular_gradient"},
-    "outside": {"nonfinite_input", "undefined", "nonfinite_inputs", "undefined_forward"},
+    "outside": {"nonfinite_input", "undefined", "nonfinite_inputs", "undefined_forward", "carried"},
     "carried": {
         *("carried", "overflow", "rounding", "undefined", "nonfinite_input"),
         *("forward_overflow", "undefined_forward", "nonfinite_inputs"),

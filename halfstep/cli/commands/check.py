@@ -27,7 +27,11 @@ def app(
     steps: Annotated[int, typer.Option(help="Steps to check; 0 for all", min=0)] = 20,
     every: Annotated[int, typer.Option(help="Check each n-th step", min=1)] = 1,
     until_skip: Annotated[
-        bool, typer.Option("--until-skip", help="End with the first nonfinite loss or gradient")
+        bool,
+        typer.Option(
+            "--until-skip",
+            help="End with the first nonfinite loss or gradient outside of the search for a scale",
+        ),
     ] = False,
     module: Annotated[bool, typer.Option("-m", "--module", help="Run a module")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,

@@ -25,6 +25,8 @@ from db.tables import (
     User,
     Worker,
 )
+from halfstep.diagnosis.defect import Defect
+from halfstep.diagnosis.statements import text_of
 from halfstep.telemetry.events import (
     KINDS,
     HistogramModule,
@@ -32,6 +34,7 @@ from halfstep.telemetry.events import (
     Origin,
     Replay,
     Schedule,
+    ShadowStep,
     Shapes,
 )
 from tests.db.conftest import CPU, DIGITS, add_worker, claim, config, submit
@@ -647,3 +650,26 @@ def test_a_damaged_event_costs_only_its_own_finding(database: Database, running:
         session.flush()
         [found] = findings.of_run(session, session.get_one(Run, running.id))
     assert found.title == "The initial weights match only in part"
+
+
+def test_replays_of_ordinary_skips_accuse_no_healthy_scale() -> None:
+    """A scale at its limit overflows after each growth; the skips of the whole run decide."""
+    defects = [
+        convert(
+            {
+                "step": step,
+                "kind": "scale_too_large",
+                "symptom": "gradient",
+                "scale": 2.0**19,
+                "fits_below": 3e5,
+            },
+            Defect,
+        )
+        for step in (57, 91, 1062, 1077, 1139)
+    ]
+    armed = [ShadowStep(step=each.step, armed=1, defects=[each]) for each in defects]
+    skips = _skips("head.bias")
+    assert not list(findings.find(_evidence("healthy", events=armed, skips=skips)))
+    found = list(findings.find(_evidence("oscillating", events=armed, skips=skips)))
+    assert found[0].title == "The loss scale is too large and does not fall"
+    assert text_of(defects[0]).endswith("The gradients fit below 300,000.")

@@ -102,12 +102,13 @@ def test_early_steps_and_those_after_a_lost_loss_are_armed(
     assert _get_current_dispatch_mode() is None
 
 
-def test_a_healthy_loop_has_only_the_early_armed_steps(
+def test_a_healthy_loop_has_armed_steps_at_each_tenfold_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Skips in which the scale finds its size arm nothing."""
-    written, steps = _armed(tmp_path, monkeypatch, from_step=100, steps=30)
-    assert len(steps) == EARLY_STEPS
+    monkeypatch.setattr(armed_steps, "FREE_SECONDS", 60.0)
+    written, steps = _armed(tmp_path, monkeypatch, from_step=1000, steps=250)
+    assert steps == [2, 3, 4, 23, 24, 25, 222, 223, 224]
     assert not written.of("shadow_step")
 
 
