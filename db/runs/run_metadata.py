@@ -40,7 +40,7 @@ def edit(
             raise Changed(
                 f"The {field} of run {run_id} has changed in the meantime. Nothing was saved."
             )
-    _write(session, run, user, {field: value for field, (value, _error) in new.items()})
+    _write(session, run, user.name, {field: value for field, (value, _error) in new.items()})
     return run
 
 
@@ -69,12 +69,34 @@ def parted(tags: str) -> list[str]:
     return _parts(tags.split(","))
 
 
-def describe(run: Run, described: Described) -> None:
-    """Store what a script reports of its run; a note that the run has stays."""
-    if described.note and not run.note:
-        run.note = _checked("note", described.note)[0][: LENGTHS["note"]]
+def describe(session: Session, run: Run, described: Described) -> None:
+    """Store what a script reports of its run; what a user has changed meanwhile stays."""
+    before = described.before
+    values = {}
+    for field, new, old in (
+        ("name", described.name, before.name),
+        ("note", described.note, before.note),
+    ):
+        if new is not UNSET and getattr(run, field) in ("", _shortened(field, old)):
+            values[field] = _shortened(field, new)
+    if described.tags is not UNSET:
+        kept = [tag for tag in tags_of(run) if tag not in before.tags]
+        values["tags"] = _shortened("tags", [*kept, *described.tags])
+    if values.get("name") == "":
+        del values["name"]
+    _write(session, run, "its script", values)
     if described.step_metrics is not UNSET:
         run.step_metrics = described.step_metrics
+
+
+def _shortened(field: str, value: str | Sequence[str]) -> str:
+    """Return a value of a script as it is stored: as much of it as is allowed."""
+    if isinstance(value, str):
+        return _checked(field, value)[0][: LENGTHS[field]].rstrip()
+    tags = [tag.replace(",", " ") for tag in value]
+    while len(", ".join(tags)) > LENGTHS[field]:
+        tags.pop()
+    return _checked(field, tags)[0]
 
 
 def _retag(session: Session, run_id: int, user: User, tag: str, *, add: bool) -> Run:
@@ -86,7 +108,7 @@ def _retag(session: Session, run_id: int, user: User, tag: str, *, add: bool) ->
         text, error = _checked("tags", [*others, tag] if add else others)
         if error:
             raise Invalid({"tag": error})
-        _write(session, run, user, {"tags": text})
+        _write(session, run, user.name, {"tags": text})
     return run
 
 
@@ -109,12 +131,12 @@ def _parts(tags: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(filter(None, map(str.strip, tags))))
 
 
-def _write(session: Session, run: Run, user: User, values: Mapping[str, str]) -> None:
+def _write(session: Session, run: Run, editor: str, values: Mapping[str, str]) -> None:
     changed = {field: value for field, value in values.items() if getattr(run, field) != value}
     old_name = run.name
     for field, value in changed.items():
         setattr(run, field, value)
     if "name" in changed:
-        runs.remark(session, run, f"renamed by {user.name}, from {old_name}")
+        runs.remark(session, run, f"renamed by {editor}, from {old_name}")
     elif changed:
         run.revision += 1

@@ -180,7 +180,7 @@ class Recording:
                 case events.Configured() if run.source == COMMAND:
                     config_values.note_script(session, run, event.config)
                 case events.Described():
-                    run_metadata.describe(run, event)
+                    run_metadata.describe(session, run, event)
                 case events.Alert():
                     script_alerts.send(session, run, event)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, structs
 
 from halfstep.api_client.credentials import Credentials
 from halfstep.cli.command_sources import is_code
@@ -17,8 +17,8 @@ from halfstep.session.step_numbers import BadArgument, step_number
 from halfstep.session.watched_run import WatchedRun
 from halfstep.telemetry import relay
 from halfstep.telemetry.attempt_files import AttemptFiles
-from halfstep.telemetry.event_fields import AlertLevel
-from halfstep.telemetry.events import Described
+from halfstep.telemetry.event_fields import NAME_CHARACTERS, AlertLevel
+from halfstep.telemetry.events import MOST_TAGS, Described, Labels
 from halfstep.telemetry.relay import RelayWriter
 from halfstep.telemetry.run_folder import described_in, script_name, script_path, slug
 
@@ -56,6 +56,10 @@ class Watch:
         runs_of_rank: in a further rank, whose calls do nothing: the folder of runs.
         """
         self._run, self.files = run, run.files if run else None
+        described = described_in(self.files.folder) if self.files else None
+        self._labels = (
+            Labels(name=described.name, tags=described.tags[:MOST_TAGS]) if described else Labels()
+        )
         self._is_offline = is_offline
         self._server_without_run, self._project_without_run = server, project or ""
         self._named, self._runs_of_rank = named, runs_of_rank
@@ -196,14 +200,31 @@ class Watch:
         self._ask("alert", lambda run: run.alert(title, text, level, wait_seconds))
 
     def describe(
-        self, *, note: str | UnsetType = UNSET, step_metrics: Mapping[str, str] | UnsetType = UNSET
+        self,
+        *,
+        name: str | UnsetType = UNSET,
+        note: str | UnsetType = UNSET,
+        tags: Sequence[str] | UnsetType = UNSET,
+        step_metrics: Mapping[str, str] | UnsetType = UNSET,
     ) -> None:
-        """Set the run's note, unless it has one, and the x axes that its charts offer.
+        """Set the run's name, note and tags, and the x axes that its charts offer.
 
+        A name or note that a user has changed stays, and so do tags that a user has added.
         step_metrics: {"val/*": "epoch"}, by pattern of the metrics' names; "*" for all.
         """
-        axes = step_metrics if step_metrics is UNSET else dict(step_metrics)
-        described = Described(note=note, step_metrics=axes)
+        described = Described(
+            name=name if name is UNSET else name[:NAME_CHARACTERS],
+            note=note,
+            tags=tags if tags is UNSET else [tag[:NAME_CHARACTERS] for tag in tags[:MOST_TAGS]],
+            before=self._labels,
+            step_metrics=step_metrics if step_metrics is UNSET else dict(step_metrics),
+        )
+        changed = {
+            label: value
+            for label in ("name", "note", "tags")
+            if (value := getattr(described, label)) is not UNSET
+        }
+        self._labels = structs.replace(self._labels, **changed)
         self._ask("describe", lambda run: run.spool.event(described))
 
     def precision_diff(

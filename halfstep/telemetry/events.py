@@ -47,6 +47,7 @@ SOURCE_BYTES = 256_000  # of a stored source, patch or list of packages
 EXPONENTS = (-1100, 1100)  # includes those of every float format
 BINS = 4096
 MOST_AXES = 100
+MOST_TAGS = 50
 PRECISION_ROWS = 10_000
 PLAN_POINTS, PLAN_MODULES, PLAN_PATTERNS, PLAN_WEIGHTS = 200, 1000, 32, 8
 MOST_DEFECTS = 20  # of a step
@@ -131,10 +132,24 @@ class Configured(Event, frozen=True, kw_only=True, tag="configured"):
     config: JsonObject  # plain JSON of at most CONFIG_CHARACTERS
 
 
-class Described(Event, frozen=True, kw_only=True, tag="described"):
-    """What the script of a run reports of it besides its configuration; UNSET: as before."""
+class Labels(Part, frozen=True, kw_only=True, omit_defaults=True):
+    """Labels of a run, as its script knows them."""
 
-    note: Text | UnsetType = UNSET  # Markdown; unless the run has one
+    name: Name = ""
+    note: Text = ""
+    tags: Annotated[list[Name], Meta(max_length=MOST_TAGS)] = field(default_factory=list)
+
+
+class Described(Event, frozen=True, kw_only=True, tag="described"):
+    """What the script of a run reports of it besides its configuration; UNSET: as before.
+
+    before: the labels that the script replaces. What a user has changed meanwhile stays.
+    """
+
+    name: Name | UnsetType = UNSET
+    note: Text | UnsetType = UNSET  # Markdown
+    tags: Annotated[list[Name], Meta(max_length=MOST_TAGS)] | UnsetType = UNSET
+    before: Labels = Labels()
     step_metrics: (
         Annotated[
             dict[Name, Name],

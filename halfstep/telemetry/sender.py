@@ -22,6 +22,7 @@ from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.attempt_messages import AttemptEntry, RunFile
 from halfstep.telemetry.event_fields import NAME_CHARACTERS
 from halfstep.telemetry.events import (
+    MOST_TAGS,
     MOST_WORDS,
     PATH_CHARACTERS,
     Artifact,
@@ -44,7 +45,6 @@ from halfstep.telemetry.run_folder import LAST_STEP, lives, read_outcome, read_r
 from halfstep.telemetry.spool import WINDOW_BYTES, file_events, lost_bytes
 
 REMEMBERED = "uploaded.json"
-MOST_TAGS = 50
 #: How long the end of an attempt waits for its sidecar, which child processes may keep alive.
 SIDECAR_SECONDS = 10.0
 #: Response codes after which no more of an attempt is sent: a newer one has replaced it, or a user

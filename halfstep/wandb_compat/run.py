@@ -58,14 +58,14 @@ class Run:
             self._configure, allow_val_change=allow_val_change, locked=watch.sweep_settings
         )
         self.summary = Entries(self._summarise)
-        self.name: str = (described and described.name) or labels["name"] or "run"
+        self._name: str = (described and described.name) or labels["name"] or "run"
         self.id: str = (described.id if described else "disabled")[:8]
         self.project: str = (described and described.project) or ""
         self.entity, self.group, self.job_type = (
             labels[name] or "" for name in ("entity", "group", "job_type")
         )
-        self.notes: str = labels["notes"] or ""
-        self.tags: tuple[str, ...] = tuple(described.tags if described else ())
+        self._notes: str = labels["notes"] or ""
+        self._tags: tuple[str, ...] = tuple(described.tags if described else ())
         self.disabled = watch.files is None
         self.resumed = bool(watch.files and watch.files.attempt > 1)
         watch.step_of_children = self._step_of_children
@@ -86,6 +86,36 @@ class Run:
         self._is_logging = False
         self._saved: dict[Path, str] = {}  # names of the files in the run
         self.is_finished = False
+
+    @property
+    def name(self) -> str:
+        """Name of the run; setting it renames the run."""
+        return self._name
+
+    @name.setter
+    def name(self, name: Any) -> None:
+        self._name = str(name)
+        self._watch.describe(name=self._name)
+
+    @property
+    def notes(self) -> str:
+        """Note of the run, which can be set."""
+        return self._notes
+
+    @notes.setter
+    def notes(self, notes: Any) -> None:
+        self._notes = str(notes or "")
+        self._watch.describe(note=self._notes)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Tags of the run, which can be set."""
+        return self._tags
+
+    @tags.setter
+    def tags(self, tags: Any) -> None:
+        self._tags = (tags,) if isinstance(tags, str) else tuple(map(str, tags or ()))
+        self._watch.describe(tags=self._tags)
 
     @property
     def dir(self) -> str:

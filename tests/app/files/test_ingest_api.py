@@ -614,6 +614,29 @@ def test_a_script_describes_its_run(uploader: Uploader, script: TestClient) -> N
     assert script.get("/runs/watched/none").status_code == 404
 
 
+def test_a_script_changes_the_labels_that_no_user_has_changed(
+    uploader: Uploader, script: TestClient
+) -> None:
+    """A rename, a note and tags replace what the script itself has set before."""
+    uploader.begin()
+    run = script.get("/api/v1/runs/1").json()
+    known = events.Labels(name=run["name"], tags=run["tags"])
+    with uploader.spool() as spool:
+        spool.event(events.Described(name="warm", note="n", tags=["one", "two"], before=known))
+        known = events.Labels(name="warm", note="n", tags=["one", "two"])
+        spool.event(events.Described(note="better", tags=["two"], before=known))
+        uploader.send()
+        run = script.get("/api/v1/runs/1").json()
+        assert (run["name"], run["note"], run["tags"]) == ("warm", "better", ["two"])
+        changed = {"name": "mine", "note": "by hand", "tags": ["two", "mine"]}
+        assert script.patch("/api/v1/runs/1", json=changed).is_success
+        known = events.Labels(name="warm", note="better", tags=["two"])
+        spool.event(events.Described(name="hot", note="no", tags=["three"], before=known))
+    uploader.send()
+    run = script.get("/api/v1/runs/1").json()
+    assert (run["name"], run["note"], run["tags"]) == ("mine", "by hand", ["mine", "three"])
+
+
 def test_an_alert_of_a_script_is_its_owners(
     uploader: Uploader, script: TestClient, database: Database, ada: User, settings: Settings
 ) -> None:

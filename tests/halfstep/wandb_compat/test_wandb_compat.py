@@ -118,6 +118,24 @@ def test_a_plain_loop() -> None:
     assert outcome("plain")["status"] == "finished"
 
 
+def test_labels_can_be_set_later(without_torch: None) -> None:
+    """A name, a note and tags that the script sets replace those that it had before."""
+    wandb: Any = halfstep
+    run = wandb.init(project="digits", name="cold", tags=["a"])
+    wandb.run.name = "warm"
+    run.tags += ("b",)
+    run.notes = "first try"
+    run.notes += ", better"
+    wandb.log({"loss": 1.0})
+    wandb.finish()
+    assert (run.name, run.tags, run.notes) == ("warm", ("a", "b"), "first try, better")
+    renamed, tagged, noted, again = written("cold").of("described")
+    assert (renamed["name"], renamed["before"]) == ("warm", {"name": "cold", "tags": ["a"]})
+    assert tagged["tags"] == ["a", "b"]
+    assert (noted["note"], again["note"]) == ("first try", "first try, better")
+    assert again["before"] == {"name": "warm", "note": "first try", "tags": ["a", "b"]}
+
+
 def test_tables_images_and_a_summary(
     without_torch: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
