@@ -73,6 +73,7 @@ class Principal:
     user: User
     grants: Grants
     sign_in: SignInSession | None = None
+    may_upload: bool = True  # watched runs; not with a token of another scope
 
     @property
     def anywhere(self) -> str:
@@ -162,7 +163,7 @@ def _admitted(
     active_requests: ActiveRequests = request.app.state.active_requests
     lasts = access_of(request.scope["endpoint"]).lasts
     active_requests.admit(active_request_of(request), known.grants, secret, lasts, _run_id(request))
-    return Principal(known.user, known.grants, sign_in)
+    return Principal(known.user, known.grants, sign_in, may_upload=kind in (FULL, *SENDING))
 
 
 def _audited(

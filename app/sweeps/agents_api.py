@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from app.auth.audit import audited, set_runs, unaudited
-from app.auth.authentication import SignedIn
+from app.auth.authentication import NotForSending, SignedIn
 from app.auth.permissions import SIGNED_IN, requires
 from app.auth.project_parameters import in_project
 from app.dependencies import Db
@@ -107,8 +107,11 @@ def begin_agent_sweep(
 def claim_point(sweep_id: SweepId, body: Agent, session: Db, principal: SignedIn) -> Claim:
     """Take a point of a sweep: one that was given back, else the next one.
 
-    The audit log records only a claim that gives a point.
+    The audit log records only a claim that gives a point. Error 403: the token may not upload its
+    run.
     """
+    if not principal.may_upload:
+        raise NotForSending
     sweep = sweep_submission.locked(session, sweep_id)
     claimed = agent_claims.take(
         session,

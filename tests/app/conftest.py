@@ -197,6 +197,14 @@ class serving:  # noqa: N801 - used as a function
         self.thread.join()
 
 
+def client_of(app: FastAPI, database: Database, user: User, **token: Any) -> TestClient:
+    """Return a client with a new token of a user. token: its kind, project and others."""
+    with database.writing() as session:
+        secret, _row = accounts.make_api_token(session, user, "script", **token)
+    headers = {"Authorization": f"Bearer {secret}"}
+    return TestClient(app, base_url="http://localhost", headers=headers, follow_redirects=False)
+
+
 def csrf_token(client: TestClient) -> str:
     """Read the token off a page."""
     page = client.get("/account").text

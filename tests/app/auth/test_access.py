@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from app.alerts.alert_delivery import AlertDelivery
 from app.auth.permissions import ACCOUNT, ADMIN, RUN_COMMANDS, access_of
 from app.sweeps import sweep_submission
-from db.access import accounts, permissions, projects
+from db.access import permissions, projects
 from db.access.permissions import MEMBER, Grants
 from db.database import Database
 from db.errors import Invalid
@@ -35,7 +35,7 @@ from db.tables import (
     Worker,
 )
 from tests.app.auth.permissions_made import routes_of
-from tests.app.conftest import DIGITS, SCHEMA, submit
+from tests.app.conftest import DIGITS, SCHEMA, client_of, submit
 from tests.app.installation import HIDDEN, MARK, OPEN, Installation, Side, install
 from tests.app.uploading import Uploader, write_token
 from tests.marks import extended
@@ -62,14 +62,6 @@ def installed(settings: Settings, database: Database, ada: User, offered: None) 
     with database.writing() as session:
         session.execute(update(Worker).values(recipes=[DIGITS | {"schema": schema}]))
     return found
-
-
-def client_of(app: FastAPI, database: Database, user: User, **of: Any) -> TestClient:
-    """A script with a new token."""
-    with database.writing() as session:
-        token, _row = accounts.make_api_token(session, user, "script", **of)
-    headers = {"Authorization": f"Bearer {token}"}
-    return TestClient(app, base_url="http://localhost", headers=headers, follow_redirects=False)
 
 
 def start_from(client: TestClient, upload: str, project: str = OPEN) -> Any:

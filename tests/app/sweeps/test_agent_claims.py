@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from sqlalchemy import select, update
 from starlette.testclient import TestClient
 
@@ -16,8 +17,9 @@ from db.errors import Conflict, Ended, Invalid
 from db.queue import queue
 from db.sweeps import agent_claims, sweeps
 from db.tables import AuditEvent, Run, Status, Trial, User, Worker
+from db.tables.access import CONTROL, FULL, READ, SUBMIT, WRITE
 from db.telemetry import ingest, telemetry
-from tests.app.conftest import offer_digits
+from tests.app.conftest import client_of, offer_digits
 from tests.db.conftest import claim as claim_by_worker
 from tests.db.telemetry.telemetry_made import make_metric
 from tests.spool_made import event_of
@@ -298,3 +300,17 @@ def test_the_audit_log_records_claims_that_give_a_point(
     with database.reading() as session:
         actions = session.scalars(select(AuditEvent.action)).all()
     assert actions == [f"POST {path}"]
+
+
+@pytest.mark.parametrize("kind", [FULL, WRITE, READ, SUBMIT, CONTROL])
+def test_only_a_token_that_may_upload_takes_a_point(
+    app: FastAPI, database: Database, ada: User, kind: str
+) -> None:
+    """An agent's script uploads its run with the same token; a refused one takes no point."""
+    sweep_id = begin(database, ada)
+    client = client_of(app, database, ada, kind=kind)
+    response = client.post(f"/api/v1/sweeps/{sweep_id}/claims", json={"agent": A})
+    assert response.status_code == (200 if kind in (FULL, WRITE) else 403)
+    assert (take(database, ada, sweep_id, B) or (Trial(number=0),))[0].number == (
+        2 if kind in (FULL, WRITE) else 1
+    )

@@ -16,6 +16,7 @@ from db.runs import runs
 from db.settings import Settings
 from db.sweeps import sweeps
 from db.tables import CONTROL, SUBMIT, Run, User
+from tests.app.conftest import client_of
 from tests.app.sweeps.sweep_submission_made import finish
 
 SWEEP: dict[str, Any] = {
@@ -33,14 +34,6 @@ def given(**changes: Any) -> dict[str, Any]:
     """The sweep with other fields, those of its command as well."""
     command = SWEEP["command"] | changes.pop("command", {})
     return SWEEP | {"command": command} | changes
-
-
-def client_of(app: FastAPI, database: Database, user: User, **token: Any) -> TestClient:
-    """Return a client with a user's token of some kind."""
-    with database.writing() as session:
-        secret, _row = accounts.make_api_token(session, user, "script", **token)
-    headers = {"Authorization": f"Bearer {secret}"}
-    return TestClient(app, base_url="http://localhost", headers=headers, follow_redirects=False)
 
 
 def rejection(database: Database) -> str | None:
