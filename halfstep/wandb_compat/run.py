@@ -209,7 +209,7 @@ class Run:
     ) -> Any:
         """Name parameters as these modules do; norms and culprits are always recorded."""
         if log in ("parameters", "all"):
-            say_once("watch(log='parameters') is not supported: only gradients are recorded")
+            say_once(f"watch(log={log!r}): only gradients are recorded, not parameters")
         ignored("watch", {"log_graph": log_graph})
         several = models if isinstance(models, list | tuple) else [models]
         self._watch.add(*several)
