@@ -73,14 +73,14 @@ class Capabilities:
         """Whether recipes are being reloaded."""
         return self._child is not None
 
-    def changed_offer(self) -> MachineOffer | None:
+    def poll_changes(self) -> MachineOffer | None:
         """Return the capabilities if a changed file changed them, else None. Does not wait."""
         if self._child is None:
             if self._file_states() != self._seen:
                 logger.info("a recipe's file has changed: reloading recipes")
                 self._child = self._start_probe(self._warm)
                 return None
-            return self._counted()
+            return self._poll_counter()
         exit_code = self._child.poll()
         if exit_code is None:
             if time.monotonic() > self._deadline:
@@ -102,13 +102,13 @@ class Capabilities:
             self._child.wait()
             _release(self._child)
             self._child = None
-            self._printed()
+            self._read_outputs()
         if self._counter is not None:
             self._counter.kill()
             self._counter.communicate()
             self._counter = None
 
-    def _counted(self) -> MachineOffer | None:
+    def _poll_counter(self) -> MachineOffer | None:
         """Return the capabilities once they include the memory of the recipes."""
         now = time.monotonic()
         if self._counter is None and now > self._count_at:
@@ -124,16 +124,16 @@ class Capabilities:
         self._counter, self._count_at = None, math.inf
         counted = _memory(answer)
         recipes = [
-            replace(each, memory=counted.get(each.reference, each.memory))
-            for each in self._offer.recipes
+            replace(recipe, memory=counted.get(recipe.reference, recipe.memory))
+            for recipe in self._offer.recipes
         ]
         self._offer = replace(self._offer, recipes=recipes)
         return self._offer if counted else None
 
     def _count(self) -> "subprocess.Popen[bytes] | None":
         """Start measuring the memory of loadable recipes that lack it."""
-        known = [each for each in self._offer.recipes if each.is_offered]
-        references = [each.reference for each in known if each.memory is UNSET]
+        known = [recipe for recipe in self._offer.recipes if recipe.is_offered]
+        references = [offered.reference for offered in known if offered.memory is UNSET]
         if not references:
             self._count_at = math.inf
             return None
@@ -163,7 +163,7 @@ class Capabilities:
         )
 
     def _parse_output(self, exit_code: int) -> MachineOffer:
-        answer, errors = self._printed()
+        answer, errors = self._read_outputs()
         if exit_code != 0:
             raise HalfstepError(f"This machine's devices cannot be detected:\n{errors[-4000:]}")
         try:
@@ -178,19 +178,20 @@ class Capabilities:
                 logger.error(words, recipe.name, place, recipe.error)
             if recipe.needs is not UNSET:
                 logger.info("recipe %s is not offered: it needs %s", recipe.name, recipe.needs)
-        before = {_version(each): each.memory for each in self._offer.recipes}
+        before = {_version(offered): offered.memory for offered in self._offer.recipes}
         recipes = [
-            replace(each, memory=before.get(_version(each), UNSET)) for each in offer.recipes
+            replace(offered, memory=before.get(_version(offered), UNSET))
+            for offered in offer.recipes
         ]
         offer = replace(offer, recipes=recipes)
         self._offer, self._count_at = offer, time.monotonic() + COUNTED_AFTER_SECONDS
-        self._files = {each.file for each in offer.recipes if isinstance(each.file, str)}
+        self._files = {offered.file for offered in offer.recipes if isinstance(offered.file, str)}
         # Files known before keep the state that they had when the child started.
         states = self._file_states()
         self._seen = {file: self._seen.get(file, state) for file, state in states.items()}
         return offer
 
-    def _printed(self) -> list[str]:
+    def _read_outputs(self) -> list[str]:
         texts = []
         for file in self._outputs:
             with file:

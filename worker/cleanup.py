@@ -66,9 +66,9 @@ def delete_checkouts(settings: Settings, database: Database) -> list[int]:
     ]
     with database.reading() as session:
         ended = [
-            each
+            end
             for first in range(0, len(here), RUNS)
-            for each in runs.ends(session, here[first : first + RUNS])
+            for end in runs.ends(session, here[first : first + RUNS])
         ]
     deleted = []
     for _ended_at, run_id in sorted(ended, reverse=True)[settings.max_cached_checkouts :]:
@@ -84,7 +84,7 @@ def delete_checkouts(settings: Settings, database: Database) -> list[int]:
 def _runs_here(settings: Settings) -> list[int]:
     """Return the runs that have a folder on this machine."""
     above = (settings.run_folder(0).parent, settings.scratch_folder(0).parents[1])
-    names = {each.name for folder in above if folder.is_dir() for each in folder.iterdir()}
+    names = {path.name for folder in above if folder.is_dir() for path in folder.iterdir()}
     return sorted(int(name) for name in names if name.isdecimal())
 
 

@@ -37,7 +37,7 @@ from worker.capabilities import Capabilities
 from worker.disk_space import DiskSpace
 from worker.engine import SubprocessEngine, key_in
 from worker.expired_leases import ExpiredLeases
-from worker.names import lock_path, locked_name, name_of
+from worker.names import lock_name, lock_path, name_of
 from worker.running_nodes import RunningNodes
 from worker.sandbox.available_limits import available_limits
 from worker.warm_start import WarmProcess
@@ -93,7 +93,7 @@ class Worker:
 
     def run(self) -> None:
         """Claim and monitor runs until stopped, then stop them resumably."""
-        self._name_lock = locked_name(self.settings, self.only)
+        self._name_lock = lock_name(self.settings, self.only)
         self._register()
         self.running.adopt(self.id)
         self.listener.start()
@@ -222,7 +222,7 @@ class Worker:
         with self.database.reading() as session:
             active = queue.active_runs(session)
         divide_all(self.settings, active)
-        named = (path for each in offer.recipes for path in (each.file, each.source))
+        named = (path for recipe in offer.recipes for path in (recipe.file, recipe.source))
         files = {path for path in named if isinstance(path, str)}
         limits = available_limits(self.settings, len(offer.devices), files)
         self.without = limits.without
@@ -247,7 +247,7 @@ class Worker:
 
     def _update_recipes(self) -> None:
         """Update the offered recipes; devices and versions stay the same."""
-        offer = self.capabilities.changed_offer()
+        offer = self.capabilities.poll_changes()
         if offer is None:
             return
         with self.database.writing() as session:

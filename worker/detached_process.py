@@ -44,6 +44,6 @@ class Detached:
         if self.is_alive:
             os.kill(self._pid, signal.SIGTERM)
 
-    def printed(self, most_bytes: int) -> str:
+    def read_output(self, most_bytes: int) -> str:
         """Return the end of its output."""
         return self._log.read_bytes()[-most_bytes:].decode(errors="replace")

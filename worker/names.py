@@ -36,7 +36,7 @@ def is_healthy(settings: Settings) -> bool:
     return time.time() - touched_at < LONGEST_TURN_SECONDS
 
 
-def locked_name(settings: Settings, only: int | None) -> FolderLock:
+def lock_name(settings: Settings, only: int | None) -> FolderLock:
     """Lock a worker's name, until this process ends. Raises Invalid if it is taken.
 
     Two workers with the same name would adopt each other's runs.

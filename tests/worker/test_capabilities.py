@@ -104,11 +104,11 @@ def test_a_recipe_that_never_ends_loading_changes_nothing(
     monkeypatch.setenv("HALFSTEP_RECIPES", f"{file}:Mine")
     here = Capabilities(Settings(data=tmp_path))
     assert "mine" in {each.name for each in here.learn().recipes}
-    assert here.changed_offer() is None
+    assert here.poll_changes() is None
     monkeypatch.setattr(capabilities, "LONGEST_SECONDS", 0.0)
     file.write_text("import time\ntime.sleep(600)\n")
-    until(lambda: here.changed_offer() is None and "unchanged" in caplog.text)
-    assert here.changed_offer() is None
+    until(lambda: here.poll_changes() is None and "unchanged" in caplog.text)
+    assert here.poll_changes() is None
     here.close()
 
 
@@ -126,10 +126,10 @@ def test_memory_of_recipes_is_measured_later(
     broken = replace(mlp, name="broken", reference=f"{tmp_path}/none.py", sha256="2")
     here._offer, here._seen = MachineOffer(recipes=[mlp, broken]), here._file_states()
     found: list[Any] = []
-    until(lambda: found.extend(filter(None, [here.changed_offer()])) or bool(found))
+    until(lambda: found.extend(filter(None, [here.poll_changes()])) or bool(found))
     assert found[0].recipes[0].memory.weight_bytes > 10**8
     assert found[0].recipes[1].memory is UNSET
-    assert here.changed_offer() is None
+    assert here.poll_changes() is None
     assert here._counter is None
     here.close()
 

@@ -34,8 +34,8 @@ def detached(tmp_path: Path, no_adoption: None) -> Detached:
 def test_it_is_no_child_of_its_starters(detached: Detached) -> None:
     """The process has a session of its own, and ends only when it is asked to."""
     try:
-        until(lambda: "no input" in detached.printed(1000))
-        name, parent, pid = detached.printed(1000).split()[:3]
+        until(lambda: "no input" in detached.read_output(1000))
+        name, parent, pid = detached.read_output(1000).split()[:3]
         assert name == "w1"
         assert int(parent) != os.getpid()
         assert psutil.Process(int(pid)) not in psutil.Process().children(recursive=True)
@@ -45,4 +45,4 @@ def test_it_is_no_child_of_its_starters(detached: Detached) -> None:
         detached.stop()
     until(lambda: not detached.is_alive)
     detached.stop()
-    assert detached.printed(6) == "input\n"
+    assert detached.read_output(6) == "input\n"

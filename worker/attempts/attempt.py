@@ -72,7 +72,7 @@ class Attempt:
         name = f"run-{self.user.number}"
         return {**variables, "HOME": str(folder), "USER": name, "LOGNAME": name}
 
-    def staged(self, path: str) -> str:
+    def stage(self, path: str) -> str:
         """Return a path where the run can read a file: a copy if it has its own user.
 
         Files of the run, and folders, are not copied.
@@ -87,7 +87,7 @@ class Attempt:
 
     @property
     def staging(self) -> Path:
-        """Folder of the copies that `staged` makes, deleted with the attempt."""
+        """Folder of the copies that `stage` makes, deleted with the attempt."""
         return self.control_folder / "staged"
 
     @property
@@ -104,7 +104,7 @@ class Attempt:
         group = str(self.group.folder) if self.group else ""
         if self.user is None:
             return replace(isolation, group=group)
-        self.user.own(self.files.folder, self.settings.run_user_range)
+        self.user.take_over(self.files.folder, self.settings.run_user_range)
         processes = self.settings.run_processes
         return replace(isolation, group=group, user=self.user.number, processes=processes)
 

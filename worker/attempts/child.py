@@ -48,7 +48,7 @@ class Child:
         self._process: Forked | subprocess.Popen[bytes]
         streams: list[IO[bytes] | None]
         if warm:
-            self._process, *streams = _forked(argv, env, warm)
+            self._process, *streams = _fork(argv, env, warm)
         else:
             self._process = process = subprocess.Popen(
                 argv,
@@ -118,7 +118,7 @@ class Child:
         self._output.close(name)
 
 
-def _forked(
+def _fork(
     argv: list[str], env: dict[str, str], warm: socket.socket
 ) -> tuple[Forked, IO[bytes], IO[bytes]]:
     """Have a child forked; return it with its output and errors. Raises ForkFailed."""

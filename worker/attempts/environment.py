@@ -38,7 +38,7 @@ class Started:
     hidden: Sequence[str] = ()  # texts never shown
 
 
-def described(
+def try_describe(
     started: Started, worker: Worker, devices: list[int]
 ) -> tuple[dict[str, Any], Texts] | None:
     """Return the environment record, or None if that fails, which is only logged."""
@@ -57,7 +57,7 @@ def describe(started: Started, worker: Worker, devices: list[int]) -> tuple[dict
         "worker": worker.name,
         "host": worker.host,
         "platform": platform.platform(),
-        "devices": [each for each in worker.devices if each["index"] in devices],
+        "devices": [device for device in worker.devices if device["index"] in devices],
         "versions": {**worker.versions, "driver": _driver()},
         "command": redaction.command(started.command, *hidden),
         "folder": started.folder,

@@ -14,7 +14,7 @@ from worker.attempts.attempt import Attempt, CannotStart
 from worker.attempts.renew_lease import wait_for
 
 
-def wanted_weights(config: dict[str, Any]) -> dict[str, Any]:
+def get_weights_group(config: dict[str, Any]) -> dict[str, Any]:
     """Return a configuration's "weights" group; {} in one of an earlier version."""
     group: dict[str, Any] = config.get("weights", {})
     return group
@@ -25,9 +25,9 @@ def bring_weights(attempt: Attempt, saved: Sequence[CheckpointFile]) -> dict[str
 
     saved: files of another run, if its weights are used.  Raises CannotStart.
     """
-    names = wanted_weights(attempt.run.settings)
+    names = get_weights_group(attempt.run.settings)
     if names.get("path"):
-        return {"": str(allowed(names["path"], attempt.settings))}
+        return {"": str(resolve(names["path"], attempt.settings))}
     if upload := names.get("upload"):
         sha256, _, name = upload.partition("/")
         return {"": _fetch(attempt, uploads.key(upload), sha256, f"the uploaded weights {name}")}
@@ -41,7 +41,7 @@ def bring_weights(attempt: Attempt, saved: Sequence[CheckpointFile]) -> dict[str
     }
 
 
-def allowed(path: str, settings: Settings) -> Path:
+def resolve(path: str, settings: Settings) -> Path:
     """Return the resolved path of weights named by path. Raises CannotStart.
 
     For a path outside the allowed folders the error does not reveal whether it exists.
@@ -63,7 +63,7 @@ def allowed(path: str, settings: Settings) -> Path:
         RuntimeError,
     ) as error:  # a NUL, a name too long, a link loop
         raise CannotStart(f"weights.path is {path!r}: {error}", "settings") from error
-    if any(place.is_relative_to(each) for each in SYSTEM):
+    if any(place.is_relative_to(folder) for folder in SYSTEM):
         text = f"weights.path is {path}; not allowed: {', '.join(map(str, SYSTEM))}"
         raise CannotStart(text, "settings")
     if not is_inside:

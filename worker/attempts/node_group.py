@@ -26,7 +26,7 @@ from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.attempt_messages import MOST_OF_RUN, Rendezvous, read_message, write_message
 from halfstep.telemetry.events import Line
 from worker.attempts.attempt import LOST_LEASE, Outcome
-from worker.attempts.published_log import published
+from worker.attempts.published_log import publish
 from worker.attempts.renew_lease import wait_for
 
 #: Time that other nodes have to renew their leases after a database outage, as this one had.
@@ -132,7 +132,7 @@ class NodeLog:
         Raises StaleAttempt.
         """
         has_parts = False
-        for event in published(self.log, self._folder, self.append_log, meanwhile):
+        for event in publish(self.log, self._folder, self.append_log, meanwhile):
             has_parts = True
             path = self._folder / event.path
             key = path.relative_to(self._settings.data).as_posix()
@@ -150,7 +150,7 @@ class NodeLog:
         self._pending += [replace(row, text=f"[node {self._node}] {row.text}") for row in rows]
 
 
-def reported_outcome(outcome: Outcome) -> node_groups.NodeOutcome:
+def make_reported_outcome(outcome: Outcome) -> node_groups.NodeOutcome:
     """Return the outcome that is reported to other nodes; without a failure they continue."""
     is_fine = outcome.status not in (None, Status.FAILED) and not (
         (outcome.status == Status.QUEUED and outcome.reason == LOST_LEASE)
@@ -160,7 +160,7 @@ def reported_outcome(outcome: Outcome) -> node_groups.NodeOutcome:
     return node_groups.NodeOutcome(outcome.reason, outcome.error, failure_kind)
 
 
-def combined_outcome(
+def combine_outcomes(
     outcome: Outcome, blamed: node_groups.NodeOutcome, trouble: str | None
 ) -> Outcome:
     """Return how an attempt ended, from the first node's and the blamed node's outcome.
@@ -223,11 +223,11 @@ def interface(settings: Settings) -> tuple[str, str]:
             message = f"{settings.network_interface!r} has no IPv4 address here; there are {names}"
             raise Invalid({"HALFSTEP_NETWORK_INTERFACE": message})
         return named[0]
-    own = _own_address(make_url(settings.database_url).host or "localhost")
+    own = _find_own_address(make_url(settings.database_url).host or "localhost")
     return next((row for row in addresses if row[1] == own), ("lo", "127.0.0.1"))
 
 
-def _own_address(host: str) -> str:
+def _find_own_address(host: str) -> str:
     """Return this machine's address on the route to a host; sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

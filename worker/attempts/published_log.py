@@ -9,7 +9,7 @@ from halfstep.telemetry.events import LogPart
 from worker.attempts.renew_lease import wait_for
 
 
-def published(
+def publish(
     log: LogFile, folder: Path, append_log: Callable[[str], None], meanwhile: Callable[[], None]
 ) -> Iterator[LogPart]:
     """Compress complete parts and yield their events.

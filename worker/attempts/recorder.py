@@ -49,7 +49,7 @@ from halfstep.telemetry.spool import (
     frame,
     spool_files,
 )
-from worker.attempts.published_log import published
+from worker.attempts.published_log import publish
 from worker.attempts.renew_lease import wait_for
 from worker.attempts.scratch_folders import make_folders
 from worker.attempts.uploads import Stored, Uploads, files_of
@@ -185,7 +185,7 @@ class Recorder:
 
     def _publish_waiting(self, meanwhile: Callable[[], None]) -> None:
         """Publish only checkpoints, also those being sent, so that the run can continue."""
-        for event in chain(self._recording.checkpoints, self._awaited(meanwhile)):
+        for event in chain(self._recording.checkpoints, self._await_uploads(meanwhile)):
             if isinstance(event, Checkpoint):
                 with suppress(Exception):  # the unrecordable item may be one of them
                     self._publish(event, meanwhile)
@@ -201,7 +201,7 @@ class Recorder:
             for line in take_lines():
                 recording.log(line)
             self._collect()
-            parts = published(self.log, self._folder, recording.append_log, meanwhile)
+            parts = publish(self.log, self._folder, recording.append_log, meanwhile)
             recording.artifacts += map(artifacts.log_artifact, parts)
             self._has_sent_off = False
         if not self._has_sent_off:
@@ -257,7 +257,7 @@ class Recorder:
 
         is_over: the run has ended; delete also its names of files that the service has.
         """
-        for name in self._spooled():
+        for name in self._list_spooled():
             untrusted_files.delete(self._spool_folder, name)
         for name in SAVED if is_over else ():
             with suppress(OSError):
@@ -287,7 +287,7 @@ class Recorder:
         recording, uploads = self._recording, self._uploads
         files = recording.files
         if self._monitor is None or not self._is_own or recording.goes_back:
-            recording.publish([*self._awaited(meanwhile), *recording.files])
+            recording.publish([*self._await_uploads(meanwhile), *recording.files])
             return
         if files and not self._is_in_place:
             uploads.add(files, self._read_from or Position(0, 0, 0))
@@ -295,17 +295,17 @@ class Recorder:
         if uploads.can_begin:
             self._check_fence()
             uploads.begin()
-        arrived = self._mark_stored(uploads.arrived())
+        arrived = self._mark_stored(uploads.collect())
         recording.publish([*arrived, *recording.files])
 
-    def _awaited(self, meanwhile: Callable[[], None]) -> Iterator[Stored]:
+    def _await_uploads(self, meanwhile: Callable[[], None]) -> Iterator[Stored]:
         """Yield the events of waiting files once these are in the store."""
         while self._uploads:
             if self._uploads.can_begin:
                 self._check_fence()
                 self._uploads.begin()
             wait_for(self._uploads.wait, meanwhile)
-            yield from self._mark_stored(self._uploads.arrived())
+            yield from self._mark_stored(self._uploads.collect())
 
     def _mark_stored(self, arrived: list[Stored]) -> list[Stored]:
         self._stored.update(self._key(file) for event in arrived for file in files_of(event))
@@ -389,14 +389,14 @@ class Recorder:
         text = f"its output could not be recorded: {in_short(error)}"
         try:
             self.quarantine.mkdir(exist_ok=True)
-            for name in self._spooled():
+            for name in self._list_spooled():
                 untrusted_files.take_over(self._spool_folder, name, self.quarantine / name)
                 untrusted_files.delete(self._spool_folder, name)
         except OSError as problem:
             return f"{text}; nor could it be moved to {self.quarantine}: {problem}"
         return f"{text}; it was moved to {self.quarantine}"
 
-    def _spooled(self) -> list[str]:
+    def _list_spooled(self) -> list[str]:
         """List what this attempt and those before it spooled: a later one may be writing."""
         names = [path.name for path in spool_files(self._spool_folder)]
         return [name for name in names if int(name.partition("-")[0]) <= self._attempt]

@@ -48,7 +48,7 @@ def divide_all(settings: Settings, active: Collection[int]) -> None:
     keeps no other.
     """
     runs = settings.run_folder(0).parent
-    names = [each.name for each in runs.iterdir()] if runs.is_dir() else []
+    names = [folder.name for folder in runs.iterdir()] if runs.is_dir() else []
     here = {int(name) for name in names if name.isdecimal()}
     for run_id in here - set(active):
         try:

@@ -46,7 +46,13 @@ from worker import disk_space
 from worker.attempts import environment
 from worker.attempts.attempt import Attempt, CannotStart, Outcome, disk_full
 from worker.attempts.child import Child
-from worker.attempts.node_group import NodeGroup, NodeLog, close, combined_outcome, reported_outcome
+from worker.attempts.node_group import (
+    NodeGroup,
+    NodeLog,
+    close,
+    combine_outcomes,
+    make_reported_outcome,
+)
 from worker.attempts.recorder import CannotRecord, Recorder, may_pass
 from worker.attempts.renew_lease import wait_for
 from worker.attempts.scratch_folders import make_folders
@@ -246,11 +252,11 @@ class Supervisor:
     def _acquire_isolation(self) -> None:
         """Acquire the run's exclusive user and cgroup. Raises CannotStart."""
         try:
-            self.user = self.user or RunUser.taken(self.settings)
+            self.user = self.user or RunUser.acquire(self.settings)
             if self.user:
-                self.user.own(self.files.folder, self.settings.run_user_range)
+                self.user.take_over(self.files.folder, self.settings.run_user_range)
                 self.user.let_read(self.folder)
-            if cgroup_limits.asked(self.settings):
+            if cgroup_limits.list_limits(self.settings):
                 name = f"run-{self.run_id}-{self.attempt}-{self.node}"
                 self.group = RunGroup(self.settings, name)
         except (NoneFree, OSError) as error:
@@ -263,8 +269,8 @@ class Supervisor:
         describes them itself, before it starts.
         """
         thread = ThreadPoolExecutor(1, thread_name_prefix="environment")
-        started = self.work.started()
-        described = partial(environment.described, started, worker, devices)
+        started = self.work.describe_start()
+        described = partial(environment.try_describe, started, worker, devices)
         self._begin_description = partial(thread.submit, described)
         if isinstance(self.work, Training):
             self.describing = self._begin_description()
@@ -414,7 +420,7 @@ class Supervisor:
         Raises StaleAttempt.
         """
         if self.node_group:
-            outcome = self._settled(outcome)
+            outcome = self._settle(outcome)
         if self.node:
             return
         with self.database.writing() as session:
@@ -441,12 +447,12 @@ class Supervisor:
             is_over = outcome.status in (Status.FINISHED, Status.FAILED, Status.CANCELLED)
             self.recorder.clear(is_over=is_over)
 
-    def _settled(self, outcome: Outcome) -> Outcome:
+    def _settle(self, outcome: Outcome) -> Outcome:
         """Report this node's outcome; as the first node, wait for all and combine them.
 
         Raises StaleAttempt.
         """
-        own = reported_outcome(outcome)
+        own = make_reported_outcome(outcome)
         while True:
             try:
                 if self.node:
@@ -457,7 +463,7 @@ class Supervisor:
                     return outcome
                 blamed = close(self.database, self.settings, self.run_id, self.attempt, own)
                 if blamed is not None:
-                    return combined_outcome(outcome, blamed, self.trouble)
+                    return combine_outcomes(outcome, blamed, self.trouble)
             except Exception as error:
                 if not may_pass(error):
                     raise

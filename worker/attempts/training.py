@@ -70,13 +70,13 @@ class Training:
         """Fetch the checkpoint and write the job file. Raises CannotStart."""
         attempt, run = self._attempt, self._attempt.run
         resume = next(filter(None, map(self._fetch, self._states)), None)
-        measured = {f"step {step}": self._required(step) for step in self._measured}
+        measured = {f"step {step}": self._fetch_required(step) for step in self._measured}
         if run.parent_id is not None and resume is None and not self.measures:
             text = f"the checkpoint of run {run.parent_id} at step {run.parent_step} that it was to"
             raise CannotStart(f"{text} start from is missing or damaged")
         weights = bring_weights(attempt, self._weights) if resume is None else {}
-        resume = attempt.staged(resume) if resume else None
-        weights = {module: attempt.staged(path) for module, path in weights.items()}
+        resume = attempt.stage(resume) if resume else None
+        weights = {module: attempt.stage(path) for module, path in weights.items()}
         host, timeout_seconds = self._rendezvous()
         job = TrainingJob(
             run=run.id,
@@ -100,7 +100,7 @@ class Training:
         write_message(attempt.files.job, job)
         write_message(attempt.files.control, self._control)
 
-    def _required(self, step: int) -> str:
+    def _fetch_required(self, step: int) -> str:
         """Return the path where the run can read a checkpoint to measure. Raises CannotStart."""
         state = self._measured[step]
         path = self._fetch(state) if state else None
@@ -108,7 +108,7 @@ class Training:
             parent = self._attempt.run.parent_id
             text = f"the checkpoint of run {parent} at step {step} is missing or damaged"
             raise CannotStart(text, "settings")
-        return self._attempt.staged(path)
+        return self._attempt.stage(path)
 
     def _rendezvous(self) -> tuple[str, float | None]:
         """Return the rendezvous host and the timeout of collective operations."""
@@ -118,7 +118,7 @@ class Training:
         timeout = settings.rank_timeout_seconds or node_group.TIMEOUT_SHARE * settings.lease_seconds
         return node_group.interface(settings)[1], timeout
 
-    def started(self) -> Started:
+    def describe_start(self) -> Started:
         """Return the command to record."""
         file = self._attempt.recipe_file
         if file is None:
@@ -170,8 +170,10 @@ class Training:
         if stop and self.measures:
             child.kill()
         requests = [
-            ControlRequest(id=each.id, kind=cast("RequestKind", each.kind), value=each.value or 0.0)
-            for each in requested.requests
+            ControlRequest(
+                id=request.id, kind=cast("RequestKind", request.kind), value=request.value or 0.0
+            )
+            for request in requested.requests
         ]
         control = ControlState(stop=stop, requests=requests)
         if control != self._control:
@@ -182,7 +184,7 @@ class Training:
         self, exit_code: int, _child: Child, *, is_preempted: bool, has_lost_lease: bool
     ) -> Outcome:
         """Return the outcome that the training wrote, or how it died."""
-        outcome = self._reported_outcome()
+        outcome = self._read_outcome()
         # If one rank was killed there is an outcome too: the error that the others reported.
         if outcome and not (exit_code < 0 and outcome.status == "failed"):
             return self._as_reported(outcome, is_preempted)
@@ -195,7 +197,7 @@ class Training:
             return Outcome(Status.QUEUED, reason, failure_kind="infrastructure")
         return Outcome(None, reason)
 
-    def _reported_outcome(self) -> TrainingOutcome | None:
+    def _read_outcome(self) -> TrainingOutcome | None:
         """Return the outcome that the training wrote, if any; log one that cannot be read."""
         try:
             return read_message(self._attempt.files.outcome, TrainingOutcome, MOST_OF_RUN)

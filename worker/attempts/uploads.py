@@ -60,7 +60,7 @@ class Uploads:
         events, keys = [event for event, _since in unsent], list(self._pruned)
         self._under_way = self._thread.submit(self._work, events, keys)
 
-    def arrived(self) -> list[Stored]:
+    def collect(self) -> list[Stored]:
         """Return the events sent so far. Raises errors from sending or deleting."""
         is_over = self._under_way is not None and self._under_way.done()
         arrived = [self._sent.popleft() for _ in range(len(self._sent))]

@@ -99,7 +99,9 @@ def _versions(settings: Settings) -> Iterator[Finding]:
     database = open_database(settings)
     try:
         with database.reading() as session:
-            others = {each.name: str(each.versions.get("torch")) for each in workers.alive(session)}
+            others = {
+                worker.name: str(worker.versions.get("torch")) for worker in workers.alive(session)
+            }
     except DBAPIError:  # the database does not respond, which is reported, or it has no tables yet
         others = {}
     finally:

@@ -45,12 +45,12 @@ class Kubernetes:
         self._namespace = settings.kubernetes_namespace
         self._template = _template(settings)
         self._installation = installation(settings).removeprefix("halfstep ")
-        self._api = _connected()
+        self._api = _connect()
         self._batch, self._core = client.BatchV1Api(self._api), client.CoreV1Api(self._api)
 
     def place(self, pilots: Pilots) -> None:
         """Create a Job with one pod per node, unless it exists. Raises PlacementRejected."""
-        with _translated_errors():
+        with _translate_errors():
             job = self._job(pilots)
             if job is not None and not self._is_ours(job):
                 text = f"the namespace {self._namespace} has a job {pilots.name} of another "
@@ -70,8 +70,8 @@ class Kubernetes:
 
     def poll(self, pilots: Pilots) -> PilotStatus:
         """Return the state of the Job, with the reason why its pods wait or failed."""
-        with _translated_errors():
-            job = self._own_job(pilots)
+        with _translate_errors():
+            job = self._find_own_job(pilots)
             if job is None:
                 return PilotStatus("gone", "Kubernetes has no such job")
             pods = self._pods(job)
@@ -88,23 +88,23 @@ class Kubernetes:
 
     def cancel(self, pilots: Pilots) -> None:
         """Delete the Job; its pods get SIGTERM and their grace period."""
-        with _translated_errors():
-            if self._own_job(pilots) is not None:
+        with _translate_errors():
+            if self._find_own_job(pilots) is not None:
                 self._delete(pilots)
 
     def log(self, pilots: Pilots) -> str:
         """Return the end of its pods' output."""
-        with _translated_errors():
-            job = self._own_job(pilots)
+        with _translate_errors():
+            job = self._find_own_job(pilots)
             pods = [] if job is None else self._pods(job)
-            return "".join(map(self._printed, pods))[-LOG_BYTES:]
+            return "".join(map(self._read_log, pods))[-LOG_BYTES:]
 
     def check(self) -> Iterator[Finding]:
         """Report unmet requirements of the cluster.
 
         Its nodes report theirs in the first run's log.
         """
-        with _translated_errors():
+        with _translate_errors():
             job = self.manifest(Pilots(0, 0, nodes=1, devices=1))
             yield from kubernetes_check.findings(self._api, self._settings, job)
 
@@ -138,7 +138,9 @@ class Kubernetes:
         if settings.kubernetes_service_account:
             spec["serviceAccountName"] = settings.kubernetes_service_account
         containers = spec.setdefault("containers", [])
-        worker = next((each for each in containers if each.get("name") == CONTAINER), None)
+        worker = next(
+            (container for container in containers if container.get("name") == CONTAINER), None
+        )
         if worker is None:
             worker = {"name": CONTAINER}
             containers.append(worker)
@@ -160,7 +162,7 @@ class Kubernetes:
             limits[settings.kubernetes_resource] = str(pilots.devices)
         return pod
 
-    def _own_job(self, pilots: Pilots) -> Any:
+    def _find_own_job(self, pilots: Pilots) -> Any:
         job = self._job(pilots)
         return job if job is not None and self._is_ours(job) else None
 
@@ -200,7 +202,7 @@ class Kubernetes:
         owned = [
             pod
             for pod in pods
-            if any(each.uid == job.metadata.uid for each in pod.metadata.owner_references or [])
+            if any(owner.uid == job.metadata.uid for owner in pod.metadata.owner_references or [])
         ]
         return sorted(owned, key=lambda pod: str(pod.metadata.name))
 
@@ -223,13 +225,13 @@ class Kubernetes:
             limit=MOST_LISTED,
             _request_timeout=REQUEST_SECONDS,
         ).items
-        own = [each for each in events if each.involved_object.uid == about.metadata.uid]
+        own = [event for event in events if event.involved_object.uid == about.metadata.uid]
         if not own:
             return ""
-        last = max(own, key=lambda each: str(each.last_timestamp or each.event_time or ""))
+        last = max(own, key=lambda event: str(event.last_timestamp or event.event_time or ""))
         return f"{last.reason}: {last.message}"
 
-    def _printed(self, pod: Any) -> str:
+    def _read_log(self, pod: Any) -> str:
         try:
             text: str = self._core.read_namespaced_pod_log(
                 pod.metadata.name,
@@ -245,7 +247,7 @@ class Kubernetes:
         return text
 
 
-def _connected() -> Any:
+def _connect() -> Any:
     """Return a client of the cluster. Raises Invalid if none is configured."""
     settings = client.Configuration()
     try:
@@ -274,7 +276,9 @@ def _template(settings: Settings) -> dict[str, Any]:
     else:
         parts = [read, read.get("spec", {})] if isinstance(read, dict) else [read]
         containers = parts[-1].get("containers", []) if isinstance(parts[-1], dict) else None
-        if isinstance(containers, list) and all(isinstance(each, dict) for each in containers):
+        if isinstance(containers, list) and all(
+            isinstance(container, dict) for container in containers
+        ):
             return dict(read)
         problem = "it is not a pod template"
     allowed = "allowed: YAML with metadata and spec, like `template` of a Job"
@@ -284,8 +288,8 @@ def _template(settings: Settings) -> dict[str, Any]:
 def _end(job: Any) -> Any:
     """Return the condition that ended a job, or None."""
     conditions = (job.status and job.status.conditions) or []
-    ends = (each for each in conditions if each.type in ("Complete", "Failed"))
-    return next((each for each in ends if each.status == "True"), None)
+    ends = (condition for condition in conditions if condition.type in ("Complete", "Failed"))
+    return next((end for end in ends if end.status == "True"), None)
 
 
 def _failure(pod: Any) -> str:
@@ -294,28 +298,32 @@ def _failure(pod: Any) -> str:
         return ""
     if pod.status.reason:
         return f"pod {pod.metadata.name}: {pod.status.reason}: {pod.status.message or ''}"
-    for each in pod.status.container_statuses or []:
-        if each.state.terminated and each.state.terminated.exit_code:
-            end = each.state.terminated
+    for status in pod.status.container_statuses or []:
+        if status.state.terminated and status.state.terminated.exit_code:
+            end = status.state.terminated
             return f"pod {pod.metadata.name}: {end.reason} (exit code {end.exit_code})"
-    disruptions = [each for each in pod.status.conditions or [] if each.type == "DisruptionTarget"]
+    disruptions = [
+        condition
+        for condition in pod.status.conditions or []
+        if condition.type == "DisruptionTarget"
+    ]
     return f"pod {pod.metadata.name}: {disruptions[0].message if disruptions else 'failed'}"
 
 
 def _waits(pod: Any) -> str:
     """Return why a pod waits, if Kubernetes reports it: for a node, or an image."""
-    for each in pod.status.container_statuses or []:
-        waiting = each.state.waiting
+    for status in pod.status.container_statuses or []:
+        waiting = status.state.waiting
         if waiting and waiting.reason not in STARTING:
             return f"pod {pod.metadata.name}: {waiting.reason}: {waiting.message or ''}"
-    for each in pod.status.conditions or []:
-        if each.type == "PodScheduled" and each.status == "False":
-            return f"pod {pod.metadata.name}: {each.reason}: {each.message or ''}"
+    for condition in pod.status.conditions or []:
+        if condition.type == "PodScheduled" and condition.status == "False":
+            return f"pod {pod.metadata.name}: {condition.reason}: {condition.message or ''}"
     return ""
 
 
 @contextmanager
-def _translated_errors() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     """Raise OSError for errors of the cluster or its connection."""
     try:
         yield

@@ -73,7 +73,7 @@ def _rights(api: Any, namespace: str) -> Finding:
 def _queue(api: Any, settings: Settings) -> Finding:
     name, namespace = settings.kubernetes_queue, settings.kubernetes_namespace
     groups = client.ApisApi(api).get_api_versions(_request_timeout=REQUEST_SECONDS).groups
-    kueue = next((each for each in groups if each.name == KUEUE), None)
+    kueue = next((group for group in groups if group.name == KUEUE), None)
     if kueue is None:
         text = f"{name!r} is configured, but the cluster has no Kueue"
         return Finding("queue", text, is_fine=False)

@@ -145,7 +145,7 @@ class Placer:
         logger.info("runs are placed by %s", self.engine.name)
 
     def _update_recipes(self) -> None:
-        offer = self.capabilities.changed_offer()
+        offer = self.capabilities.poll_changes()
         if offer is not None:
             with self.database.writing() as session:
                 workers.offer(session, self.id, rows(offer.recipes))

@@ -70,7 +70,7 @@ class Ray:
             text = f"{address} answers, and none of its {len(devices)} nodes has {resource}"
             yield Finding("ray", f"{text}: HALFSTEP_RAY_RESOURCE", is_fine=False)
             return
-        has = ", ".join(f"{each:g}" for each in devices if each)
+        has = ", ".join(f"{device:g}" for device in devices if device)
         yield Finding("ray", f"{address} answers; {resource} of its nodes: {has}")
         command = [sys.executable, "-m", "worker.clusters.cluster", "check", "--here", "--json"]
         yield from findings_of_node(self._call(Check(command), list[str], NODE_SECONDS))

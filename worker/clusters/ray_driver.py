@@ -118,13 +118,13 @@ class Driver:
 
     def _devices(self) -> list[float]:
         """Return the number of devices of each node that is up."""
-        up = (each["Resources"] for each in ray.nodes() if each["Alive"])
-        return [float(each.get(self._resource, 0)) for each in up]
+        up = (node["Resources"] for node in ray.nodes() if node["Alive"])
+        return [float(free.get(self._resource, 0)) for free in up]
 
     def _check(self, command: list[str]) -> list[str]:
         """Run a command on a node with a free device, and return its output lines."""
         options: dict[str, Any] = {"max_retries": 0, **self._resource_options(1)}
-        task = ray.remote(ray_pilot.printed).options(**options)
+        task = ray.remote(ray_pilot.read_output).options(**options)
         return list(ray.get(task.remote(command, self._environment)))
 
     def _resource_options(self, devices: int) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class Driver:
             actor: handle and handle.poll.remote()
             for actor, handle in self._actors(name, nodes).items()
         }
-        waited = [each for each in answers.values() if each]
+        waited = [answered for answered in answers.values() if answered]
         if waited:
             ray.wait(waited, num_returns=len(waited), timeout=ANSWER_SECONDS)
         for actor, answer in answers.items():
@@ -170,7 +170,7 @@ class Driver:
         """Return why a placement group waits."""
         has = self._devices()
         request = f"{nodes} x {devices} {self._resource} on as many nodes"
-        if (able := sum(each >= devices for each in has)) < nodes:
+        if (able := sum(free >= devices for free in has)) < nodes:
             return f"{request} are asked for, and {able or 'none'} of its nodes have as many"
         free = ray.available_resources().get(self._resource, 0)
         return f"{request} are asked for; {free:g} of {sum(has):g} {self._resource} are free"

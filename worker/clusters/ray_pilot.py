@@ -39,7 +39,7 @@ class Pilot:
 
     def log(self) -> str:
         """Return the end of the worker's output."""
-        return self._worker.printed(LOG_BYTES)
+        return self._worker.read_output(LOG_BYTES)
 
     def _end_with_it(self) -> None:
         while self._worker.is_alive:
@@ -47,7 +47,7 @@ class Pilot:
         ray.kill(self._actor)
 
 
-def printed(command: list[str], environment: dict[str, str]) -> list[str]:
+def read_output(command: list[str], environment: dict[str, str]) -> list[str]:
     """Run a command here; return its output lines, else the last line of its errors."""
     done = subprocess.run(
         command, env=_environment(environment), capture_output=True, text=True, check=False

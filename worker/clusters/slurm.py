@@ -77,7 +77,7 @@ class Slurm:
         jobs = self._jobs(pilots)
         if not jobs:
             return PilotStatus("gone", "Slurm has no such job")
-        job = next((each for each in jobs if each.state in WAITING | RUNNING), jobs[-1])
+        job = next((found for found in jobs if found.state in WAITING | RUNNING), jobs[-1])
         if job.state in WAITING:
             words = REASONS.get(job.reason, job.reason)
             return PilotStatus("waiting", f"Slurm job {job.id} is {job.state.lower()}: {words}")
@@ -107,7 +107,7 @@ class Slurm:
         done = _run(command, seconds=NODE_SECONDS)
         findings = list(findings_of_node(done.stdout.splitlines()))
         yield from findings
-        if done.returncode and all(each.is_fine for each in findings):
+        if done.returncode and all(finding.is_fine for finding in findings):
             yield Finding("slurm", _error_of(done), is_fine=False)
 
     def _log_pattern(self, pilots: Pilots) -> str:

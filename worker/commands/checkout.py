@@ -123,7 +123,7 @@ def _git(
                 # With its helper, which has the connection.
                 os.killpg(process.pid, signal.SIGKILL)
                 raise
-        output, errors = (each.result() for each in reading)
+        output, errors = (future.result() for future in reading)
     if process.returncode:
         message = " ".join(errors.split()) or f"exit code {process.returncode}"
         raise CannotCheckOut(f"git {_named(words)} failed: {message[:2000]}")

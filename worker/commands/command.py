@@ -30,7 +30,7 @@ from worker.attempts.attempt import LOST_LEASE, Attempt, CannotStart, Outcome, d
 from worker.attempts.child import Child
 from worker.attempts.environment import Started
 from worker.commands.checkout import CannotCheckOut, check_out
-from worker.commands.command_runner import asked_for_lease
+from worker.commands.command_runner import lease_request_path
 from worker.sandbox import run_environment
 
 #: Run by path, because the environment of a command may lack halfstep.
@@ -60,10 +60,10 @@ class Command:
     def prepare(self) -> None:
         """Create its folder and write its job file, without secrets. Raises CannotStart."""
         attempt, spec = self._attempt, self._spec
-        self._environment = self._stated_environment()
+        self._environment = self._build_environment()
         folder = self._folder()
         words = command_line.filled(spec.line, attempt.run.config)
-        argv = self._started(words)
+        argv = self._build_arguments(words)
         if attempt.files.attempt > 1:
             text = "The command starts again; resuming is up to its script."
             attempt.append_log(f"Attempt {attempt.files.attempt}. {text}")
@@ -80,7 +80,7 @@ class Command:
         write_message(attempt.files.job, job)
         self._to_start = Started(words, str(folder), self._read_state, self._hidden)
 
-    def started(self) -> Started:
+    def describe_start(self) -> Started:
         """Return the process to start; call it after `prepare`."""
         return self._to_start
 
@@ -144,7 +144,7 @@ class Command:
 
     def _has_asked_for_lease(self) -> bool:
         files = self._attempt.files
-        return untrusted_files.is_file(files.folder, asked_for_lease(files).name)
+        return untrusted_files.is_file(files.folder, lease_request_path(files).name)
 
     def _traceback(self) -> str:
         """Return the traceback in the outcome that the script's own watch wrote, if it failed."""
@@ -163,7 +163,7 @@ class Command:
         texts = {*values, *(line for line in lines if len(line) >= redaction.SHORTEST)}
         return sorted(texts, key=len, reverse=True)  # longest first: one may be a prefix of another
 
-    def _stated_environment(self) -> dict[str, str]:
+    def _build_environment(self) -> dict[str, str]:
         """Return the complete environment. Raises CannotStart."""
         attempt, venv = self._attempt, self._spec.venv
         base = run_environment.of_commands() | attempt.temporary()
@@ -234,7 +234,7 @@ class Command:
         path.write_text("[safe]\n\tdirectory = *\n")
         return {"GIT_CONFIG_GLOBAL": str(path)}
 
-    def _started(self, words: list[str]) -> list[str]:
+    def _build_arguments(self, words: list[str]) -> list[str]:
         """Return the arguments to execute: the program's path, with torchrun on several devices."""
         program, devices = words[0], len(self._attempt.devices)
         path = program if "/" in program else shutil.which(program, path=self._environment["PATH"])

@@ -97,11 +97,11 @@ class CommandRunner:
         if os.getppid() not in (self._supervisor_pid, OUTSIDE) or clock() > lease.kill:
             _kill_descendants()
         elif clock() > lease.ask:
-            asked_for_lease(self._files).touch()
+            lease_request_path(self._files).touch()
             self.ask()
 
 
-def asked_for_lease(files: AttemptFiles) -> Path:
+def lease_request_path(files: AttemptFiles) -> Path:
     """Return the path of a file that exists if the command was asked to end for its lease."""
     return files.folder / f"asked-{files.attempt}"
 

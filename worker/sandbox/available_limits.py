@@ -34,7 +34,7 @@ def available_limits(settings: Settings, devices: int, recipe_files: set[str]) -
         settings = settings.model_copy(update={"run_users": ""})
     if settings.run_users and settings.run_processes:
         reasons["processes"] = ""
-    asked = cgroup_limits.asked(settings)
+    asked = cgroup_limits.list_limits(settings)
     why = cgroup_limits.obstacle(settings) if asked else ""
     for name in asked:
         reasons[name.removeprefix("run_").removesuffix("_gib")] = why

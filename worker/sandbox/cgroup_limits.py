@@ -17,7 +17,7 @@ CONTROLLERS = {"run_memory_gib": "memory", "run_processes": "pids", "run_cpus": 
 PERIOD_US = 100_000
 
 
-def asked(settings: Settings) -> list[str]:
+def list_limits(settings: Settings) -> list[str]:
     """Return the settings that need a cgroup.
 
     A run's own user limits processes without one.
@@ -29,17 +29,17 @@ def asked(settings: Settings) -> list[str]:
 def obstacle(settings: Settings, root: Path = ROOT) -> str:
     """Prepare this cgroup for the limits; return why they are unavailable, or ""."""
     try:
-        own = _own(root)
+        own = _find_own_cgroup(root)
         base = own.parent if own.name == DAEMONS else own
         there = set((base / "cgroup.controllers").read_text().split())
-        missing = sorted({CONTROLLERS[name] for name in asked(settings)} - there)
+        missing = sorted({CONTROLLERS[name] for name in list_limits(settings)} - there)
         if missing:
             return f"the cgroup {base} has no controller {', '.join(missing)}"
         (base / DAEMONS).mkdir(exist_ok=True)
         for pid in (base / "cgroup.procs").read_text().split():
             with suppress(ProcessLookupError):
                 (base / DAEMONS / "cgroup.procs").write_text(pid)
-        controllers = " ".join(f"+{CONTROLLERS[name]}" for name in asked(settings))
+        controllers = " ".join(f"+{CONTROLLERS[name]}" for name in list_limits(settings))
         (base / "cgroup.subtree_control").write_text(controllers)
     except OSError as error:
         return f"cgroups are not writable: {error}"
@@ -51,7 +51,7 @@ class RunGroup:
 
     def __init__(self, settings: Settings, name: str, root: Path = ROOT) -> None:
         """Create it, with its limits. Raises OSError."""
-        self.folder = _own(root).parent / name
+        self.folder = _find_own_cgroup(root).parent / name
         self.folder.mkdir(exist_ok=True)
         if settings.run_memory_gib:
             self._set("memory.max", str(int(settings.run_memory_gib * 2**30)))
@@ -73,7 +73,7 @@ class RunGroup:
         (self.folder / name).write_text(value)
 
 
-def _own(root: Path) -> Path:
+def _find_own_cgroup(root: Path) -> Path:
     """Return the folder of this process's cgroup. Raises OSError."""
     lines = Path("/proc/self/cgroup").read_text().splitlines()
     path = next((line[3:] for line in lines if line.startswith("0::")), None)

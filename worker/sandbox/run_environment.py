@@ -24,16 +24,16 @@ PROXIES = {"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"}
 
 def of_commands() -> dict[str, str]:
     """Return the variables of this process that a command gets."""
-    return _passed_on(OF_COMMANDS, OF_COMMANDS_FROM)
+    return _select_variables(OF_COMMANDS, OF_COMMANDS_FROM)
 
 
 def of_recipes(settings: Settings) -> dict[str, str]:
     """Return the environment of a process that loads recipes."""
-    further = [each.strip() for each in settings.run_environment.split(",") if each.strip()]
-    names = {each for each in further if not each.endswith("*")}
-    beginnings = tuple(each.removesuffix("*") for each in further if each.endswith("*"))
+    further = [word.strip() for word in settings.run_environment.split(",") if word.strip()]
+    names = {name for name in further if not name.endswith("*")}
+    beginnings = tuple(name.removesuffix("*") for name in further if name.endswith("*"))
     return {
-        **_passed_on(
+        **_select_variables(
             OF_COMMANDS | OF_RECIPES | names, OF_COMMANDS_FROM + OF_RECIPES_FROM + beginnings
         ),
         **_proxies(),
@@ -43,7 +43,7 @@ def of_recipes(settings: Settings) -> dict[str, str]:
     }
 
 
-def _passed_on(names: set[str], beginnings: tuple[str, ...]) -> dict[str, str]:
+def _select_variables(names: set[str], beginnings: tuple[str, ...]) -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()

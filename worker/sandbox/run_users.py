@@ -41,7 +41,7 @@ class RunUser:
         self._lock = lock
 
     @classmethod
-    def taken(cls, settings: Settings) -> "RunUser | None":
+    def acquire(cls, settings: Settings) -> "RunUser | None":
         """Acquire a free user, without processes of an earlier run.
 
         Returns None if there is no range. Raises NoneFree, OSError.
@@ -63,7 +63,7 @@ class RunUser:
 
     def clear(self) -> None:
         """Kill all processes of this user, repeatedly, because they may be starting more."""
-        while processes := [each for each in psutil.process_iter() if self._is_its(each)]:
+        while processes := [process for process in psutil.process_iter() if self._is_its(process)]:
             for process in processes:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
@@ -73,7 +73,7 @@ class RunUser:
         """Release the user."""
         self._lock.release()
 
-    def own(self, scratch: Path, earlier: range) -> None:
+    def take_over(self, scratch: Path, earlier: range) -> None:
         """Give it a run's scratch folder. earlier: users that may own files there."""
         untrusted_files.give(scratch, self.number, earlier)
 
@@ -99,7 +99,7 @@ def trial_user(settings: Settings) -> Iterator[int | None]:
     """
     user = None
     with suppress(NoneFree):  # runs of an earlier worker have them all
-        user = RunUser.taken(settings)
+        user = RunUser.acquire(settings)
     try:
         yield user.number if user else next(iter(settings.run_user_range), None)
     finally:
@@ -109,8 +109,10 @@ def trial_user(settings: Settings) -> Iterator[int | None]:
 
 def hidden(needed: Iterable[str]) -> tuple[str, ...]:
     """Return the folders to replace by private ones, except those with needed paths."""
-    paths = [Path(each).resolve() for each in needed]
-    return tuple(each for each in PLACES if not any(path.is_relative_to(each) for path in paths))
+    paths = [Path(path).resolve() for path in needed]
+    return tuple(
+        folder for folder in PLACES if not any(path.is_relative_to(folder) for path in paths)
+    )
 
 
 def obstacle(settings: Settings, devices: int) -> str:
@@ -123,9 +125,9 @@ def obstacle(settings: Settings, devices: int) -> str:
     if len(users) < devices:
         return f"{len(users)} users are fewer than {devices} devices"
     folders = (settings.data, settings.data / "runs", settings.data / SCRATCH)
-    for each in folders:
-        each.mkdir(exist_ok=True)
-        each.chmod(0o711)  # to traverse, on the way to its own folder
+    for folder in folders:
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o711)  # to traverse, on the way to its own folder
     try:
         with trial_user(settings) as user:
             return _trial(user, folders[-1])

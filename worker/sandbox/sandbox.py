@@ -75,9 +75,9 @@ NAMED = 3  # paths in a message
 def private_paths(settings: Settings) -> list[Path]:
     """Return paths that runs may not read: the service's data, and the user's credentials."""
     home = Path.home()
-    of_user = (*(home / each for each in IN_HOME), credentials.place(), local_server.folder())
+    of_user = (*(home / name for name in IN_HOME), credentials.place(), local_server.folder())
     # Rules for each entry of /etc miss entries replaced later, so only if these files are readable.
-    readable = (Path(each) for each in OF_SYSTEM if os.access(each, os.R_OK))
+    readable = (Path(place) for place in OF_SYSTEM if os.access(place, os.R_OK))
     return [*settings.private_paths, *of_user, *readable]
 
 
@@ -90,8 +90,8 @@ def sandbox_of_run(settings: Settings, files: AttemptFiles, read: Sequence[str] 
     cache.mkdir(exist_ok=True)
     control = [str(files.control_folder)] if files.control_folder else []
     return Sandbox(
-        private=[str(each) for each in private_paths(settings)],
-        free=[str(each) for each in (files.folder, *settings.write_folders)],
+        private=[str(path) for path in private_paths(settings)],
+        free=[str(folder) for folder in (files.folder, *settings.write_folders)],
         shared=[] if settings.run_users else [str(cache)],
         read=[str(settings.data / "recipes.json"), *control, *read],
         services=[SERVICES],
@@ -140,7 +140,7 @@ def obstacle(settings: Settings, recipe_files: Iterable[str] = ()) -> str:
     """
     if not is_supported():
         return "this kernel has no Landlock, or a version older than that of Linux 6.2"
-    places = executed(settings, recipe_files)
+    places = list_executed_paths(settings, recipe_files)
     try:
         with _probe_folder(settings) as folder, _probe_folder(settings) as other:
             (other / "job-1.json").touch()
@@ -150,19 +150,19 @@ def obstacle(settings: Settings, recipe_files: Iterable[str] = ()) -> str:
         return f"it cannot be probed: {error}"
 
 
-def executed(settings: Settings, recipe_files: Iterable[str] = ()) -> list[Path]:
+def list_executed_paths(settings: Settings, recipe_files: Iterable[str] = ()) -> list[Path]:
     """List paths that other processes execute or read as configuration, existing or not."""
     home = Path.home()
     python = [*sys.path, *site.getsitepackages(), site.getusersitepackages(), sys.prefix]
     specs = filter(None, map(find_spec, PACKAGES))
-    code = [place for each in specs for place in each.submodule_search_locations or ()]
-    recipes = [place for each in recipe_files for place in (each, str(Path(each).parent))]
+    code = [place for spec in specs for place in spec.submodule_search_locations or ()]
+    recipes = [place for file in recipe_files for place in (file, str(Path(file).parent))]
     path = os.environ.get("PATH", os.defpath).split(os.pathsep)
     places = [*python, *code, *recipes, *path, str(Path(sys.executable).parent), str(Path.cwd())]
-    data = (settings.data / each for each in (".", "runs", "recipes.json", "server.json"))
+    data = (settings.data / name for name in (".", "runs", "recipes.json", "server.json"))
     paths = [
-        *(Path(each).absolute() for each in places if each),
-        *(home / each for each in EXECUTED_IN_HOME),
+        *(Path(place).absolute() for place in places if place),
+        *(home / name for name in EXECUTED_IN_HOME),
         *map(Path, (*EXECUTED, *PLACES)),
         *(*data, *private_paths(settings)),
     ]
@@ -175,19 +175,19 @@ def _probe(
     files = AttemptFiles(folder, 1)
     isolation = replace(isolation_of_run(settings, files), user=user)
     if user is not None:
-        for each in (folder, files.temporary):
-            os.chown(each, user, user)
-    places = [each for each in places if not _is_below(each, isolation.places)]
-    private = [each for each in private_paths(settings) if each != settings.data]
+        for owned in (folder, files.temporary):
+            os.chown(owned, user, user)
+    places = [place for place in places if not _is_below(place, isolation.places)]
+    private = [path for path in private_paths(settings) if path != settings.data]
     daemon = Path(f"/proc/{os.getpid()}/environ")
     thread = ["/proc/thread-self/comm"] if has_cuda() else []
     own, terminal = os.openpty()
     request = {
         "own": [str(folder), str(files.temporary), *thread],
         "write": list(map(str, [other, *places, os.ttyname(terminal)])),
-        "read": [str(each) for each in (other, daemon, *private) if each.exists()]
+        "read": [str(path) for path in (other, daemon, *private) if path.exists()]
         + [os.ttyname(terminal)],
-        "change": [str(each) for each in (other, other / "job-1.json", *private, *places)],
+        "change": [str(path) for path in (other, other / "job-1.json", *private, *places)],
         "signal": [str(os.getpid())],
         "connect": [*SOCKETS, *_sockets_of_user()],
     }
@@ -243,11 +243,11 @@ def _probe_folder(settings: Settings) -> Iterator[Path]:
 
 def _sockets_of_user() -> list[str]:
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}")
-    return [str(runtime / each) for each in SOCKETS_OF_USER]
+    return [str(runtime / name) for name in SOCKETS_OF_USER]
 
 
 def _is_below(path: Path, places: Iterable[str]) -> bool:
-    return any(path.is_relative_to(each) for each in places)
+    return any(path.is_relative_to(place) for place in places)
 
 
 def hidden_places(settings: Settings, *needed: str) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ def can_read(path: str) -> bool:
     """Return whether a file, or one in a folder, can be opened; listing names is allowed."""
     place = Path(path)
     files = islice(place.rglob("*"), MOST_FILES) if _is(place.is_dir) else [place]
-    return any(_opens(each, os.O_RDONLY) for each in files if _is(each.is_file))
+    return any(_opens(file, os.O_RDONLY) for file in files if _is(file.is_file))
 
 
 def can_change(path: str) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from db.tables import Worker
 from halfstep.telemetry.events import SOURCE_BYTES
 from halfstep.telemetry.source_state import read_state
-from worker.attempts.environment import Started, describe, described
+from worker.attempts.environment import Started, describe, try_describe
 
 DEVICES = [{"index": i, "name": f"GPU {i}"} for i in range(3)]
 WORKER = Worker(name="w", host="h", devices=DEVICES, versions={"torch": "2"})
@@ -103,7 +103,7 @@ def test_what_fails_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture
     content, texts = reported(tmp_path)
     assert (content["file"], texts.source) == (None, None)
     started = Started(["python"], str(tmp_path), None)  # type: ignore[arg-type]
-    assert described(started, WORKER, [0]) is None
+    assert try_describe(started, WORKER, [0]) is None
     assert "cannot be described" in caplog.text
 
 

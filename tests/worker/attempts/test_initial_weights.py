@@ -11,7 +11,7 @@ from db.files import artifacts, checkpoints, uploads
 from db.settings import Settings
 from tests.site import Site
 from worker.attempts.attempt import CannotStart
-from worker.attempts.initial_weights import allowed
+from worker.attempts.initial_weights import resolve
 
 
 def test_weights_are_in_allowed_folders(tmp_path: Path) -> None:
@@ -27,8 +27,8 @@ def test_weights_are_in_allowed_folders(tmp_path: Path) -> None:
     (tmp_path / "models-2").mkdir()
     settings = Settings(data=tmp_path, weights_dirs=f" {models}, {tmp_path / 'more'}")
     for name in ("net.pt", "in.pt", "../models/net.pt"):
-        assert allowed(f"{models}/{name}", settings) == models / "net.pt"
-    assert allowed(str(models), settings) == models
+        assert resolve(f"{models}/{name}", settings) == models / "net.pt"
+    assert resolve(str(models), settings) == models
     for path in (
         f"{models}/../other/net.pt",
         f"{models}/out.pt",
@@ -36,19 +36,19 @@ def test_weights_are_in_allowed_folders(tmp_path: Path) -> None:
         "/etc/passwd",
     ):
         with pytest.raises(CannotStart, match=f"{path}; allowed: paths below {models}, "):
-            allowed(path, settings)
+            resolve(path, settings)
     with pytest.raises(CannotStart, match="allowed: paths below"):
-        allowed(f"{tmp_path}/models-2", settings)
+        resolve(f"{tmp_path}/models-2", settings)
     with pytest.raises(CannotStart, match="which does not exist on this worker"):
-        allowed(f"{models}/gone.pt", settings)
+        resolve(f"{models}/gone.pt", settings)
     with pytest.raises(CannotStart, match="null"):
-        allowed(f"{models}/a\0.pt", settings)
+        resolve(f"{models}/a\0.pt", settings)
 
 
 def test_without_allowed_folders_no_path_is(tmp_path: Path) -> None:
     """The message names the admin's setting."""
     with pytest.raises(CannotStart, match="set HALFSTEP_WEIGHTS_DIRS on the worker"):
-        allowed(str(tmp_path), Settings(data=tmp_path))
+        resolve(str(tmp_path), Settings(data=tmp_path))
 
 
 def test_runs_start_from_weights_only(site: Site, tmp_path: Path) -> None:
@@ -113,4 +113,4 @@ def test_weights_are_not_in_folders_that_runs_write(tmp_path: Path) -> None:
     (tmp_path / "out" / "models" / "net.pt").touch()
     settings = Settings(weights_dirs=f"{tmp_path}/out/models", write_roots=str(tmp_path / "out"))
     with pytest.raises(CannotStart, match="allows no folder"):
-        allowed(str(tmp_path / "out" / "models" / "net.pt"), settings)
+        resolve(str(tmp_path / "out" / "models" / "net.pt"), settings)

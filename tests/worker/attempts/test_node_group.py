@@ -22,7 +22,7 @@ from tests.marks import extended
 from tests.site import DEAD, SECONDS, Site, is_running, until
 from tests.trainer.conftest import assert_same_bits
 from worker.attempts.attempt import LOST_LEASE, Outcome
-from worker.attempts.node_group import combined_outcome, reported_outcome
+from worker.attempts.node_group import combine_outcomes, make_reported_outcome
 from worker.engine import Handle
 
 pytestmark = pytest.mark.sql
@@ -220,23 +220,28 @@ def test_who_is_to_blame_for_an_end() -> None:
     code = node_groups.NodeOutcome("node 1 (m1): ValueError: no", "Traceback: no", "code")
     lost = node_groups.NodeOutcome("node 1 (m1) was lost", None, "infrastructure")
     nobody = node_groups.NodeOutcome()
-    assert combined_outcome(gone, code, None) == Outcome(
+    assert combine_outcomes(gone, code, None) == Outcome(
         Status.FAILED, code.reason, code.error, "code"
     )
-    assert combined_outcome(gone, lost, None) == Outcome(None, lost.reason)
-    assert combined_outcome(gone, nobody, None) == Outcome(None, gone.reason)
+    assert combine_outcomes(gone, lost, None) == Outcome(None, lost.reason)
+    assert combine_outcomes(gone, nobody, None) == Outcome(None, gone.reason)
     own = Outcome(Status.FAILED, "ValueError: mine", "Traceback: mine", "code")
-    assert combined_outcome(own, code, None) is own
-    assert combined_outcome(Outcome(None, "was killed by SIGKILL"), lost, "node 2 (m2)") == Outcome(
+    assert combine_outcomes(own, code, None) is own
+    assert combine_outcomes(Outcome(None, "was killed by SIGKILL"), lost, "node 2 (m2)") == Outcome(
         None, "node 2 (m2)"
     )
     paused = Outcome(Status.PAUSED)
-    assert combined_outcome(paused, lost, None) is paused
-    assert (reported_outcome(paused).failure_kind, reported_outcome(own).failure_kind) == (
+    assert combine_outcomes(paused, lost, None) is paused
+    assert (
+        make_reported_outcome(paused).failure_kind,
+        make_reported_outcome(own).failure_kind,
+    ) == (
         None,
         "code",
     )
-    assert reported_outcome(Outcome(Status.QUEUED, LOST_LEASE)).failure_kind == "infrastructure"
+    assert (
+        make_reported_outcome(Outcome(Status.QUEUED, LOST_LEASE)).failure_kind == "infrastructure"
+    )
 
 
 @pytest.mark.only_on("postgresql")

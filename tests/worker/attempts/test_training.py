@@ -33,11 +33,11 @@ def training(tmp_path: Path) -> Training:
 def test_an_outcome_that_cannot_be_read_is_none(training: Training, text: str, words: str) -> None:
     """A recipe can write anything there; the run's log names field and value."""
     files = training._attempt.files
-    assert training._reported_outcome() is None
+    assert training._read_outcome() is None
     files.outcome.write_text(text)
-    assert training._reported_outcome() is None
+    assert training._read_outcome() is None
     [line] = training._attempt.log  # type: ignore[misc]
     assert "outcome-1.json" in line
     assert words in line
     files.outcome.write_text('{"status": "finished", "step": 3, "error": null}')
-    assert training._reported_outcome() == TrainingOutcome(status="finished", step=3)
+    assert training._read_outcome() == TrainingOutcome(status="finished", step=3)

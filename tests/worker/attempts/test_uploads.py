@@ -31,6 +31,6 @@ def test_completed_uploads_are_not_repeated_after_a_failure():
     is_broken.clear()
     uploads.begin()
     uploads.wait()
-    assert uploads.arrived() == result
+    assert uploads.collect() == result
     assert sent == ["a", "b"]
     assert not uploads

@@ -32,7 +32,7 @@ def placer(
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     settings = Settings(data=tmp_path, database_url=database_url, placement="slurm")
     made = Placer(settings, database)
-    monkeypatch.setattr(made.capabilities, "changed_offer", lambda: None)
+    monkeypatch.setattr(made.capabilities, "poll_changes", lambda: None)
     made.recipes = ["digits"]
     made.id = add_worker(database, "slurm", [DIGITS]).id
     return made

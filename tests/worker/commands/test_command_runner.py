@@ -14,7 +14,7 @@ import pytest
 from halfstep.clock import clock
 from halfstep.telemetry.attempt_files import AttemptFiles
 from tests.site import is_running, until
-from worker.commands.command_runner import NOT_STARTED, asked_for_lease
+from worker.commands.command_runner import NOT_STARTED, lease_request_path
 
 NEVER = 1e12
 WAITS = "import sys, time; open(sys.argv[1], 'w'); time.sleep(600)"
@@ -119,7 +119,7 @@ def test_sigterm_is_passed_on(kept: Kept) -> None:
     command_runner, _family = kept.waits()
     command_runner.terminate()
     assert command_runner.wait(60) == -signal.SIGTERM
-    assert not asked_for_lease(kept.files).exists()
+    assert not lease_request_path(kept.files).exists()
 
 
 def test_at_half_a_lease_it_is_signalled_and_later_killed(kept: Kept) -> None:
@@ -127,7 +127,7 @@ def test_at_half_a_lease_it_is_signalled_and_later_killed(kept: Kept) -> None:
     ignores = f"import signal; signal.signal(15, signal.SIG_IGN); {WAITS}"
     command_runner, family = kept.waits(ignores)
     kept.lease(clock() - 1, NEVER)
-    until(asked_for_lease(kept.files).exists)
+    until(lease_request_path(kept.files).exists)
     assert command_runner.poll() is None
     kept.lease(clock() - 2, clock() - 1)
     assert command_runner.wait(60) == -signal.SIGKILL

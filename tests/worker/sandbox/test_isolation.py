@@ -242,24 +242,24 @@ def test_two_runs_never_have_the_same_user(tmp_path: Path, monkeypatch: pytest.M
     without a free user it raises.
     """
     settings = Settings(data=tmp_path / "one", run_users=USERS)
-    first = run_users.RunUser.taken(settings)
+    first = run_users.RunUser.acquire(settings)
     assert first is not None
     assert first.number == FIRST
     with run_users.trial_user(settings) as tried:
         assert tried == FIRST + 1
     with subprocess.Popen(["sleep", "999"], user=first.number) as process:
-        second = run_users.RunUser.taken(Settings(data=tmp_path / "two", run_users=USERS))
+        second = run_users.RunUser.acquire(Settings(data=tmp_path / "two", run_users=USERS))
         assert second is not None
         assert second.number == FIRST + 1
         with pytest.raises(run_users.NoneFree, match=USERS):
-            run_users.RunUser.taken(settings)
+            run_users.RunUser.acquire(settings)
         with run_users.trial_user(settings) as tried:
             assert tried == FIRST
         assert process.poll() is None
         first.clear()
         assert _processes_of(FIRST) == []
     second.release()
-    again = run_users.RunUser.taken(settings)
+    again = run_users.RunUser.acquire(settings)
     assert again is not None
     assert again.number == second.number
     for each in (first, again):
@@ -290,7 +290,7 @@ def test_limits_are_written_into_a_cgroup_of_the_runs_own(
     assert cgroup_limits.obstacle(settings, tmp_path) == ""
     assert (base / "daemons" / "cgroup.procs").read_text() == "1"
     assert (base / "cgroup.subtree_control").read_text() == "+memory +pids +cpu"
-    monkeypatch.setattr(cgroup_limits, "_own", lambda _root: base / "daemons")
+    monkeypatch.setattr(cgroup_limits, "_find_own_cgroup", lambda _root: base / "daemons")
     group = RunGroup(settings, "run-1-1-0", tmp_path)
     written = {each.name: each.read_text() for each in group.folder.iterdir()}
     assert written["memory.max"] == str(int(1.5 * 2**30))
