@@ -178,7 +178,7 @@ def _product_step(case: Case, device: torch.device, folder: Path) -> Step:
     from trainer.distributed.ranks import Ranks
     from trainer.prepared_recipe import PreparedRecipe
     from trainer.recipes.mlp import MLP
-    from trainer.setup import compiled, make_context, set_up_process
+    from trainer.setup import compile_module, make_context, set_up_process
     from trainer.step import train_step
 
     size, precision = case.size, case.precision
@@ -202,7 +202,7 @@ def _product_step(case: Case, device: torch.device, folder: Path) -> Step:
     recipe = MLP(config, device)
     modules = dict(recipe.modules)
     if case.mode == "compiled":
-        recipe.modules = {name: compiled(m, config.training) for name, m in modules.items()}
+        recipe.modules = {name: compile_module(m, config.training) for name, m in modules.items()}
     spool = SpoolWriter(folder, 1)
     context, observers = make_context(
         PreparedRecipe(recipe, modules, config, device, Ranks()),

@@ -20,7 +20,7 @@ from halfstep.clock import clock
 from halfstep.config_groups import Diagnosis, Training
 from halfstep.telemetry.spool import SpoolWriter
 from trainer import machine
-from trainer.optimizers import StepResult, Update, watched_optimizers
+from trainer.optimizers import StepResult, Update, watch_optimizers
 from trainer.telemetry import Telemetry
 
 PARAMETERS = 29  # as many as in telemetry_cost's tiny GPT
@@ -36,7 +36,7 @@ def main() -> None:
     layers = torch.nn.ModuleList(
         torch.nn.Linear(2, 2, bias=False, device=device) for _ in range(PARAMETERS)
     )
-    optimizers = watched_optimizers(
+    optimizers = watch_optimizers(
         {"model": layers}, {"adamw": torch.optim.AdamW(layers.parameters())}
     )
     one, zero = torch.ones((), device=device), torch.zeros((), device=device)

@@ -18,7 +18,7 @@ from benchmarks.peer import step_itself
 from halfstep.clock import clock
 from halfstep.config_groups import Diagnosis, Training
 from halfstep.telemetry.spool import SpoolWriter
-from trainer.optimizers import StepResult, Update, watched_optimizers
+from trainer.optimizers import StepResult, Update, watch_optimizers
 from trainer.telemetry import Telemetry
 
 
@@ -39,7 +39,7 @@ def main() -> None:
     torch.set_num_threads(1)
     device = torch.device("cpu")
     layer = torch.nn.Linear(2, 2, bias=False)
-    optimizers = watched_optimizers(
+    optimizers = watch_optimizers(
         {"model": layer}, {"adamw": torch.optim.AdamW(layer.parameters())}
     )
     spool = SpoolWriter(folder, 1)

@@ -16,7 +16,7 @@ from benchmarks.telemetry_cost import MeasuredLoop, TinyGPT
 from halfstep.config_groups import Precision
 from halfstep.run_config import parse_config
 from tests.trainer.no_sync_made import attempt_steps
-from trainer.registry import MissingRequirementError, known_recipes, load_recipe
+from trainer.registry import MissingRequirementError, list_recipes, load_recipe
 
 PRECISIONS: tuple[Precision, ...] = ("fp16", "bf16", "fp32")
 #: Everything that a step may do beyond the plain one, unless its setting says that it waits.
@@ -42,7 +42,7 @@ def main() -> None:
 
 def _without_values() -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
-    for name in known_recipes():
+    for name in list_recipes():
         for precision in PRECISIONS:
             with pytest.MonkeyPatch.context() as patch:
                 try:

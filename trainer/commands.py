@@ -64,7 +64,7 @@ def check(file: File, settings: CheckSettings = None, as_json: AsJson = False) -
     from trainer.diagnosis.check import main  # loads torch, which takes seconds
     from trainer.registry import file_of
 
-    reference = file if file_of(file) is None else _loaded(file)
+    reference = file if file_of(file) is None else _load(file)
     main(reference, settings or [], as_json=as_json)
 
 
@@ -178,7 +178,7 @@ def add(
     if no_check and settings:
         text = f"--set {settings[0]} is only for the check, which --no-check disables"
         raise typer.BadParameter(text)
-    reference = _loaded(file)
+    reference = _load(file)
     registered_recipes.look_for_folder()
     if no_check:
         _register(reference, as_json=as_json)
@@ -198,8 +198,8 @@ def add(
 @recipe.command("list")
 def list_(as_json: AsJson = False) -> None:
     """List the registered recipes, with the result of each one's check."""
-    for each in registered_recipes.read():
-        reference = each["reference"]
+    for registered in registered_recipes.read():
+        reference = registered["reference"]
         is_there = Path(reference.rpartition(":")[0]).is_file()
         check = registered_recipes.check_of(reference) if is_there else None
         text = f"{reference}  {_state(reference, check) if is_there else 'there is no such file'}"
@@ -219,7 +219,7 @@ def remove(
         print_result({"removed": reference}, f"{reference} is kept no longer.", as_json=as_json)
 
 
-def _loaded(file: str) -> str:
+def _load(file: str) -> str:
     """Return a recipe's reference with its full path and class. Raises NotRegisteredError."""
     from trainer.probe import offer  # loads torch, which takes seconds
     from trainer.registry import file_of, load_recipe
@@ -244,9 +244,9 @@ def _register(reference: str, *, as_json: bool) -> None:
     from trainer.registry import load_recipe
 
     registered_recipes.add(reference)
-    names = {each.reference: each.name for each in recipes()}
+    names = {recipe.reference: recipe.name for recipe in recipes()}
     name, declared = names[reference], load_recipe(reference).name
-    holder = next((other for other, each in names.items() if each == declared != name), None)
+    holder = next((other for other, taken in names.items() if taken == declared != name), None)
     result = {"reference": reference, "kept_in": str(registered_recipes.path()), "name": name}
     folder = registered_recipes.path().parent
     text = f"{reference} is registered: workers of {folder} offer it soon, as {name}."
@@ -259,7 +259,7 @@ def _register(reference: str, *, as_json: bool) -> None:
 def _state(reference: str, check: dict[str, Any] | None) -> str:
     if check is None:
         return f"not checked: halfstep recipe check {reference}"
-    errors = sum(each["severity"] == "error" for each in check["findings"])
+    errors = sum(finding["severity"] == "error" for finding in check["findings"])
     warnings = len(check["findings"]) - errors + check["left_out"]
     since = ", before the file was changed" if check["is_outdated"] else ""
     return f"{errors} errors and {warnings} warnings{since}"

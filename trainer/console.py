@@ -32,7 +32,7 @@ from halfstep.telemetry.spool import Steps
 from trainer.checkpoints.checkpoint import CheckpointError
 from trainer.checkpoints.weight_files import WeightsError
 from trainer.diagnosis.source_locations import first_line
-from trainer.distributed.ranks import joined
+from trainer.distributed.ranks import join
 from trainer.loop import train
 from trainer.precision.scale_policies import RuleError
 from trainer.probe import place_of
@@ -41,12 +41,12 @@ from trainer.registry import (
     MissingRequirementError,
     UnknownRecipeError,
     file_of,
-    known_recipes,
+    list_recipes,
     load_recipe,
 )
 
 #: Path prefixes of our own code, which is hidden from users' tracebacks.
-OURS = tuple(f"{Path(inspect.getfile(each)).parent}/" for each in (ConfigError, train))
+OURS = tuple(f"{Path(inspect.getfile(source)).parent}/" for source in (ConfigError, train))
 
 
 def train_recipe(
@@ -75,7 +75,7 @@ def train_recipe(
         leave(1, _error_line(file, error))
     summary = _Ends()
     try:
-        values = nested(settings)
+        values = parse_assignments(settings)
         if precision:
             values["precision"] = precision
         config = parse_config(recipe, values)
@@ -89,7 +89,7 @@ def train_recipe(
             _prepare(checkpoints, resume)
         printer = _Printer(config)
         tell_steps = _print_steps_json if as_json else printer.steps
-        with joined(chosen) as (ranks, own_device):
+        with join(chosen) as (ranks, own_device):
             outcome = train(
                 recipe,
                 config,
@@ -106,7 +106,9 @@ def train_recipe(
         leave(EXIT_CODES["failed"], str(error))
     except (Exception, SystemExit) as error:  # any error of the recipe
         source = Path(inspect.getfile(recipe)).resolve()
-        leave(EXIT_CODES["failed"], _error_line(source, error), _own_frames(str(source), error))
+        leave(
+            EXIT_CODES["failed"], _error_line(source, error), _format_own_frames(str(source), error)
+        )
     ended_as = summary.outcome
     if as_json:
         _print_json(_Ended(status=outcome.status, step=outcome.step, outcome=ended_as))
@@ -117,7 +119,7 @@ def train_recipe(
         sys.exit(LEARNED_NOTHING)
 
 
-def nested(assignments: Sequence[str]) -> dict[str, Any]:
+def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
     """Turn ["training.steps=100"] into {"training": {"steps": 100}}; values are JSON or text."""
     values: JsonObject = {}
     for assignment in assignments:
@@ -144,16 +146,16 @@ def _error_line(file: Path | None, error: BaseException) -> str:
     return f"{place}: {first_line(error)}" if place else first_line(error)
 
 
-def _own_frames(file: str, error: BaseException) -> str:
+def _format_own_frames(file: str, error: BaseException) -> str:
     """Return a traceback that begins at the recipe's file, without our own frames."""
     summary = traceback.TracebackException.from_exception(error)
-    each: traceback.TracebackException | None = summary
-    while each is not None:
-        names = [frame.filename for frame in each.stack]
+    cause: traceback.TracebackException | None = summary
+    while cause is not None:
+        names = [frame.filename for frame in cause.stack]
         first = names.index(file) if file in names else 0
-        own = [frame for frame in each.stack[first:] if _is_its(frame.filename, file)]
-        each.stack = traceback.StackSummary.from_list(own)
-        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+        own = [frame for frame in cause.stack[first:] if _is_its(frame.filename, file)]
+        cause.stack = traceback.StackSummary.from_list(own)
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return "".join(summary.format())
 
 
@@ -374,7 +376,7 @@ def _help_of(name: str) -> str:
 def _help_of_all() -> str:
     """Return every recipe with its fields and defaults, then the shared fields."""
     text, shared = "", config_schema(_AnyRecipe)["properties"]
-    for name in known_recipes():
+    for name in list_recipes():
         try:
             recipe = load_recipe(name)
             groups = config_schema(recipe)["properties"]
@@ -385,17 +387,17 @@ def _help_of_all() -> str:
             text += f"recipe {name} cannot be loaded: {_error_line(file_of(name), error)}\n\n"
             continue
         text += f"recipe {name}: {recipe.description}\n" + _group_help("recipe", groups["recipe"])
-        own = ", ".join(_assigned(recipe.defaults)) or "none"
+        own = ", ".join(_format_assignments(recipe.defaults)) or "none"
         text += textwrap.indent(f"own defaults: {own}\n\n", "  ")
     text += "fields of every recipe (defaults may differ, see above, or NAME --help):\n"
     return text + _groups_help({name: shared[name] for name in shared if name != "recipe"})
 
 
-def _assigned(defaults: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _format_assignments(defaults: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Yield a recipe's overrides in the format of --set: training.max_grad_norm=null."""
     for name, value in defaults.items():
         if isinstance(value, Mapping):
-            yield from _assigned(value, f"{prefix}{name}.")
+            yield from _format_assignments(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}={value if isinstance(value, str) else json.dumps(value)}"
 

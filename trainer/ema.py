@@ -37,7 +37,7 @@ class Ema:
         """Start with the current weights.  modules: without wrappers."""
         self._decay, self._modules = decay, modules
         self._weights: dict[str, list[Tensor]] = {
-            name: list(each.parameters) for name, each in optimizers.items()
+            name: list(optimizer.parameters) for name, optimizer in optimizers.items()
         }
         self._averages = {
             name: [weight.detach().to(torch.float32, copy=True) for weight in weights]
@@ -56,7 +56,7 @@ class Ema:
             updates += was_applied
             decay = ((1 + updates) / (10 + updates)).clamp(max=self._decay)
             share = (1 - decay) * was_applied  # 0-dim, on the device
-            parts = (_own(each[name]) for each in (self._averages, self._weights))
+            parts = (_get_local_parts(weights[name]) for weights in (self._averages, self._weights))
             for averages, weights in _chunks(*parts):
                 # lerp in three parts, because it accepts no device tensor as factor in one kernel.
                 away = torch._foreach_sub(weights, averages)
@@ -67,18 +67,20 @@ class Ema:
     def in_place(self) -> Iterator[None]:
         """Temporarily replace the networks' weights by the averages."""
         weights_before = {
-            name: [weight.detach().clone() for weight in _own(weights)]
+            name: [weight.detach().clone() for weight in _get_local_parts(weights)]
             for name, weights in self._weights.items()
         }
         with torch.no_grad():
             for name, weights in self._weights.items():
-                torch._foreach_copy_(_own(weights), _own(self._averages[name]))
+                torch._foreach_copy_(
+                    _get_local_parts(weights), _get_local_parts(self._averages[name])
+                )
         try:
             yield
         finally:
             with torch.no_grad():
                 for name, weights in self._weights.items():
-                    torch._foreach_copy_(_own(weights), weights_before[name])
+                    torch._foreach_copy_(_get_local_parts(weights), weights_before[name])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the averages by module and weight name; tied weights under both names."""
@@ -109,7 +111,7 @@ class Ema:
                 average.copy_(part(state["weights"][name][path], average))
 
 
-def _own(tensors: Sequence[Tensor]) -> list[Tensor]:
+def _get_local_parts(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return this rank's parts, in the same memory."""
     return [local(tensor) for tensor in tensors]
 

@@ -16,7 +16,7 @@ from halfstep.telemetry.attempt_messages import ControlState, Stop, TrainingJob,
 from halfstep.telemetry.events import Checkpoint, Event, Metric
 from halfstep.telemetry.spool import SpoolWriter, Steps
 from trainer.console import print_event
-from trainer.distributed.ranks import Control, Request, joined, rendezvous
+from trainer.distributed.ranks import Control, Request, join, rendezvous
 from trainer.loop import Outcome, train
 from trainer.registry import load_recipe
 
@@ -39,7 +39,7 @@ class Job:
         config = parse_config(recipe, job.config)
         with ExitStack() as stack:
             meet = partial(rendezvous, self._files, job.host)
-            joining = joined(torch.device(job.device), meet, job.timeout_seconds)
+            joining = join(torch.device(job.device), meet, job.timeout_seconds)
             ranks, device = stack.enter_context(joining)
             on_event: Callable[[Event], None] = _ignore
             on_steps: Callable[[Steps], None] = _ignore
@@ -114,8 +114,10 @@ class ControlFile:
                 sys.stderr.write(f"Halfstep: ignored a control request: {error}\n")
             else:
                 self._stop = control.stop
-                requests = [Request(each.id, each.kind, each.value) for each in control.requests]
-                self._coming = [each for each in requests if each.id not in self._taken]
+                requests = [
+                    Request(request.id, request.kind, request.value) for request in control.requests
+                ]
+                self._coming = [request for request in requests if request.id not in self._taken]
         if not self._coming:
             return Control(self._stop)
         request = self._coming.pop(0)

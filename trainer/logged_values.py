@@ -77,8 +77,8 @@ class Logged(Observer):
         """Queue the copy of the step's numbers, and report complete copies."""
         if self._step is not None and self._values:
             means = [
-                torch.stack(each).mean() if len(each) > 1 else each[0]
-                for each in self._values.values()
+                torch.stack(value).mean() if len(value) > 1 else value[0]
+                for value in self._values.values()
             ]
             report = partial(self._report, self._step, list(self._values), self._elapsed_ms())
             self._host_copies.send(report, torch.stack(means))
@@ -94,7 +94,7 @@ class Logged(Observer):
         self._writer.wait()
 
     @contextmanager
-    def suspended(self) -> Iterator[None]:
+    def suspend(self) -> Iterator[None]:
         """Ignore logged values temporarily: the work is not part of the step."""
         step, self._step = self._step, None
         try:

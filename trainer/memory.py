@@ -63,7 +63,7 @@ def count(recipe_class: type[Recipe]) -> RecipeMemory:
         weight_bytes=_bytes({*weights, *buffers}),
         gradient_bytes=_bytes(trained),
         optimizer_bytes=_bytes(states),
-        cast_bytes=HALF_BYTES * sum(each.numel() for each in _cast(recipe)),
+        cast_bytes=HALF_BYTES * sum(parameter.numel() for parameter in _cast(recipe)),
     )
 
 
@@ -75,11 +75,11 @@ def _cast(recipe: Recipe) -> set[Tensor]:
         if isinstance(layer, CAST)
     ]
     parameters = {p for layer in layers for p in layer.parameters(recurse=False)}
-    return {each for each in parameters if each.dtype == torch.float32}
+    return {parameter for parameter in parameters if parameter.dtype == torch.float32}
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(each.numel() * each.element_size() for each in tensors)
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ class Observers:
     def _dismiss(self, name: str, error: Exception) -> None:
         for moment, calls in self._calls.items():
             # A new list, because the old one is being iterated.
-            self._calls[moment] = [each for each in calls if each[0] != name]
+            self._calls[moment] = [call for call in calls if call[0] != name]
         report_failed(name, self._step, error, self._on_event)
 
 

@@ -174,7 +174,7 @@ def prepare_momentum(optimizers: Mapping[str, Optimizer]) -> None:
                 optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
-def watched_optimizers(
+def watch_optimizers(
     modules: Mapping[str, nn.Module],
     optimizers: Mapping[str, Optimizer],
     *,

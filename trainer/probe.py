@@ -27,11 +27,11 @@ from trainer.registered_recipes import NotRegisteredError
 from trainer.registry import (
     MissingRequirementError,
     UnknownRecipeError,
-    configured_recipes,
     file_of,
-    known_recipes,
+    find_packaged_recipes,
+    list_configured_recipes,
+    list_recipes,
     load_recipe,
-    packaged_recipes,
 )
 
 NAME = re.compile(r"[\w.-]{1,64}")
@@ -73,9 +73,9 @@ def recipes() -> list[RecipeOffer]:
     If two recipes declare one name, the later one is named by its reference.
     """
     offers: list[RecipeOffer] = []
-    references, problem = configured_recipes(), ""
+    references, problem = list_configured_recipes(), ""
     try:
-        references = known_recipes()
+        references = list_recipes()
     except NotRegisteredError as error:  # an error here must not hide the recipes
         problem = str(error)
     taken = set(references)
@@ -105,7 +105,7 @@ def offer(reference: str) -> RecipeOffer:
         source, sha256 = _source(recipe)
         return replace(
             entry,
-            name=_declared_name(recipe) if file else reference,
+            name=_check_name(recipe) if file else reference,
             title=str(recipe.title)[:MOST_TITLE],
             description=str(recipe.description)[:MOST_DESCRIPTION],
             schema=config_schema(recipe),
@@ -124,7 +124,7 @@ def offer(reference: str) -> RecipeOffer:
 
 def place_of(file: Path | None, error: BaseException) -> str:
     """Return the line of a recipe's file that raised, as "mine.py:31"; "" if none ran."""
-    name = str(file) if file else _imported_file(error)
+    name = str(file) if file else _find_imported_file(error)
     if isinstance(error, SyntaxError) and error.filename and name in ("", error.filename):
         return f"{Path(error.filename).name}:{error.lineno}"
     return place(name, error)
@@ -147,7 +147,7 @@ def _cuda_device(index: int) -> Device:
     )
 
 
-def _declared_name(recipe: type[Recipe]) -> str:
+def _check_name(recipe: type[Recipe]) -> str:
     name = getattr(recipe, "name", None)
     if not (isinstance(name, str) and NAME.fullmatch(name)):
         allowed = "1 to 64 letters, digits, -, _ and ."
@@ -155,15 +155,15 @@ def _declared_name(recipe: type[Recipe]) -> str:
     return name
 
 
-def _imported_file(error: BaseException) -> str:
+def _find_imported_file(error: BaseException) -> str:
     """Return the file of the module whose import failed; "" if no import was started."""
     files = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
-    imported = dropwhile(lambda each: not each.startswith(IMPORT), files)
-    return next((each for each in imported if not each.startswith(IMPORT)), "")
+    imported = dropwhile(lambda file: not file.startswith(IMPORT), files)
+    return next((file for file in imported if not file.startswith(IMPORT)), "")
 
 
 def _package(reference: str) -> str:
-    for point in packaged_recipes().select(name=reference):
+    for point in find_packaged_recipes().select(name=reference):
         if point.dist is not None:
             return f"{point.dist.name} {point.dist.version}"
     return ""

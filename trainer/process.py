@@ -59,7 +59,7 @@ def tie_to_parent() -> None:
     supervisor = os.environ.get(PARENT)
     # The parent may have died before the line above. For a rank it is the parent's parent. In
     # namespaces a training has no parent, and ends with its first process.
-    family = {os.getpid(), *(each.pid for each in psutil.Process().parents())}
+    family = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     if supervisor and int(supervisor) not in family:
         sys.exit(f"the supervisor, process {supervisor}, is gone")
 
@@ -73,7 +73,7 @@ def run_attempt(files: AttemptFiles) -> int:
 
     guard = Guard(files)
     guard.start()
-    job = Job(files, stop_wanted=lambda: signals.received() or guard.asks())
+    job = Job(files, stop_wanted=lambda: signals.has_received() or guard.asks())
     try:
         outcome = job.train()
     except (Exception, SystemExit) as error:
@@ -100,7 +100,7 @@ class Signals:
         signal.signal(signal.SIGTERM, self._receive)
         signal.signal(signal.SIGINT, self._receive)
 
-    def received(self) -> bool:
+    def has_received(self) -> bool:
         """Return whether a signal was received."""
         return self._received
 

@@ -35,7 +35,7 @@ def read() -> list[Kept]:
     """Return the list. Raises NotRegisteredError if the file is invalid."""
     try:
         recipes = json.loads(path().read_text())["recipes"]
-        if all(isinstance(each["reference"], str) for each in recipes):
+        if all(isinstance(recipe["reference"], str) for recipe in recipes):
             return list(recipes)
     except FileNotFoundError:
         return []
@@ -59,7 +59,7 @@ def add(reference: str) -> None:
     """Register a recipe. Raises NotRegisteredError."""
     look_for_folder()
     with _changing() as recipes:
-        references = [each["reference"] for each in recipes]
+        references = [recipe["reference"] for recipe in recipes]
         # Replaces it at its position, which decides the use of its name.
         if reference in references:
             recipes[references.index(reference)] = {"reference": reference}
@@ -80,15 +80,15 @@ def remove(target: str) -> list[str]:
     resolved = str(Path(file).expanduser().resolve())
     with _changing() as recipes:
         gone = [
-            each["reference"]
-            for each in recipes
-            if _file(each["reference"]) == resolved
-            and each["reference"].endswith(f":{name}" * bool(name))
+            recipe["reference"]
+            for recipe in recipes
+            if _file(recipe["reference"]) == resolved
+            and recipe["reference"].endswith(f":{name}" * bool(name))
         ]
         if not gone:
-            known = ", ".join(each["reference"] for each in recipes) or "none"
+            known = ", ".join(recipe["reference"] for recipe in recipes) or "none"
             raise NotRegisteredError(f"{target} is not registered; registered are: {known}")
-        recipes[:] = [each for each in recipes if each["reference"] not in gone]
+        recipes[:] = [recipe for recipe in recipes if recipe["reference"] not in gone]
     return gone
 
 
@@ -97,26 +97,26 @@ def note_check(reference: str, findings: list[dict[str, Any]]) -> None:
 
     findings: [{severity, place, text, precisions}]
     """
-    if not any(each["reference"] == reference for each in read()):
+    if not any(recipe["reference"] == reference for recipe in read()):
         return
-    noted = [{**each, "text": each["text"][:LONGEST]} for each in findings[:MOST_FINDINGS]]
+    noted = [{**finding, "text": finding["text"][:LONGEST]} for finding in findings[:MOST_FINDINGS]]
     check = {
         "sha256": checksum(Path(_file(reference))),
         "findings": noted,
         "left_out": len(findings) - len(noted),
     }
     with _changing() as recipes:
-        for each in recipes:
-            if each["reference"] == reference:
-                each["check"] = check
+        for recipe in recipes:
+            if recipe["reference"] == reference:
+                recipe["check"] = check
 
 
 def check_of(reference: str) -> dict[str, Any] | None:
     """Return the last check, and whether the file has changed since; None: not checked."""
-    for each in read():
-        if each["reference"] == reference and "check" in each:
-            is_same = checksum(Path(_file(reference))) == each["check"]["sha256"]
-            return {**each["check"], "is_outdated": not is_same}
+    for recipe in read():
+        if recipe["reference"] == reference and "check" in recipe:
+            is_same = checksum(Path(_file(reference))) == recipe["check"]["sha256"]
+            return {**recipe["check"], "is_outdated": not is_same}
     return None
 
 

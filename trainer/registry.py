@@ -38,28 +38,28 @@ class MissingRequirementError(UnknownRecipeError):
         self.needs = needs
 
 
-def known_recipes() -> list[str]:
+def list_recipes() -> list[str]:
     """Return the references that `load_recipe` accepts here, in addition to other paths.
 
     Raises NotRegisteredError if the list of registered recipes cannot be read.
     """
-    registered = [each["reference"] for each in registered_recipes.read()]
-    return list(dict.fromkeys([*configured_recipes(), *registered]))
+    registered = [recipe["reference"] for recipe in registered_recipes.read()]
+    return list(dict.fromkeys([*list_configured_recipes(), *registered]))
 
 
-def configured_recipes() -> list[str]:
+def list_configured_recipes() -> list[str]:
     """Return the recipes of packages and of the environment."""
     listed = map(str.strip, os.environ.get("HALFSTEP_RECIPES", "").split(","))
-    return sorted(packaged_recipes().names) + [name for name in listed if name]
+    return sorted(find_packaged_recipes().names) + [name for name in listed if name]
 
 
-def packaged_recipes() -> EntryPoints:
+def find_packaged_recipes() -> EntryPoints:
     """Return the recipes of installed packages; reading the files of all takes 20 ms, once."""
-    return _packaged_in(tuple(sys.path))
+    return _find_packaged_in(tuple(sys.path))
 
 
 @cache
-def _packaged_in(_path: tuple[str, ...]) -> EntryPoints:
+def _find_packaged_in(_path: tuple[str, ...]) -> EntryPoints:
     return entry_points(group=GROUP)
 
 
@@ -76,15 +76,15 @@ def load_recipe(reference: str) -> type[Recipe]:
     are not caught.  Raises MissingRequirementError, before that, if the extras that its entry point
     names are not installed.
     """
-    for point in packaged_recipes().select(name=reference):
+    for point in find_packaged_recipes().select(name=reference):
         check_requirements(point)
-        return _checked(point.load(), reference)
+        return _check(point.load(), reference)
     if path := file_of(reference):
         if not path.is_file():
             raise UnknownRecipeError(f'"{reference}" cannot be loaded: there is no file {path}')
         attribute = "" if reference.endswith(".py") else reference.rpartition(":")[2]
-        return _checked(_load_file(path, attribute), reference)
-    known = ", ".join(name for name in known_recipes() if name != reference)
+        return _check(_load_file(path, attribute), reference)
+    known = ", ".join(name for name in list_recipes() if name != reference)
     raise UnknownRecipeError(
         f'there is no recipe "{reference}"; allowed: {known}, or path/to/file.py:Class'
     )
@@ -96,8 +96,10 @@ def check_requirements(point: EntryPoint) -> None:
         return
     for extra in point.extras:
         of_extra = re.compile(rf"extra == [\"']{extra}[\"']")
-        needed = [each for each in point.dist.requires or () if of_extra.search(each)]
-        names = [re.split(r"[^\w.-]", each, maxsplit=1)[0] for each in needed]
+        needed = [
+            requirement for requirement in point.dist.requires or () if of_extra.search(requirement)
+        ]
+        names = [re.split(r"[^\w.-]", requirement, maxsplit=1)[0] for requirement in needed]
         if missing := [name for name in names if not _is_installed(name)]:
             install = f"pip install '{point.dist.name}[{extra}]'"
             raise MissingRequirementError(point.name, f"{' and '.join(missing)}: {install}")
@@ -129,19 +131,19 @@ def _load_file(path: Path, attribute: str) -> object:
 
 def _only_recipe(module: ModuleType, path: Path) -> object:
     own = [
-        each
-        for each in vars(module).values()
-        if isinstance(each, type)
-        and issubclass(each, Recipe)
-        and each.__module__ == module.__name__
+        value
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and issubclass(value, Recipe)
+        and value.__module__ == module.__name__
     ]
     if len(own) != 1:
-        names = ", ".join(each.__name__ for each in own) or "none"
+        names = ", ".join(recipe.__name__ for recipe in own) or "none"
         raise UnknownRecipeError(f"{path} has {len(own)} recipes ({names}): name one, {path}:Class")
     return own[0]
 
 
-def _checked(recipe: object, reference: str) -> type[Recipe]:
+def _check(recipe: object, reference: str) -> type[Recipe]:
     if not (isinstance(recipe, type) and issubclass(recipe, Recipe)):
         raise UnknownRecipeError(f"{reference} is not a subclass of halfstep.recipe.Recipe")
     return recipe

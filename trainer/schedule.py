@@ -188,7 +188,9 @@ def _factor_on_device(training: Training, step: Tensor) -> Tensor:
 
 def peak_rates(optimizers: Mapping[str, Optimizer]) -> dict[str, list[float]]:
     """Return every group's initial rate, by the optimizer's name."""
-    return {name: [_rate(g) for g in each.param_groups] for name, each in optimizers.items()}
+    return {
+        name: [_rate(g) for g in optimizer.param_groups] for name, optimizer in optimizers.items()
+    }
 
 
 def _rate(group: dict[str, Any]) -> float:

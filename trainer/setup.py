@@ -45,7 +45,7 @@ from trainer.distributed.ranks import Ranks
 from trainer.ema import Ema
 from trainer.logged_values import Logged
 from trainer.observers import Observers, best_effort
-from trainer.optimizers import prepare_momentum, watched_optimizers
+from trainer.optimizers import prepare_momentum, watch_optimizers
 from trainer.precision.activation_checkpoints import set_checkpoints
 from trainer.precision.bf16_weights import set_bf16_weights
 from trainer.precision.buffers import BufferRule
@@ -143,7 +143,7 @@ def prepare_run(
     transform(modules, recipe.optimizers, config, device)
     recipe.modules = ranks.wrap(modules, recipe.optimizers, config, device)
     if training.compile:  # outermost, so that the compiler can overlap DDP's communication
-        recipe.modules = {name: compiled(m, training) for name, m in recipe.modules.items()}
+        recipe.modules = {name: compile_module(m, training) for name, m in recipe.modules.items()}
     peaks = peak_rates(recipe.optimizers)
 
     # ---- Mixed precision, and the observers of each step ----------------------------------------
@@ -227,7 +227,7 @@ def make_context(
     recipe.scaler = scaler = make_scaler(config, device)
     rule = ScaleRule(config.scaler, device)
     is_scaled = scaler.is_enabled()
-    optimizers = watched_optimizers(modules, recipe.optimizers, is_scaled=is_scaled)
+    optimizers = watch_optimizers(modules, recipe.optimizers, is_scaled=is_scaled)
     if is_scaled:
         prepare_momentum(recipe.optimizers)
 
@@ -242,13 +242,13 @@ def make_context(
     recipe.on_log = logged.log
 
     @contextmanager
-    def suspended() -> Iterator[None]:
-        with headroom.suspended(), fp8_ranges.suspended(), logged.suspended():
+    def suspend() -> Iterator[None]:
+        with headroom.suspended(), fp8_ranges.suspended(), logged.suspend():
             yield
 
     step_observers = StepObservers(
         StopRule(config.scaler),
-        Replay(context, modules, batches, config, device, on_event, spikes.left_out, suspended),
+        Replay(context, modules, batches, config, device, on_event, spikes.left_out, suspend),
         Histogram(optimizers, diagnosis, device, on_event),
         headroom,
         fp8_ranges,
@@ -259,7 +259,7 @@ def make_context(
         UnusedModules(modules, config, on_event),
         NonfiniteBuffers(modules, on_event),
         MissingGradients(on_event),
-        PrecisionDiffs(context, modules, config, device, on_event, suspended),
+        PrecisionDiffs(context, modules, config, device, on_event, suspend),
     )
     if training.static_graph and ranks.world_size > 1:
         observers.join(averaging=AveragingCheck(ranks))
@@ -341,7 +341,7 @@ def transform(
             set_stochastic_rounding(optimizers, training)
 
 
-def compiled(module: nn.Module, training: Training) -> Any:
+def compile_module(module: nn.Module, training: Training) -> Any:
     """Return a compiled module; compile modes other than the default use CUDA graphs."""
     if training.compile_mode == "default":
         return torch.compile(module)

@@ -50,7 +50,7 @@ class Telemetry(Observer):
             self._layout,
             device,
             started_at,
-            self._arrived,
+            self._on_rows,
             sends_first=True,  # a run is seen to have begun
         )
         self._scale = self.recorder.one  # the scaler's tensor, once it has one
@@ -102,7 +102,7 @@ class Telemetry(Observer):
         elif not isinstance(result.rate, Tensor):
             self._rate = result.rate
         if self._layout.has_clipped:
-            others += [each.clipped_norm for each in updates if each.clipped_norm is not None]
+            others += [update.clipped_norm for update in updates if update.clipped_norm is not None]
         for name, update in result.updates.items():
             if update.counts:
                 self._reader.count(self.recorder.ring.number, name, update.counts)
@@ -131,7 +131,7 @@ class Telemetry(Observer):
         """Wait for the device and hand over every row written so far."""
         self.recorder.drain(self._scale)
 
-    def _arrived(
+    def _on_rows(
         self, _recorder: Recorder, _first: int, _rows: Rows, records: Steps, events: list[Event]
     ) -> None:
         self._on_steps(records)

@@ -199,12 +199,12 @@ def test_a_run_on_the_second_device_records_there(run_loop):
 RANK = """
 import sys, torch
 from halfstep.run_config import parse_config
-from trainer.distributed.ranks import joined
+from trainer.distributed.ranks import join
 from trainer.recipes.digits import Digits
 from trainer.loop import train
 
 steps = []
-with joined(torch.device("cuda")) as (ranks, device):
+with join(torch.device("cuda")) as (ranks, device):
     class Kept(Digits):
         def __init__(self, config, device):
             super().__init__(config, device)

@@ -61,13 +61,13 @@ from msgspec import to_builtins
 import trainer.distributed.ranks
 from tests.trainer.conftest import Pair
 from halfstep.run_config import parse_config
-from trainer.distributed.ranks import Control, Request, joined
+from trainer.distributed.ranks import Control, Request, join
 from trainer.recipes.digits import Digits
 from trainer.loop import train
 
 trainer.distributed.ranks.AGREE_SECONDS = 0  # in every step, which control() counts by its calls
 
-with joined(torch.device("cpu")) as (ranks, device):
+with join(torch.device("cpu")) as (ranks, device):
     class Kept(Digits):
         def __init__(self, config, device):
             super().__init__(config, device)

@@ -52,7 +52,7 @@ def test_help_of_a_recipe_has_its_own_defaults(capsys, name):
 
 def test_help_of_a_recipe_that_overrides_a_single_value(capsys, monkeypatch):
     """Its own precision is among its defaults, and an unknown name is reported."""
-    monkeypatch.setattr("trainer.console.known_recipes", lambda: ["tests.Regression"])
+    monkeypatch.setattr("trainer.console.list_recipes", lambda: ["tests.Regression"])
     monkeypatch.setattr("trainer.console.load_recipe", lambda name: Regression)
     main(["--help"])
     text = capsys.readouterr().out
@@ -70,7 +70,7 @@ def test_help_of_recipes_of_users(capsys, monkeypatch, tmp_path):
     plain.write_text(f"from halfstep.recipe import Recipe, RecipeConfig\n{body}")
     broken.write_text("import nowhere_at_all\n")
     names = [f"{plain}:R", f"{broken}:R", "digits"]
-    monkeypatch.setattr("trainer.console.known_recipes", lambda: names)
+    monkeypatch.setattr("trainer.console.list_recipes", lambda: names)
     for words in (["--help"], [names[0], "--help"]):
         main(words)
         text = capsys.readouterr().out

@@ -11,7 +11,7 @@ from tests.trainer.conftest import CPU, Pair, Regression, assert_same_bits
 from trainer import ema as ema_module
 from trainer.distributed.ranks import Control
 from trainer.ema import Ema
-from trainer.optimizers import watched_optimizers
+from trainer.optimizers import watch_optimizers
 from trainer.recipes.digits import Digits
 from trainer.recipes.gpt import GPT
 
@@ -61,7 +61,7 @@ def test_it_is_the_average_of_what_the_updates_made(run_loop, tmp_path):
 def test_it_is_torchs_own_average_where_the_decay_has_grown(run_loop):
     """With the same decay in each step the average equals that of AveragedModel's multi_avg_fn."""
     recipe = Regression(run_loop(Regression).recipe.config, CPU)
-    optimizers = watched_optimizers(recipe.modules, recipe.optimizers)
+    optimizers = watch_optimizers(recipe.modules, recipe.optimizers)
     model = recipe.modules["model"]
     mine = Ema(0.15, recipe.modules, optimizers)  # below 2 / 11, with which it begins
     torchs = AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.15))
@@ -227,7 +227,7 @@ def test_an_update_is_as_many_operations_however_many_weights(monkeypatch):
         weights = [nn.Parameter(torch.randn(4)) for _ in range(parameters)]
         modules = {"model": nn.ParameterList(weights)}
         optimizers = {"sgd": torch.optim.SGD(weights, lr=0.1)}
-        ema = Ema(0.9, modules, watched_optimizers(modules, optimizers))
+        ema = Ema(0.9, modules, watch_optimizers(modules, optimizers))
         with Operators() as operators:
             ema.update({"sgd": torch.zeros(())})
         return operators.counts.total()
@@ -257,6 +257,6 @@ def test_an_update_never_waits_for_the_device():
     model = nn.Linear(4, 4, device="meta")
     optimizers = {"sgd": torch.optim.SGD(model.parameters(), lr=0.1)}
     modules = {"model": model}
-    ema = Ema(0.9, modules, watched_optimizers(modules, optimizers))
+    ema = Ema(0.9, modules, watch_optimizers(modules, optimizers))
     ema.update({"sgd": torch.zeros((), device="meta")})
     assert ema.state_dict()["weights"]["model"]["weight"].is_meta

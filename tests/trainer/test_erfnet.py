@@ -5,7 +5,7 @@ from PIL import Image
 
 from halfstep.run_config import ConfigError, parse_config
 from tests.trainer.conftest import CPU
-from trainer.console import nested
+from trainer.console import parse_assignments
 from trainer.data.sources import drawn
 from trainer.recipes import erfnet, streets
 from trainer.recipes.erfnet import ERFNet, mean_iou
@@ -62,7 +62,7 @@ def test_the_documented_command_evaluates_once_in_some_epochs():
     """
     words = erfnet.__doc__.replace("\\", " ").split()
     command = words[words.index("train") + 1 : words.index("An")]
-    config = parse_config(ERFNet, nested([word for word in command if "=" in word]))
+    config = parse_config(ERFNet, parse_assignments([word for word in command if "=" in word]))
     epoch = 2975 // config.training.batch_size
     assert epoch <= config.evaluation.every_steps <= 10 * epoch
     assert config.training.steps % config.evaluation.every_steps == 0

@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from trainer.recipes.mixup import draw_share, mixed, mixed_cross_entropy
+from trainer.recipes.mixup import draw_share, mix, mix_cross_entropy
 from trainer.recipes.top_k import hits
 
 
@@ -24,13 +24,13 @@ def test_the_share_follows_the_generator():
 def test_images_and_losses_are_mixed_alike():
     """A share of an image is its own, the rest that of the one before; so are the labels."""
     images = torch.eye(3).view(3, 3, 1, 1)
-    blended = mixed(images, torch.tensor(0.75))
+    blended = mix(images, torch.tensor(0.75))
     assert blended.view(3, 3).tolist() == [[0.75, 0, 0.25], [0.25, 0.75, 0], [0, 0.25, 0.75]]
     torch.manual_seed(0)
     logits, labels = torch.randn(3, 3), torch.arange(3)
     soft = blended.view(3, 3) * 0.9 + 0.1 / 3
     torch.testing.assert_close(
-        mixed_cross_entropy(logits, labels, torch.tensor(0.75), 0.1), F.cross_entropy(logits, soft)
+        mix_cross_entropy(logits, labels, torch.tensor(0.75), 0.1), F.cross_entropy(logits, soft)
     )
 
 

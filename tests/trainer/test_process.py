@@ -265,7 +265,7 @@ import functools, sys, torch
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from tests.trainer.conftest import Regression
 from halfstep.run_config import parse_config
-from trainer.distributed.ranks import joined
+from trainer.distributed.ranks import join
 from trainer.loop import train
 
 torch.compile = functools.partial(torch.compile, backend="eager")  # no code generation
@@ -282,7 +282,7 @@ class Counting(Regression):
         averaged.append(1)
         return allreduce_hook(None, bucket)
 
-with joined(torch.device("cpu")) as (ranks, device):
+with join(torch.device("cpu")) as (ranks, device):
     values = {"training": {"steps": 5, "accumulation_steps": 3, "compile": True}}
     train(Counting, parse_config(Counting, values), device=device,
           on_steps=lambda records: None, on_event=lambda event: None, ranks=ranks)
@@ -305,7 +305,7 @@ from torch import nn
 from tests.trainer.conftest import Regression
 from halfstep.run_config import parse_config
 from halfstep.recipe import Loss, RecipeError
-from trainer.distributed.ranks import joined
+from trainer.distributed.ranks import join
 from trainer.loop import train
 
 class Partial(Regression):
@@ -334,7 +334,7 @@ def memory(tensors):
     return len({tensor.untyped_storage().data_ptr() for tensor in tensors if tensor is not None})
 
 kept = []
-with joined(torch.device("cpu")) as (ranks, device):
+with join(torch.device("cpu")) as (ranks, device):
     found = {"static": weights_of(Partial)}
     parameters = list(kept[-1].parameters())
     found["memory"] = memory(parameters), memory(each.grad for each in parameters)
@@ -406,7 +406,7 @@ import sys, torch
 from pathlib import Path
 from halfstep.run_config import parse_config
 from tests.trainer.conftest import Regression
-from trainer.distributed.ranks import joined
+from trainer.distributed.ranks import join
 from trainer.loop import train
 
 seen = set()
@@ -418,7 +418,7 @@ class Placed(Regression):
         model[2].register_forward_hook(lambda module, args, output: seen.add(output.dtype))
 
 folder = sys.argv[1]
-with joined(torch.device("cpu")) as (ranks, device):
+with join(torch.device("cpu")) as (ranks, device):
     values = {"precision": "fp16", "training": {"steps": 5, "ema_decay": 0.9},
               "modules": {"fp32": ["model.2"], "checkpointed": ["model.0", "model.1"]},
               "scaler": {"init_scale": 2.0**8, "restore_buffers": True}}

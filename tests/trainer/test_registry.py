@@ -10,7 +10,7 @@ from trainer import probe
 from trainer.registry import (
     MissingRequirementError,
     UnknownRecipeError,
-    known_recipes,
+    list_recipes,
     load_recipe,
 )
 
@@ -36,7 +36,7 @@ def own_file(tmp_path):
 
 def test_recipes_that_come_along_are_registered():
     """Built-in recipes are found by the same entry points as third-party ones."""
-    assert {"digits", "mlp"} <= set(known_recipes())
+    assert {"digits", "mlp"} <= set(list_recipes())
     assert load_recipe("digits").title == "Handwritten digits"
 
 

@@ -6,7 +6,7 @@ from halfstep.config_groups import Diagnosis, Training
 from halfstep.recording.ring import DRAIN_ROWS, RING_ROWS
 from halfstep.telemetry.flags import UNKNOWN_NORM
 from tests.trainer.conftest import CPU, Regression
-from trainer.optimizers import StepResult, Update, watched_optimizers
+from trainer.optimizers import StepResult, Update, watch_optimizers
 from trainer.telemetry import Telemetry
 
 
@@ -31,7 +31,7 @@ class SlowEvent:
 def linear():
     """A layer under SGD, watched."""
     layer = torch.nn.Linear(2, 1)
-    return watched_optimizers({"model": layer}, {"sgd": torch.optim.SGD(layer.parameters())})
+    return watch_optimizers({"model": layer}, {"sgd": torch.optim.SGD(layer.parameters())})
 
 
 def write(telemetry, step):

@@ -23,7 +23,7 @@ from halfstep.recipe import RecipeError
 from halfstep.run_config import RunConfig
 from trainer import machine
 from trainer.checkpoints.files import checksum
-from trainer.checkpoints.formats import FORMAT, FormatError, converted
+from trainer.checkpoints.formats import FORMAT, FormatError, convert
 from trainer.checkpoints.state_files import Make
 from trainer.distributed.shards import parts_of_module, parts_of_optimizer
 from trainer.precision.memory_format import lay_out_as_weights
@@ -67,7 +67,7 @@ def load(
     except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     try:
-        state = converted(state)
+        state = convert(state)
     except FormatError as error:
         raise CheckpointError(f"{path} {error}") from error
     if "shards" in state:
@@ -79,7 +79,7 @@ def _with_shards(
     state: dict[str, Any], folder: Path, make: Make, *, is_checked: bool
 ) -> dict[str, Any]:
     """Return a state with its sharded tensors loaded. Raises CheckpointError."""
-    from trainer.checkpoints.shard_files import filled
+    from trainer.checkpoints.shard_files import fill
 
     for name, sha256 in {} if is_checked else state["shards"].items():
         if not (folder / name).is_file():
@@ -88,7 +88,7 @@ def _with_shards(
             text = f"its SHA-256 is {actual}, not {sha256}"
             raise CheckpointError(f"{folder / name} is altered: {text}")
     try:
-        whole: dict[str, Any] = filled(state, folder, make)
+        whole: dict[str, Any] = fill(state, folder, make)
     except (KeyError, OSError, RuntimeError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"{folder} cannot be read: {error}") from error
     return whole
@@ -136,9 +136,11 @@ def capture(
         | {"applied": progress.step - progress.skipped + progress.retried},
         "parts": dict(parts),
         "modules": {name: module.state_dict() for name, module in prepared.modules.items()},
-        "optimizers": {name: each.state_dict() for name, each in recipe.optimizers.items()},
-        "recipe_state": _checked(recipe_state),
-        "data": _checked(data_state, "Recipe.dataset.state_dict()"),
+        "optimizers": {
+            name: optimizer.state_dict() for name, optimizer in recipe.optimizers.items()
+        },
+        "recipe_state": _check_state(recipe_state),
+        "data": _check_state(data_state, "Recipe.dataset.state_dict()"),
         "scaler": recipe.scaler.state_dict(),
         "random": random_states,
         "next_batch": next_batch,
@@ -191,7 +193,7 @@ def restore(state: dict[str, Any], prepared: PreparedRecipe) -> tuple[Progress, 
     # Data-loading settings do not affect results, and initial weights no longer matter.
     both = saved_config, config.model_dump(mode="json")
     settled = ("data", "weights")
-    then, today = ({k: v for k, v in each.items() if k not in settled} for each in both)
+    then, today = ({k: v for k, v in group.items() if k not in settled} for group in both)
     notes += _differences(then, today)
     if not config.training.deterministic:
         notes.append("training.deterministic is off, so results may differ in the last bits")
@@ -201,7 +203,9 @@ def restore(state: dict[str, Any], prepared: PreparedRecipe) -> tuple[Progress, 
 
 def in_memory(state: Any) -> Any:
     """Return a state independent of the checkpoint's file: host tensors are copied."""
-    return tree_map_only(torch.Tensor, lambda each: each.clone() if each.is_cpu else each, state)
+    return tree_map_only(
+        torch.Tensor, lambda tensor: tensor.clone() if tensor.is_cpu else tensor, state
+    )
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
@@ -225,12 +229,12 @@ def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
         torch.cuda.set_rng_state(state["cuda"], device)
 
 
-def _checked(state: Any, place: str = "Recipe.state_dict()") -> Any:
+def _check_state(state: Any, place: str = "Recipe.state_dict()") -> Any:
     """Return a recipe's state. Raises RecipeError for values that `weights_only=True` rejects."""
     if isinstance(state, dict):
-        return {key: _checked(value, f"{place}[{key!r}]") for key, value in state.items()}
+        return {key: _check_state(value, f"{place}[{key!r}]") for key, value in state.items()}
     if isinstance(state, list | tuple):
-        return type(state)(_checked(each, f"{place}[{i}]") for i, each in enumerate(state))
+        return type(state)(_check_state(item, f"{place}[{i}]") for i, item in enumerate(state))
     if isinstance(state, torch.Tensor | bool | int | float | str | None):
         return state
     raise RecipeError(

@@ -70,7 +70,7 @@ class Saver:
         self._on_event, self._ranks = on_event, prepared.ranks
         self._staging, self._writer = Staging(prepared.device), Writer()
         modules = prepared.modules.values()
-        parameters = (each for module in modules for each in module.parameters())
+        parameters = (parameter for module in modules for parameter in module.parameters())
         self._is_sharded = any(is_shard(parameter) for parameter in parameters)
         self._writers: Any = None  # process group of the writer threads
         self._mesh: Any = None
@@ -197,7 +197,7 @@ class Saver:
         """Write a checkpoint and report it; runs in the thread."""
         snapshot.wait()
         started = time.perf_counter()
-        files = [_file(folder.parent, *each) for each in write(folder, snapshot.state)]
+        files = [_file(folder.parent, *entry) for entry in write(folder, snapshot.state)]
         seconds = time.perf_counter() - started
         self._on_event(replace(event, write_seconds=seconds, files=files))
 

@@ -59,7 +59,7 @@ class Fit:
             "unexpected": self.unexpected,
             "of another shape": self.mismatched,
         }
-        return "; ".join(f"{word}: {_shown(names)}" for word, names in lists.items() if names)
+        return "; ".join(f"{word}: {_list_names(names)}" for word, names in lists.items() if names)
 
 
 def start_from_weights(
@@ -116,11 +116,11 @@ def load_weights(
         for name, tensor in network.state_dict().items()
         if isinstance(tensor, Tensor)
     }
-    named = _renamed(weights, targets)
+    named = _rename(weights, targets)
     fit = _fit(named, targets)
     if not fit.loaded:
-        trouble = f"no weight of {source} matches the recipe: it has {_shown(list(weights))}"
-        trouble += f"; the recipe has {_shown(list(targets))}"
+        trouble = f"no weight of {source} matches the recipe: it has {_list_names(list(weights))}"
+        trouble += f"; the recipe has {_list_names(list(targets))}"
     elif is_strict and not fit.is_whole:
         trouble = f"the weights of {source} do not match: {fit}"
         trouble += "; set weights.strict to off to load those that do"
@@ -152,7 +152,7 @@ def _mismatch(tensor: Tensor, target: Tensor) -> str:
     if tensor.shape != target.shape:
         return f"{_shape(tensor)}, not {_shape(target)}"
     if tensor.is_floating_point() != target.is_floating_point():
-        types = (str(each.dtype).removeprefix("torch.") for each in (tensor, target))
+        types = (str(value.dtype).removeprefix("torch.") for value in (tensor, target))
         return ", not ".join(types)
     return ""
 
@@ -165,12 +165,12 @@ def _put(weights: Mapping[str, Tensor], fit: Fit, modules: Mapping[str, nn.Modul
         network.load_state_dict(state, strict=False)
 
 
-def _renamed(weights: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _rename(weights: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Rename weights to the recipe's names by adapting prefixes."""
     best: tuple[int, dict[str, Tensor]] = (0, dict(weights))
     for left_out in _common_prefixes(weights):
         for added in _common_prefixes(targets):
-            named = {f"{added}{name[len(left_out) :]}": each for name, each in weights.items()}
+            named = {f"{added}{name[len(left_out) :]}": weight for name, weight in weights.items()}
             fitting = sum(name in targets for name in named)
             if fitting > best[0]:  # on a tie, the smallest change
                 best = fitting, named
@@ -184,10 +184,10 @@ def _common_prefixes(names: Mapping[str, Tensor]) -> Iterator[str]:
         return
     parts = [name.split(".")[:-1] for name in names]
     prefix = ""
-    for each in zip(*parts, strict=False):
-        if len(set(each)) > 1:
+    for level in zip(*parts, strict=False):
+        if len(set(level)) > 1:
             return
-        prefix += f"{each[0]}."
+        prefix += f"{level[0]}."
         yield prefix
 
 
@@ -200,6 +200,6 @@ def _shape(tensor: Tensor) -> str:
     return " × ".join(map(str, tensor.shape)) or "a number"
 
 
-def _shown(names: list[str]) -> str:
+def _list_names(names: list[str]) -> str:
     more = len(names) - NAMES_SHOWN
     return ", ".join(names[:NAMES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")

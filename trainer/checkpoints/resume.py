@@ -21,7 +21,7 @@ def resume_from(
     is_fork: bool,
     is_checked: bool,
 ) -> tuple[Progress, Mapping[str, Any], list[str]]:
-    """Load a checkpoint's state; return its progress, its parts (inherited_parts), and notes.
+    """Load a checkpoint's state; return its progress, its inherited parts, and notes.
 
     is_checked: the file's SHA-256 was verified just now.
 
@@ -29,14 +29,14 @@ def resume_from(
     settings, software and device, and the same next batch.
     """
     recipe, ranks = prepared.recipe, prepared.ranks
-    state, progress, notes = restored(resume, prepared, is_checked=is_checked)
+    state, progress, notes = load_and_restore(resume, prepared, is_checked=is_checked)
     batches.seek(progress.position, checkpoint.in_memory(state.get("data")))
     fingerprints = state.get("next_batch", [])
     if len(fingerprints) != ranks.world_size:
         notes.append("the next batch is unknown")
     elif any(ranks.gather(batches.fingerprint() != fingerprints[ranks.rank])):
         notes.append(f"the next batch differs: {_why_other_batch(state, recipe)}")
-    inherited = inherited_parts(state, is_scaled=recipe.scaler.is_enabled(), is_fork=is_fork)
+    inherited = select_inherited_parts(state, is_scaled=recipe.scaler.is_enabled(), is_fork=is_fork)
     return progress, inherited, notes
 
 
@@ -62,13 +62,15 @@ def go_back_to(
     parameter groups.
     """
     recipe, training = prepared.recipe, prepared.config.training
-    state, progress, _notes = restored(path, prepared)
+    state, progress, _notes = load_and_restore(path, prepared)
     parts["schedule"] = make_schedule(training, recipe.optimizers, peaks, prepared.device)
-    load_parts(parts, inherited_parts(state, is_scaled=recipe.scaler.is_enabled(), is_fork=False))
+    load_parts(
+        parts, select_inherited_parts(state, is_scaled=recipe.scaler.is_enabled(), is_fork=False)
+    )
     return progress
 
 
-def restored(
+def load_and_restore(
     path: Path,
     prepared: PreparedRecipe,
     *,
@@ -84,7 +86,7 @@ def restored(
     return state, progress, notes
 
 
-def inherited_parts(
+def select_inherited_parts(
     state: Mapping[str, Any], *, is_scaled: bool, is_fork: bool
 ) -> Mapping[str, Any]:
     """Return the parts of a checkpoint's state that a run continues with.

@@ -111,4 +111,4 @@ def _files(path: Path) -> list[str]:
     if not path.is_file():
         return []
     shards = sorted(path.with_suffix("").glob("*"))
-    return [str(each.relative_to(path.parent)) for each in (*shards, path)]
+    return [str(file.relative_to(path.parent)) for file in (*shards, path)]

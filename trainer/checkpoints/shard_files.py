@@ -77,7 +77,7 @@ def save(
             return []
         scratch = Scratch(folder)
         if is_whole:
-            return state_files.save(folder, filled(state, parts, scratch.make))
+            return state_files.save(folder, fill(state, parts, scratch.make))
         _publish(parts, folder / stem)
     finally:
         if group.rank() == 0:
@@ -85,7 +85,7 @@ def save(
     files = [file._replace(path=folder / stem / file.path.name) for file in files]
     names = {"shards": {file.path.name: file.sha256 for file in files}}
     saved = state_files.save_state(folder, state | names)
-    weights = filled(state_files.weights_alone(state), folder / stem, scratch.make)
+    weights = fill(state_files.weights_alone(state), folder / stem, scratch.make)
     kinds = [(_kind(file), file) for file in files]
     return [saved, *kinds, *state_files.save_weights(folder, weights)]
 
@@ -109,7 +109,7 @@ def cut(state: Any) -> tuple[Any, dict[str, Tensor]]:
     return deepcopy(state, places), shards
 
 
-def filled(state: Any, folder: Path, make: Make) -> Any:
+def fill(state: Any, folder: Path, make: Make) -> Any:
     """Return a state with the placeholders replaced by tensors from a folder.
 
     make: creates an empty tensor; of a shard only this rank's part is read.
@@ -119,7 +119,7 @@ def filled(state: Any, folder: Path, make: Make) -> Any:
     reader = _Reader(folder)
     metadata: Any = reader.read_metadata()
     tensors: dict[str, Tensor] = {}
-    for name in dict.fromkeys(each[STANDS_FOR] for each in stand_ins):
+    for name in dict.fromkeys(stand_in[STANDS_FOR] for stand_in in stand_ins):
         stored = metadata.state_dict_metadata[name]
         tensors[name] = make(stored.size, dtype=stored.properties.dtype)
     # Same as torch.distributed.checkpoint.load, without communication between ranks.
@@ -128,7 +128,9 @@ def filled(state: Any, folder: Path, make: Make) -> Any:
     reader.set_up_storage_reader(metadata, is_coordinator=True)
     reader.read_data(planner.finish_plan(planner.create_local_plan()), planner).wait()
     places = {id(leaf): leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)}
-    return deepcopy(state, places | {id(each): tensors[each[STANDS_FOR]] for each in stand_ins})
+    return deepcopy(
+        state, places | {id(stand_in): tensors[stand_in[STANDS_FOR]] for stand_in in stand_ins}
+    )
 
 
 class Scratch:
@@ -162,10 +164,10 @@ def write(folder: Path, shards: Mapping[str, Tensor], group: ProcessGroup) -> li
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
     # Also waits until rank 0's folder exists.
-    places = _gathered((socket.gethostname(), str(folder)), group)
+    places = _gather((socket.gethostname(), str(folder)), group)
     writer = _Writer(folder)
     save_shards(dict(_with_elements(shards)), storage_writer=writer, process_group=group)
-    files = _gathered(writer.saved(), group)
+    files = _gather(writer.list_saved(), group)
     for other, place in enumerate(places):
         if place == places[0]:
             continue
@@ -176,7 +178,7 @@ def write(folder: Path, shards: Mapping[str, Tensor], group: ProcessGroup) -> li
             for file in files[other]:
                 _send(file.path, group)
             shutil.rmtree(folder)
-    return [file._replace(path=folder / file.path.name) for each in files for file in each]
+    return [file._replace(path=folder / file.path.name) for of_rank in files for file in of_rank]
 
 
 def _publish(partial_folder: Path, folder: Path) -> None:
@@ -201,7 +203,7 @@ class _Writer(FileSystemWriter):
     def storage_meta(self) -> StorageMeta | None:
         return None
 
-    def saved(self) -> list[SavedFile]:
+    def list_saved(self) -> list[SavedFile]:
         """Return the files that this rank has written."""
         files = []
         for path, file in self._files.written.items():
@@ -252,7 +254,7 @@ def _with_elements(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]
     return ((name, tensor) for name, tensor in tensors.items() if local(tensor).numel())
 
 
-def _gathered(value: Any, group: ProcessGroup) -> list[Any]:
+def _gather(value: Any, group: ProcessGroup) -> list[Any]:
     values = [None] * group.size()
     dist.all_gather_object(values, value, group=group)
     return values

@@ -70,7 +70,7 @@ class Staging:
             place = torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=start)
             place.copy_(source, non_blocking=True)
             places[_key(source)] = place
-            start += _aligned(size)
+            start += _align(size)
         copies = {id(tensor): _like(tensor, places.get(_key(tensor))) for tensor in tensors}
         copied = deepcopy(state, copies)  # reuses these copies
         arrived = None
@@ -100,7 +100,7 @@ def room(state: Any) -> int:
 
 
 def _room_of(sources: Iterable[Tensor]) -> int:
-    return sum(_aligned(source.numel()) for source in sources)
+    return sum(_align(source.numel()) for source in sources)
 
 
 def _is_plain(leaf: Any) -> bool:
@@ -137,5 +137,5 @@ def _like(tensor: Tensor, place: Tensor | None) -> Tensor:
     )
 
 
-def _aligned(size_bytes: int) -> int:
+def _align(size_bytes: int) -> int:
     return -(-size_bytes // ALIGNMENT) * ALIGNMENT

@@ -73,7 +73,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         if path.suffix == SAFETENSORS:
             return safetensors.torch.load_file(path)
         if path.suffix in PICKLES:
-            return _unpacked(path, _load(path))
+            return _find_weights(path, _load(path))
     except safetensors.SafetensorError as error:
         raise WeightsError(f"{path} is cut short or not a {SAFETENSORS} file: {error}") from error
     except pickle.UnpicklingError as error:
@@ -95,7 +95,7 @@ def _load(path: Path) -> Any:
     return torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
 
 
-def _unpacked(path: Path, content: Any) -> dict[str, Tensor]:
+def _find_weights(path: Path, content: Any) -> dict[str, Tensor]:
     """Extract the weights from a file that may hold a whole training state."""
     place = content
     while isinstance(place, Mapping):
@@ -110,15 +110,15 @@ def _tensors(place: Mapping[Any, Any]) -> dict[str, Tensor]:
     if any(name in place for name in PLACES) and not _is_flat(place):
         return {}
     if _is_flat(place):
-        return {str(name): each for name, each in place.items() if isinstance(each, Tensor)}
+        return {str(name): weight for name, weight in place.items() if isinstance(weight, Tensor)}
     return {
-        f"{module}.{name}": each
+        f"{module}.{name}": weight
         for module, state in place.items()
         if isinstance(state, Mapping)
-        for name, each in state.items()
-        if isinstance(each, Tensor)
+        for name, weight in state.items()
+        if isinstance(weight, Tensor)
     }
 
 
 def _is_flat(place: Mapping[Any, Any]) -> bool:
-    return any(isinstance(each, Tensor) for each in place.values())
+    return any(isinstance(value, Tensor) for value in place.values())

@@ -81,19 +81,21 @@ class Examples(Dataset[Any]):
                 seed_by_place(self._seed, place)
                 examples.append(self._dataset[index])  # type: ignore[index]
         except (Exception, SystemExit) as error:
-            return failed(f"example {indices[len(examples)]} cannot be read", self._dataset, error)
-        batch = collated(self._collate, examples, indices, self._seed, start)
+            return failure_of(
+                f"example {indices[len(examples)]} cannot be read", self._dataset, error
+            )
+        batch = collate_examples(self._collate, examples, indices, self._seed, start)
         self._began(NOTHING)
-        return packed(batch, indices)
+        return pack(batch, indices)
 
 
-def failed(what: str, dataset: Any, error: BaseException) -> Failure:
+def failure_of(what: str, dataset: Any, error: BaseException) -> Failure:
     """Return the Failure of a batch for the exception being handled."""
     of_dataset = f" ({type(dataset).__name__})"
     return Failure(f"{what}{of_dataset}: {said(error)}", traceback.format_exc())
 
 
-def collated(
+def collate_examples(
     collate: Callable[[list[Any]], Any],
     examples: list[Any],
     names: list[int],
@@ -108,13 +110,13 @@ def collated(
         seed_by_place(seed, start, b"collate")
         return collate(examples), None
     except (Exception, SystemExit) as error:
-        sentence = f"examples {_listed(names)} cannot be collated into a batch: {said(error)}"
+        sentence = f"examples {_list_names(names)} cannot be collated into a batch: {said(error)}"
         if differing := _differing_shapes(examples, names):
             sentence = f"{differing}; collate cannot make a batch of them: {said(error)}"
         return Failure(sentence, traceback.format_exc())
 
 
-def packed(read: Read | Failure, names: list[int]) -> Read | Failure:
+def pack(read: Read | Failure, names: list[int]) -> Read | Failure:
     """Pickle a worker's batch of these examples, or return a Failure.
 
     DataLoader's queue pickles in a thread whose errors are lost: a batch that cannot be pickled, or
@@ -126,12 +128,12 @@ def packed(read: Read | Failure, names: list[int]) -> Read | Failure:
     try:
         ForkingPickler(content, pickle.HIGHEST_PROTOCOL).dump(read)
     except Exception as error:
-        sentence = f"the batch of examples {_listed(names)} cannot be sent to the training"
+        sentence = f"the batch of examples {_list_names(names)} cannot be sent to the training"
         return Failure(f"{sentence}: {said(error)}", traceback.format_exc())
     return cast("Read", Packed(content.getvalue()))  # the type after unpickling
 
 
-def taken(read: Read | Failure) -> Read:
+def unwrap(read: Read | Failure) -> Read:
     """Return a batch with its state. Raises DataError for a Failure."""
     if isinstance(read, Failure):
         raise read.error()
@@ -172,16 +174,16 @@ def said(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".strip().partition("\n")[0]
 
 
-def _listed(names: list[int]) -> str:
+def _list_names(names: list[int]) -> str:
     return ", ".join(map(str, names[:8])) + (", …" if len(names) > 8 else "")
 
 
 def _differing_shapes(examples: list[Any], names: list[int]) -> str | None:
     """Return a message about two examples whose tensors have different shapes, if any."""
     leaves = [tree_leaves(example) for example in examples]
-    shapes = [[tuple(x.shape) for x in each if hasattr(x, "shape")] for each in leaves]
+    shapes = [[tuple(x.shape) for x in example if hasattr(x, "shape")] for example in leaves]
     for name, shape in zip(names, shapes, strict=True):
         if shape != shapes[0]:
-            described = [", ".join(map(str, each)) or "no tensor" for each in (shapes[0], shape)]
+            described = [", ".join(map(str, sizes)) or "no tensor" for sizes in (shapes[0], shape)]
             return f"example {names[0]} has the shape {described[0]}, example {name} {described[1]}"
     return None

@@ -24,7 +24,7 @@ from torch.utils.data._utils import signal_handling
 
 from halfstep.config_groups import Data
 from halfstep.number_formats import duration, number
-from trainer.data.examples import DataError, Read, taken
+from trainer.data.examples import DataError, Read, unwrap
 from trainer.data.to_device import OnTheWay, ToDevice
 from trainer.data.worker_pool import ENDING, WorkerPool
 
@@ -130,7 +130,7 @@ class _Reader:
     def take(self, wait_seconds: float, on_wait: Callable[[str], None]) -> Read:
         """Return the next batch, on the device; report waits longer than wait_seconds."""
         waited, patience = 0.0, wait_seconds
-        while (item := self._taken(patience)) is None:
+        while (item := self._take(patience)) is None:
             waited, patience = waited + patience, 2 * patience  # with exponential backoff
             on_wait(
                 f"training has waited {duration(waited)} for a batch (data.wait_seconds is "
@@ -142,7 +142,7 @@ class _Reader:
         batch, state = item
         return batch.take(), state
 
-    def _taken(self, patience: float) -> "Found | None":
+    def _take(self, patience: float) -> "Found | None":
         with suppress(queue.Empty):
             return self._ready.get(timeout=patience)
         return None
@@ -187,7 +187,7 @@ def _prefetch(
             read = _next(batches, worker_pool)
             if read is NOTHING_YET:
                 continue
-            batch, state = taken(read)
+            batch, state = unwrap(read)
             _put((to_device.begin(batch), state), ready, over)
             del read, batch  # otherwise they would live as long as the wait for the next one
     except Exception as error:  # any exception is raised in the training
@@ -234,9 +234,9 @@ def _detach_workers(batches: Any) -> None:
     if batches._worker_pids_set:
         signal_handling._remove_worker_pids(id(batches))  # type: ignore[attr-defined]
         batches._worker_pids_set = False
-    for each in batches._index_queues:
-        each.cancel_join_thread()
-        each.close()
+    for index_queue in batches._index_queues:
+        index_queue.cancel_join_thread()
+        index_queue.close()
 
 
 NOTHING_YET = object()

@@ -53,14 +53,14 @@ class Order:
             first = number * CHUNK
             places = np.arange(first, min(first + CHUNK, self._size), dtype=np.uint64)
             if self._shuffle:
-                places = permuted(places, self._size, _keys(self._seed, epoch))
+                places = permute(places, self._size, _keys(self._seed, epoch))
             chunk = torch.from_numpy(places.astype(np.int64))
             self._chunk = chunk.pin_memory() if self._pin else chunk
             self._kept = epoch, number
         return self._chunk
 
 
-def permuted(places: Places, size: int, keys: Sequence[int]) -> Places:
+def permute(places: Places, size: int, keys: Sequence[int]) -> Places:
     """Return the images of positions under a permutation of 0 … size − 1. keys: one per round."""
     columns = math.isqrt(size - 1) + 1
     columns += columns % 2  # with an odd number, shifts of columns would only be even permutations
@@ -107,4 +107,4 @@ def _hash(values: Places, key: int) -> Places:
 def _keys(seed: int, epoch: int) -> list[int]:
     key = b"order %d %d" % (seed, epoch)
     digests = (hashlib.blake2b(key, digest_size=8, salt=bytes([n])) for n in range(ROUNDS))
-    return [int.from_bytes(each.digest(), "little") for each in digests]
+    return [int.from_bytes(digest.digest(), "little") for digest in digests]

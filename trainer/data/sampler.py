@@ -78,8 +78,8 @@ class Sampler:
         Independent of the sampler's state, so another thread may iterate over it.
         """
         order = self._new_order()
-        for each in itertools.count(start, self.examples_in_a_pass):
-            yield each, order.take(each, self._training.batch_size).tolist()
+        for place in itertools.count(start, self.examples_in_a_pass):
+            yield place, order.take(place, self._training.batch_size).tolist()
 
     @property
     def examples_in_a_pass(self) -> int:

@@ -10,7 +10,7 @@ from torch.utils.data import IterableDataset
 from halfstep.config_groups import Training
 from halfstep.recipe import Recipe
 from halfstep.run_config import RunConfig
-from trainer.data.examples import Examples, Share, as_in_a_worker, taken
+from trainer.data.examples import Examples, Share, as_in_a_worker, unwrap
 from trainer.data.loader import Loader, Plan
 from trainer.data.sampler import Sampler
 from trainer.data.stream import StreamPlan
@@ -80,7 +80,7 @@ def drawn(recipe: Recipe, indices: Tensor, device: torch.device) -> Any:
         read = next(iter(StreamPlan(recipe, training, 0, 0, 1).begin(0, None, _ignore)[0]))
     else:
         read = Examples(recipe, 0, _ignore)[0, indices.tolist()]
-    return ToDevice(device).begin(taken(read)[0]).take()
+    return ToDevice(device).begin(unwrap(read)[0]).take()
 
 
 class Drawn:
@@ -133,7 +133,7 @@ class ReadHere:
                 batches, keys = self._plan.begin(start, self.state, _ignore)
                 self._read = iter(batches) if keys is None else map(batches.__getitem__, keys)
             read = next(self._read)
-        batch, self.state = taken(read)
+        batch, self.state = unwrap(read)
         self._comes_next = start + self._stride
         return self._to_device.begin(batch).take()
 

@@ -17,9 +17,9 @@ from trainer.data.examples import (
     NOTHING,
     Failure,
     Read,
-    collated,
-    failed,
-    packed,
+    collate_examples,
+    failure_of,
+    pack,
     seed_by_place,
 )
 
@@ -72,25 +72,27 @@ class Stream(IterableDataset[Any]):
                 self._dataset.load_state_dict(deepcopy(self._state))
             examples = self._examples()
         except (Exception, SystemExit) as error:
-            yield failed("the stream cannot continue", self._dataset, error)
+            yield failure_of("the stream cannot continue", self._dataset, error)
             return
         while True:
             read: list[Any] = []
             try:
-                for each in range(place, place + ranks * size):
-                    self._began(each)
-                    seed_by_place(self._seed, each)
+                for start in range(place, place + ranks * size):
+                    self._began(start)
+                    seed_by_place(self._seed, start)
                     read.append(next(examples))
                 state = deepcopy(self._dataset.state_dict())
             except (Exception, SystemExit) as error:
-                yield failed(f"the example at position {place + len(read)}", self._dataset, error)
+                yield failure_of(
+                    f"the example at position {place + len(read)}", self._dataset, error
+                )
                 return
             first = place + rank * size
             own = read[rank * size : (rank + 1) * size]
             names = list(range(first, first + size))
-            batch = collated(self._collate, own, names, self._seed, first)
+            batch = collate_examples(self._collate, own, names, self._seed, first)
             self._began(NOTHING)
-            yield packed(batch if isinstance(batch, Failure) else (batch[0], state), names)
+            yield pack(batch if isinstance(batch, Failure) else (batch[0], state), names)
             place += ranks * size
 
     def _examples(self) -> Iterator[Any]:

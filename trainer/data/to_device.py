@@ -20,12 +20,12 @@ class ToDevice:
     def begin(self, batch: Any) -> "OnTheWay":
         """Queue the copy of a batch; asynchronous if it is in pinned memory."""
         if self._stream is None:
-            return OnTheWay(tree_map(self._moved, batch), None)
+            return OnTheWay(tree_map(self._move, batch), None)
         with torch.cuda.stream(self._stream):
-            moved = tree_map(self._moved, batch)
+            moved = tree_map(self._move, batch)
         return OnTheWay(moved, self._stream.record_event())
 
-    def _moved(self, leaf: Any) -> Any:
+    def _move(self, leaf: Any) -> Any:
         if self._pin and isinstance(leaf, Tensor) and not leaf.is_cuda:
             leaf = leaf.pin_memory()
         return leaf.to(self._device, non_blocking=True) if hasattr(leaf, "to") else leaf

@@ -90,11 +90,11 @@ class WorkerPool:
                 with suppress(ProcessLookupError):  # it has ended since
                     os.kill(process.pid or 0, signal.SIGUSR1)
         until = time.monotonic() + STACK_SECONDS
-        while not all(self._has_written(each, before) for each in self._processes):
+        while not all(self._has_written(process, before) for process in self._processes):
             if time.monotonic() >= until:
                 break
             time.sleep(0.01)
-        return "\n".join(self._stack(each, before) for each in self._processes)
+        return "\n".join(self._stack(process, before) for process in self._processes)
 
     def kill(self) -> None:
         """Kill all workers: they hold nothing that has to be written."""
@@ -106,8 +106,8 @@ class WorkerPool:
     def end(self) -> None:
         """Kill the remaining workers, and release the pool's resources."""
         self.kill()
-        for each in self._stacks:
-            os.close(each)
+        for stack in self._stacks:
+            os.close(stack)
         self._stacks = []
 
     def _has_written(self, process: BaseProcess, before: list[int]) -> bool:

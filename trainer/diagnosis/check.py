@@ -32,7 +32,7 @@ from halfstep.telemetry.flags import SKIPPED
 from halfstep.telemetry.plain_json import JsonObject
 from halfstep.telemetry.spool import STEP_DTYPE, Steps
 from trainer import registered_recipes
-from trainer.console import nested
+from trainer.console import parse_assignments
 from trainer.diagnosis.cuda_autocast import cudas_autocast
 from trainer.diagnosis.nondeterminism import Nondeterminism
 from trainer.diagnosis.op_recorder import HALF, Finding, OpRecorder
@@ -96,7 +96,7 @@ def check_and_print(
     """
     try:
         recipe = load_recipe(reference)
-        report = check(recipe, nested(settings))
+        report = check(recipe, parse_assignments(settings))
     except (ConfigError, UnknownRecipeError, NotRegisteredError) as error:
         text = json.dumps({"error": str(error)}) if as_json else f"error: {error}"
         sys.stderr.write(f"{text}\n")

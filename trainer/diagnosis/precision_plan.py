@@ -37,7 +37,7 @@ from halfstep.session.nesting import flat
 from halfstep.telemetry.plain_json import ENCODER, JsonObject
 from trainer.checkpoints import checkpoint
 from trainer.checkpoints.checkpoint import CheckpointError
-from trainer.console import chosen_device, nested
+from trainer.console import chosen_device, parse_assignments
 from trainer.data.sources import make_single_source
 from trainer.diagnosis.precision_diff import first_loss
 from trainer.precision.module_names import named
@@ -75,7 +75,7 @@ def main(
             files = list(checkpoints) if run is None else downloaded(run, Path(path))
             plan, config = plan_recipe(
                 recipe_class,
-                nested(settings),
+                parse_assignments(settings),
                 device=chosen_device(device),
                 checkpoints=files,
                 with_fresh=with_fresh,

@@ -38,7 +38,7 @@ class AveragingCheck(Observer):
             return
         first, *others = self._ranks.gather(torch.stack(list(optimizer.gradient_norms())).tolist())
         # Not bit-exactly: ranks on different kinds of devices sum in different orders.
-        if not all(np.allclose(first, each, rtol=1e-3, equal_nan=True) for each in others):
+        if not all(np.allclose(first, other, rtol=1e-3, equal_nan=True) for other in others):
             raise RecipeError(
                 "training.static_graph is on, but gradients are not averaged over the devices: "
                 "training_step differentiates a gradient or runs backward through a network twice; "

@@ -212,7 +212,7 @@ class ProcessGroup(Ranks):
         """Copy rank 0's file to every machine; return whether this rank wrote it."""
         place = socket.gethostname(), str(path)
         places = self.gather(place)
-        if all(each == places[0] for each in places):
+        if all(gathered == places[0] for gathered in places):
             return False
         # The first rank of its machine writes for all.
         writes = places.index(place) == self.rank > 0
@@ -272,7 +272,7 @@ def rendezvous(files: AttemptFiles, host: str) -> Store:
 
 
 @contextmanager
-def joined(
+def join(
     device: torch.device,
     store: Callable[[], Store] | None = None,
     timeout_seconds: float | None = None,

@@ -23,7 +23,7 @@ from halfstep.recipe import RecipeError
 from halfstep.recording.reader import Counts
 from halfstep.run_config import RunConfig
 from trainer.precision.buffers import in_a_row, is_expanded, kinds, put_back
-from trainer.precision.module_names import called, chosen
+from trainer.precision.module_names import chosen, find_called_modules
 
 #: Elementwise optimizers whose kernels torch can shard.
 FUSED = (torch.optim.Adam, torch.optim.AdamW)
@@ -85,7 +85,7 @@ def shard(
     mesh = DeviceMesh.from_group(world, device.type)
     before = _named_parameters(modules)
     drawn = {name: parameter.detach() for name, parameter in before.items()}
-    blocks = chosen(modules, "modules.sharded", config.modules.sharded) or _repeated(trained)
+    blocks = chosen(modules, "modules.sharded", config.modules.sharded) or _find_blocks(trained)
     for name, network in trained.items():
         _check_network(name, network)
         inner = {path: block for path, block in blocks.items() if path.startswith(f"{name}.")}
@@ -252,7 +252,7 @@ def check_one_loss(losses: Sequence[tuple[str, ...]], optimizers: Iterable[str])
     gathered weights instead of the shards.
     """
     if len(losses) > 1 or set(losses[0]) != set(optimizers):
-        listed = " and ".join(f"a loss for {', '.join(each)}" for each in losses)
+        listed = " and ".join(f"a loss for {', '.join(loss)}" for loss in losses)
         raise RecipeError(
             f"training.parallel is fsdp, but training_step yields {listed}; allowed: one loss per "
             f"step for all optimizers ({', '.join(optimizers)}); or training.parallel ddp"
@@ -270,7 +270,7 @@ def _check_optimizer(name: str, optimizer: Optimizer) -> None:
             f'optimizer "{name}" is a fused {kind}, which torch cannot shard: with '
             "training.parallel fsdp give it fused=False (training.fused)"
         )
-    allowed = ", ".join(each.__name__ for each in known)
+    allowed = ", ".join(cls.__name__ for cls in known)
     raise RecipeError(
         f'optimizer "{name}" is {kind}, which is not known to be elementwise, as sharding '
         f"requires; with training.parallel fsdp allowed: {allowed}"
@@ -286,7 +286,7 @@ def _check_network(name: str, network: nn.Module) -> None:
             )
     types = {parameter.dtype for parameter in network.parameters() if parameter.requires_grad}
     if len(types) > 1:
-        names = ", ".join(sorted(str(each) for each in types))
+        names = ", ".join(sorted(str(dtype) for dtype in types))
         raise RecipeError(
             f"the weights of {name} are of several types, {names}, which torch does not shard "
             "together; with training.parallel fsdp allowed: one type (see training.weights)"
@@ -306,19 +306,19 @@ def _check_tied(before: Mapping[str, nn.Parameter], after: Mapping[str, nn.Param
             )
 
 
-def _repeated(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+def _find_blocks(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     """Return the children of the outermost module lists: the blocks of a network."""
     blocks: dict[str, nn.Module] = {}
     for name, module in modules.items():
         is_list = isinstance(module, nn.ModuleList | nn.Sequential)
         children = {f"{name}.{path}": child for path, child in module.named_children()}
         if not is_list:
-            blocks |= _repeated(children)
+            blocks |= _find_blocks(children)
             continue
         for path, child in children.items():
-            blocks |= dict(called(path, child))
+            blocks |= dict(find_called_modules(path, child))
     return {
-        name: each for name, each in blocks.items() if next(each.parameters(), None) is not None
+        name: block for name, block in blocks.items() if next(block.parameters(), None) is not None
     }
 
 

@@ -50,7 +50,7 @@ def set_fp8(modules: Mapping[str, nn.Module], config: RunConfig[Any], device: to
     unfit = {name for name, layer in linear.items() if not _fits(layer)}
     for name in linear.keys() - unfit:
         _convert(linear[name], scaling)
-    names = ", ".join(_described(name, linear[name]) for name in sorted(unfit)[:NAMES_SHOWN])
+    names = ", ".join(_describe(name, linear[name]) for name in sorted(unfit)[:NAMES_SHOWN])
     if len(unfit) > NAMES_SHOWN:
         names += f" and {len(unfit) - NAMES_SHOWN:,} more"
     if len(unfit) == len(linear):
@@ -137,5 +137,5 @@ def _convert(layer: nn.Linear, scaling: Float8LinearConfig) -> None:
         vars(layer)[name] = vars(made)[name]
 
 
-def _described(name: str, layer: nn.Linear) -> str:
+def _describe(name: str, layer: nn.Linear) -> str:
     return f"{name} ({layer.in_features} to {layer.out_features})"

@@ -32,7 +32,7 @@ def chosen(
                 f"{', '.join(names[:NAMES_SHOWN])}{more}"
             )
         for name, module in matches.items():
-            callable_modules = dict(called(name, module))
+            callable_modules = dict(find_called_modules(name, module))
             if not callable_modules:
                 kind = type(module).__name__
                 raise ConfigError(
@@ -59,14 +59,14 @@ def _is_named(name: str, pattern: str) -> bool:
     return name == pattern or fnmatchcase(name, pattern)
 
 
-def called(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def find_called_modules(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the module, or for a container without forward the modules in it."""
     forward: Any = type(module).forward
     if forward is not nn.Module.forward or "forward" in vars(module):
         yield name, module
         return
     for path, child in module.named_children():
-        yield from called(f"{name}.{path}", child)
+        yield from find_called_modules(f"{name}.{path}", child)
 
 
 def _above(name: str) -> Iterator[str]:

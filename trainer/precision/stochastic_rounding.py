@@ -71,7 +71,9 @@ class StochasticAdamW(_AdamW):  # type: ignore[misc]
     def nearest(self, weight: nn.Parameter) -> Tensor:
         """Return a weight's value after this step with rounding to nearest."""
         self._rates_as_tensors()
-        [group] = (g for g in self.param_groups if any(weight is each for each in g["params"]))
+        [group] = (
+            g for g in self.param_groups if any(weight is parameter for parameter in g["params"])
+        )
         zeros = torch.zeros_like(weight)
         state = self.state.get(weight, {})
         first = {"step": torch.tensor(0.0), "exp_avg": zeros, "exp_avg_sq": zeros}

@@ -118,7 +118,9 @@ def _folders(folder: Path) -> Iterable[str]:
             f"recipe.folder is {str(folder)!r}: this folder does not exist on this worker"
         )
     with os.scandir(folder) as entries:
-        return [each.name for each in entries if each.is_dir() and not each.name.startswith(".")]
+        return [
+            entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")
+        ]
 
 
 def _files(folder: Path, name: str) -> Iterable[bytes]:

@@ -43,7 +43,7 @@ def read_pieces(path: Path, field: str, max_bytes: int) -> Iterator[Piece]:
 def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
-    files = sorted(each for each in path.rglob("*") if each.suffix in SUFFIXES and each.is_file())
+    files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
     if not files:
         raise ConfigError(
             f"recipe.text is {str(path)!r}: there is no text on this worker; name a file, or a "

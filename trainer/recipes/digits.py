@@ -87,7 +87,7 @@ class Digits(Recipe):
         on_device = indices.to(self.device, non_blocking=True)
         images, labels = self.train_images[on_device], self.train_labels[on_device]
         if self.shift_pixels:
-            images = self._shifted(images, generator)
+            images = self._shift(images, generator)
         return images, labels
 
     def training_step(self, batch: Any) -> Iterator[Loss]:
@@ -105,7 +105,7 @@ class Digits(Recipe):
             "val/accuracy": correct.float().mean().item(),
         }
 
-    def _shifted(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    def _shift(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Move each image by a random whole number of pixels; zeros come in at the edge."""
         reach = self.shift_pixels
         size, count = 8 + 2 * reach, len(images)

@@ -191,9 +191,9 @@ class Finetune(Recipe):
 
     def artifacts(self) -> dict[str, bytes | str]:
         """Return files for from_pretrained, and a text continued by the model."""
-        return {"huggingface.zip": self._zipped(), "sample.txt": self._sample()}
+        return {"huggingface.zip": self._zip(), "sample.txt": self._sample()}
 
-    def _zipped(self) -> bytes:
+    def _zip(self) -> bytes:
         """Zip configuration, tokenizer and, with LoRA, the adapter, as saved by the libraries."""
         with tempfile.TemporaryDirectory() as folder:
             if self.settings.lora_rank:
@@ -206,7 +206,7 @@ class Finetune(Recipe):
             self.tokenizer.save_pretrained(folder)
             file = io.BytesIO()
             with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-                for path in sorted(each for each in Path(folder).rglob("*") if each.is_file()):
+                for path in sorted(path for path in Path(folder).rglob("*") if path.is_file()):
                     name = path.relative_to(folder).as_posix()
                     about = zipfile.ZipInfo(name, ZIPPED_AT)
                     archive.writestr(about, path.read_bytes(), zipfile.ZIP_DEFLATED)

@@ -31,7 +31,7 @@ from halfstep.recipe import Loss, Recipe, RecipeConfig, RunConfig, data_path
 from halfstep.watching.flops import count_flops
 from trainer.recipes.class_folders import LabelledImages, find
 from trainer.recipes.digit_files import digit_folder
-from trainer.recipes.mixup import draw_share, mixed, mixed_cross_entropy
+from trainer.recipes.mixup import draw_share, mix, mix_cross_entropy
 from trainer.recipes.top_k import hits
 
 NETWORKS = {"resnet18": models.resnet18, "resnet50": models.resnet50}
@@ -164,11 +164,11 @@ class Images(Recipe):
     def training_step(self, batch: Any) -> Iterator[Loss]:
         """Yield the cross-entropy, computed in fp32 by autocast."""
         images, labels, share = batch
-        inputs = self._normalised(images)
+        inputs = self._normalize(images)
         smoothing = self.settings.label_smoothing
         if self.settings.mixup:
-            logits = self.modules["model"](mixed(inputs, share))  # (B, K)
-            loss = mixed_cross_entropy(logits, labels, share, smoothing)
+            logits = self.modules["model"](mix(inputs, share))  # (B, K)
+            loss = mix_cross_entropy(logits, labels, share, smoothing)
         else:
             logits = self.modules["model"](inputs)
             loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
@@ -188,7 +188,7 @@ class Images(Recipe):
         sums = torch.zeros(3, dtype=torch.float64, device=self.device)  # sums over images
         for images, labels in self._validation_batches():
             on_device = labels.to(self.device)
-            logits = self.modules["model"](self._normalised(images.to(self.device)))
+            logits = self.modules["model"](self._normalize(images.to(self.device)))
             loss = F.cross_entropy(logits, on_device, reduction="sum")
             sums += torch.stack([loss, *(hits(logits, on_device, k) for k in (1, 5))])
         loss, top1, top5 = (sums / len(self.validation)).tolist()
@@ -198,7 +198,7 @@ class Images(Recipe):
         """Return the names of the classes, in the order of the network's outputs."""
         return {"classes.txt": "\n".join(self.classes) + "\n"}
 
-    def _normalised(self, images: Tensor) -> Tensor:
+    def _normalize(self, images: Tensor) -> Tensor:
         """Return images in fp32, converted on the device."""
         return (images.float() - self.mean) / self.deviation
 

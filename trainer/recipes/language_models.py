@@ -32,8 +32,8 @@ def load_tokenizer(folder: Path) -> Any:
 
 def tokenizer_mark(folder: Path) -> str:
     """Return a text that identifies a folder's tokenizer: hashes of its files, and versions."""
-    files = [each for each in folder.iterdir() if each.suffix in TOKENIZER_FILES]
-    marks = [f"{each.name} {hashlib.sha256(each.read_bytes()).hexdigest()}" for each in files]
+    files = [file for file in folder.iterdir() if file.suffix in TOKENIZER_FILES]
+    marks = [f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in files]
     versions = [f"{name} {version(name)}" for name in ("transformers", "tokenizers")]
     return "\n".join([*versions, *sorted(marks)])
 

@@ -18,12 +18,12 @@ def draw_share(alpha: float) -> Tensor:
     return torch._sample_dirichlet(torch.full((2,), alpha, dtype=torch.float64))[0].float()
 
 
-def mixed(images: Tensor, share: Tensor) -> Tensor:
+def mix(images: Tensor, share: Tensor) -> Tensor:
     """Return each of the images (B, C, H, W), blended with the one before it."""
     return images * share + images.roll(1, dims=0) * (1 - share)
 
 
-def mixed_cross_entropy(
+def mix_cross_entropy(
     logits: Tensor, labels: Tensor, share: Tensor, label_smoothing: float
 ) -> Tensor:
     """Return the mean loss of logits (B, K) of mixed images; labels: (B,), of the unmixed ones."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from trainer.checkpoints.formats import FORMAT, FormatError, converted
+from trainer.checkpoints.formats import FORMAT, FormatError, convert
 
 
 def state(number: Any, spikes: dict[str, Any], spike: dict[str, Any]) -> dict[str, Any]:
@@ -25,21 +25,21 @@ def test_names_of_the_earliest_versions_are_converted(number: int) -> None:
         "check_every_steps": 5,
         "afterwards": "continue",
     }
-    read = converted(state(number, {"rewinds": 1, "pending": None}, before))
+    read = convert(state(number, {"rewinds": 1, "pending": None}, before))
     assert read == state(FORMAT, {"rollbacks": 1, "pending": None}, after)
 
 
 def test_a_state_of_format_1_with_todays_names_stays() -> None:
     """Versions after the renames wrote the same number."""
     spike = {"afterwards": "fail", "max_rollbacks": 1}
-    assert converted(state(1, {"rollbacks": 0}, spike)) == state(FORMAT, {"rollbacks": 0}, spike)
-    assert converted({"format": 1, "parts": {}, "config": {}})["parts"] == {}
+    assert convert(state(1, {"rollbacks": 0}, spike)) == state(FORMAT, {"rollbacks": 0}, spike)
+    assert convert({"format": 1, "parts": {}, "config": {}})["parts"] == {}
 
 
 def test_a_newer_format_is_refused_with_both_numbers() -> None:
     """A newer format and a file that is no checkpoint are refused."""
     with pytest.raises(FormatError, match=rf"format 99; this version reads formats up to {FORMAT}"):
-        converted(state(99, {}, {}))
+        convert(state(99, {}, {}))
     for foreign in ({"format": "pt"}, {"model": {}}, [1]):
         with pytest.raises(FormatError, match="not a Halfstep checkpoint"):
-            converted(foreign)
+            convert(foreign)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.data.order import CHUNK, Order, permuted
+from trainer.data.order import CHUNK, Order, permute
 
 SIZES = st.integers(1, 3000) | st.integers(1, 60).map(lambda n: n * n)
 TEN_MILLION = 10_000_000
@@ -74,7 +74,7 @@ def test_places_of_a_size_beyond_memory_are_computed():
     """The order of 2^40 examples does not fit in any memory."""
     size = 2**40
     places = np.arange(size - 1000, size, dtype=np.uint64)
-    found = permuted(places, size, [1, 2, 3, 4, 5, 6, 7, 8])
+    found = permute(places, size, [1, 2, 3, 4, 5, 6, 7, 8])
     assert found.max() < size
     assert len(set(found.tolist())) == 1000
     assert not any(abs(int(a) - int(b)) == 1 for a, b in pairwise(found))

@@ -4,7 +4,7 @@ import torch
 
 from tests.trainer.conftest import Pair
 from trainer import optimizers
-from trainer.optimizers import watched_optimizers
+from trainer.optimizers import watch_optimizers
 from trainer.recipes.digits import Digits
 
 
@@ -43,7 +43,7 @@ def test_counts_are_of_elements():
     """Each inf and each NaN is counted once, parameter by parameter; finite ones are left out."""
     network = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Linear(3, 2))
     optimizer = torch.optim.SGD(network.parameters())
-    sgd = watched_optimizers({"model": network}, {"sgd": optimizer})["sgd"]
+    sgd = watch_optimizers({"model": network}, {"sgd": optimizer})["sgd"]
     for parameter in network.parameters():
         parameter.grad = torch.zeros_like(parameter)
     assert sgd.count_nonfinite(sgd.gradient_norms()) == {}

@@ -6,7 +6,7 @@ from halfstep.config_groups import Diagnosis
 from halfstep.watching.exponents import BIAS, BINS, describe
 from tests.trainer.conftest import CPU, Regression
 from trainer.diagnosis.histogram import Histogram
-from trainer.optimizers import StepResult, watched_optimizers
+from trainer.optimizers import StepResult, watch_optimizers
 from trainer.recipes.digits import Digits
 
 
@@ -14,7 +14,7 @@ def histogram_of(gradient, scale=1.0):
     """Return the event of a layer with this weight gradient."""
     layer = torch.nn.Linear(gradient.shape[1], gradient.shape[0], bias=False)
     layer.weight.grad = gradient
-    optimizers = watched_optimizers({"model": layer}, {"sgd": torch.optim.SGD(layer.parameters())})
+    optimizers = watch_optimizers({"model": layer}, {"sgd": torch.optim.SGD(layer.parameters())})
     events = []
     settings = Diagnosis(histogram_every_steps=1)
     histogram = Histogram(optimizers, settings, CPU, events.append)
@@ -125,7 +125,7 @@ def test_gradients_in_fp64_are_counted_once():
     assert sum(module.counts) == 12
     layer = torch.nn.Linear(4, 3, bias=False).double()
     layer.weight.grad = torch.full((3, 4), 0.5, dtype=torch.float64)
-    optimizers = watched_optimizers({"model": layer}, {"sgd": torch.optim.SGD(layer.parameters())})
+    optimizers = watch_optimizers({"model": layer}, {"sgd": torch.optim.SGD(layer.parameters())})
     events = []
     histogram = Histogram(optimizers, Diagnosis(histogram_every_steps=1), CPU, events.append)
     histogram.before_step(1)

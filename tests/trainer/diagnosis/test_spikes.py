@@ -16,7 +16,7 @@ from halfstep.telemetry.flags import SKIPPED
 from halfstep.telemetry.spool import STEP_DTYPE
 from tests.trainer.conftest import Regression, assert_same_bits
 from tests.trainer.diagnosis.spikes_made import VALUES, WINDOW, Poisoned
-from trainer.checkpoints.resume import inherited_parts
+from trainer.checkpoints.resume import select_inherited_parts
 from trainer.checkpoints.rollback import SpikeError
 from trainer.diagnosis.spikes import Spikes, robust_z
 from trainer.distributed.ranks import Control, Request
@@ -212,7 +212,7 @@ def test_a_fork_goes_back_for_spikes_of_its_own(is_scaled):
     spikes.pending, spikes.rollbacks = spike, 2
     state = {"parts": {"spikes": spikes.state_dict()}, "scaler": {}}
     left = {
-        is_fork: inherited_parts(state, is_scaled=is_scaled, is_fork=is_fork)["spikes"]
+        is_fork: select_inherited_parts(state, is_scaled=is_scaled, is_fork=is_fork)["spikes"]
         for is_fork in (True, False)
     }
     assert [(each["pending"], each["rollbacks"]) for each in left.values()] == [

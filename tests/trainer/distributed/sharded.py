@@ -32,7 +32,7 @@ from trainer.checkpoints.checkpoint import load
 from trainer.checkpoints.files import HashingFile
 from trainer.checkpoints.snapshot import Staging, room
 from trainer.data.sampler import Sampler
-from trainer.distributed.ranks import Control, Request, joined
+from trainer.distributed.ranks import Control, Request, join
 from trainer.distributed.shards import is_shard
 from trainer.loop import train
 from trainer.recipes.digits import Digits
@@ -398,6 +398,6 @@ def trainings(folder):
 if __name__ == "__main__":
     trainer.distributed.ranks.AGREE_SECONDS = 0  # in every step
     trainer.recipes.gpt.SAMPLE_BYTES = 8  # each of them is a forward pass
-    with joined(torch.device("cpu")) as (ranks, device):
+    with join(torch.device("cpu")) as (ranks, device):
         found = dict(trainings(Path(sys.argv[1])))
         torch.save(found, f"{sys.argv[1]}/rank-{ranks.rank}.pt")

@@ -62,7 +62,7 @@ from pathlib import Path
 from halfstep.run_config import parse_config
 from tests.trainer.conftest import Regression
 from trainer.checkpoints import state_files
-from trainer.distributed.ranks import joined
+from trainer.distributed.ranks import join
 
 SECONDS = 5  # that the ranks wait for each other's gradients
 folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
@@ -91,7 +91,7 @@ class Saver(trainer.setup.Saver):
 (folder / f"here-{rank}").touch()
 wait_for(folder / f"here-{1 - rank}")
 state_files.save, trainer.setup.Saver = slow, Saver
-with joined(torch.device("cpu"), timeout_seconds=SECONDS) as (ranks, device):
+with join(torch.device("cpu"), timeout_seconds=SECONDS) as (ranks, device):
     impatient = dist.new_group(backend="gloo", timeout=timedelta(seconds=SECONDS))
     outcome = trainer.loop.train(
         Regression, parse_config(Regression, {}), device=device, ranks=ranks,
@@ -121,7 +121,7 @@ from halfstep.run_config import parse_config
 from halfstep.diagnosis.observations import EXPLAINING_SKIPS
 from tests.trainer.conftest import Regression
 from trainer.diagnosis import replay
-from trainer.distributed.ranks import joined
+from trainer.distributed.ranks import join
 from trainer.loop import train
 
 class Centred(nn.Module):
@@ -172,7 +172,7 @@ def run(replay_skips):
 
 trainer.setup.Replay, replay.Sanitizer = Replay, Sanitizer
 kept, steps, found = [], [], []
-with joined(torch.device("cpu"), timeout_seconds=60) as (ranks, device):
+with join(torch.device("cpu"), timeout_seconds=60) as (ranks, device):
     ends = [run(replay_skips=3), run(replay_skips=0)]
     seen = {"ends": ends, "steps": steps, "found": found}
     torch.save(seen, f"{sys.argv[1]}/rank-{ranks.rank}.pt")

@@ -10,7 +10,7 @@ from halfstep.telemetry.flags import SKIPPED
 from halfstep.telemetry.spool import STEP_DTYPE
 from tests.spool_made import fields_of
 from tests.trainer.conftest import Regression, assert_same_bits
-from trainer.checkpoints.resume import inherited_parts
+from trainer.checkpoints.resume import select_inherited_parts
 from trainer.diagnosis.nonfinite_buffers import NonfiniteBuffers
 from trainer.precision.buffers import BufferRule
 
@@ -117,7 +117,7 @@ def test_a_fork_reports_inherited_nonfinite_buffers():
     poison.drain()
     state = {"scaler": {"scale": 1.0}, "parts": {"poison": poison.state_dict()}}
     fork, events = followed(module)
-    fork.load_state_dict(inherited_parts(state, is_scaled=True, is_fork=True)["poison"])
+    fork.load_state_dict(select_inherited_parts(state, is_scaled=True, is_fork=True)["poison"])
     fork.arrived(skipped_steps(9))
     fork.drain()
     assert events == [reported(4, "model.running_var")]
