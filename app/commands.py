@@ -119,7 +119,7 @@ def _print_due_migrations(*, as_json: bool) -> None:
         due = [each for each in known if revision is not None and each > revision]
         needed = free = 0
         if due and database.file is not None:
-            needed = database_copy.needed_bytes(database.file)
+            needed = database_copy.estimate_needed_bytes(database.file)
             free = shutil.disk_usage(database.file.parent).free
     text = f"{database.name} has revision {revision}; this version needs {known[-1]}.\n"
     text += f"{len(due)} migrations are due: {', '.join(due)}." if due else "No migration is due."
@@ -151,7 +151,7 @@ def _list_storage(
     with installed() as (settings, database):
         with database.reading() as session:
             largest = runs.newest(session, sort="-stored_bytes", limit=limit)
-            count, total = runs.count(session), runs.stored_bytes(session)
+            count, total = runs.count(session), runs.sum_stored_bytes(session)
             contents = trash.contents(session)
         for run, owner in largest:
             fields = {"run": run.id, "name": run.name, "status": run.status, "owner": owner}
@@ -254,8 +254,8 @@ def _check_storage(
         store = open_store(settings)
         with database.reading() as session:
             mismatched = mismatches(session, store, deep=deep)
-            damaged = list(step_blocks.damaged(session.connection())) if deep else []
-            damaged_metrics = list(metric_blocks.damaged(session.connection())) if deep else []
+            damaged = list(step_blocks.find_damaged(session.connection())) if deep else []
+            damaged_metrics = list(metric_blocks.find_damaged(session.connection())) if deep else []
         if mend:
             mend_storage(database, store, mismatched, lost=lost)
         for mismatch in mismatched:

@@ -144,7 +144,7 @@ class Mirror:
         with self._database.writing() as session:
             viewer = session.get_one(User, self._viewer_id)
             known = projects.memberships(session, viewer)
-            for project in projects.listed(session):
+            for project in projects.list_projects(session):
                 if project.name not in known:
                     projects.set_role(session, viewer, project.name, VIEWER)
 

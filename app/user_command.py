@@ -56,7 +56,7 @@ def _add(
 def _list(as_json: AsJson = False) -> None:
     """List accounts with their roles."""
     with _installed() as (_settings, session):
-        for account, roles in people.listed(session):
+        for account, roles in people.list_people(session):
             texts = [f"{role} of {name or 'Default project'}" for name, role in roles.items()]
             texts = ["admin"] if account.is_admin else texts
             texts += ["may run commands"] if account.runs_commands else []

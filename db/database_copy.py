@@ -13,10 +13,10 @@ SPARE_BYTES = 64 * 2**20
 MARK = ".before-"
 
 
-def needed_bytes(path: Path) -> int:
+def estimate_needed_bytes(path: Path) -> int:
     """Return the free space that a copy needs: the size of the file and of its log."""
     files = (path, path.with_name(f"{path.name}-wal"))
-    return sum(each.stat().st_size for each in files if each.exists()) + SPARE_BYTES
+    return sum(file.stat().st_size for file in files if file.exists()) + SPARE_BYTES
 
 
 def copy(path: Path, revision: str) -> Path:
@@ -24,7 +24,7 @@ def copy(path: Path, revision: str) -> Path:
 
     revision: that the database has.
     """
-    needed, free = needed_bytes(path), shutil.disk_usage(path.parent).free
+    needed, free = estimate_needed_bytes(path), shutil.disk_usage(path.parent).free
     if free < needed:
         raise Conflict(
             f"A migration first copies {path}: {needed:,} bytes, of which {free:,} are free. "

@@ -40,7 +40,7 @@ def key_of(name: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", visible).casefold().split())
 
 
-def cleaned(name: str) -> str:
+def clean(name: str) -> str:
     """Return the name of a run with spaces instead of invisible characters.
 
     Zero bytes and surrogates, which a database cannot store, are rejected elsewhere.
@@ -55,7 +55,7 @@ def without_invisible(name: str) -> str:
     return " ".join("".join(c for c in name if c.isspace() or not is_invisible(c)).split())
 
 
-def checked_name(name: str, *, most: int, field: str = "name") -> str:
+def check_name(name: str, *, most: int, field: str = "name") -> str:
     """Return a name without surrounding spaces. Raises Invalid if it is not allowed."""
     name = unicodedata.normalize("NFC", name.strip())
     if not 1 <= len(name) <= most:

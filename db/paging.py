@@ -37,7 +37,7 @@ def page(
     total = session.scalar(select(func.count()).select_from(query.order_by(None).subquery()))
     columns = tuple_(*key)
     if after:
-        seen = tuple_(*_parsed(after, len(key)))
+        seen = tuple_(*_parse(after, len(key)))
         query = query.where(columns < seen if newest_first else columns > seen)
     order = [column.desc() if newest_first else column for column in key]
     rows = session.execute(query.order_by(*order).limit(limit + 1)).all()
@@ -48,12 +48,12 @@ def page(
 
 def page_of_list(rows: Sequence[Any], *, after: str = "", limit: int) -> Page:
     """Return a page of a short list in memory; the cursor is an index."""
-    [first] = _parsed(after, 1) if after else [0]
+    [first] = _parse(after, 1) if after else [0]
     end = first + limit
     return Page(rows[first:end], len(rows), str(end) if end < len(rows) else None)
 
 
-def _parsed(cursor: str, length: int) -> list[int]:
+def _parse(cursor: str, length: int) -> list[int]:
     parts = cursor.split("-")
     if all(part.isdecimal() and len(part) < 20 for part in parts) and len(parts) == length:
         numbers = [int(part) for part in parts]

@@ -522,7 +522,7 @@ class Settings(BaseSettings):
         paths = filter(None, map(str.strip, self.weights_dirs.split(",")))
         named = [Path(path).expanduser().absolute() for path in paths]
         written = self.write_folders
-        safe = [each for each in named if not any(map(each.is_relative_to, written))]
+        safe = [folder for folder in named if not any(map(folder.is_relative_to, written))]
         return [path.resolve() for path in safe]
 
     @property

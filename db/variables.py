@@ -42,7 +42,7 @@ def problems(environment: Mapping[str, str], settings: Iterable[str]) -> dict[st
     """Return what is wrong with the names of variables, by variable. settings: their names."""
     known = {name.upper() for name in settings} | OF_SCRIPTS | OF_RUNS
     named = f"{environment.get(ALLOWING, '')},{environment.get(f'{PREFIX}RUN_ENVIRONMENT', '')}"
-    allowed = [each.strip() for each in named.split(",") if each.strip()]
+    allowed = [name.strip() for name in named.split(",") if name.strip()]
     found = {}
     for variable in environment:
         name = variable.upper().removeprefix(PREFIX)
@@ -64,5 +64,5 @@ def problems(environment: Mapping[str, str], settings: Iterable[str]) -> dict[st
 def _is_allowed(variable: str, allowed: list[str], environment: Mapping[str, str]) -> bool:
     if IN_POD in environment and OF_SERVICES.fullmatch(variable):
         return True
-    beginnings = tuple(each.removesuffix("*") for each in allowed if each.endswith("*"))
+    beginnings = tuple(name.removesuffix("*") for name in allowed if name.endswith("*"))
     return variable in allowed or variable.startswith(beginnings)

@@ -309,7 +309,7 @@ class Worker:
     def _fail_unclaimable(self, free: set[int]) -> None:
         """Fail each queued run whose claim raises, so that others can be claimed."""
         with self.database.reading() as session:
-            run_ids = queue.queued(session) if self.only is None else [self.only]
+            run_ids = queue.list_queued(session) if self.only is None else [self.only]
         for run_id in run_ids:
             try:
                 with self.database.writing() as session:

@@ -222,7 +222,7 @@ def list_alerts(
     session: Db, principal: SignedIn, after: After = "", limit: Limit = 100
 ) -> AlertList:
     """List the user's alerts."""
-    page = alerts.listed(session, principal.user, after=after, limit=limit)
+    page = alerts.list_alerts(session, principal.user, after=after, limit=limit)
     rows = [AlertRow.model_validate(row) for (row,) in page.rows]
     return AlertList(alerts=rows, total=page.total, next=page.next)
 
@@ -250,7 +250,9 @@ def mark_alerts_read(body: Reading, session: Db, principal: SignedIn) -> None:
 @requires(ACCOUNT)
 def list_channels(session: Db, principal: SignedIn) -> list[ChannelRow]:
     """List the user's channels."""
-    return [ChannelRow.model_validate(row) for row in channels.listed(session, principal.user)]
+    return [
+        ChannelRow.model_validate(row) for row in channels.list_channels(session, principal.user)
+    ]
 
 
 async def _forbidden(body: NewChannel, settings: TheSettings, _user: AdmittedEarly) -> str:
@@ -307,7 +309,7 @@ def list_deliveries(
     session: Db, principal: SignedIn, after: After = "", limit: Limit = 100
 ) -> Deliveries:
     """List the deliveries through the user's channels."""
-    page = deliveries.listed(session, principal.user, after=after, limit=limit)
+    page = deliveries.list_deliveries(session, principal.user, after=after, limit=limit)
     rows = [_delivery(row, channel) for row, channel in page.rows]
     return Deliveries(deliveries=rows, total=page.total, next=page.next)
 

@@ -244,9 +244,9 @@ def _alerts(
     deliveries_after: str = "",
 ) -> HTMLResponse:
     user = principal.user
-    rows = alerts.listed(session, user, after=after, limit=ROWS_SHOWN)
-    sent = deliveries.listed(session, user, after=deliveries_after, limit=ROWS_SHOWN)
-    mine = channels.listed(session, user)
+    rows = alerts.list_alerts(session, user, after=after, limit=ROWS_SHOWN)
+    sent = deliveries.list_deliveries(session, user, after=deliveries_after, limit=ROWS_SHOWN)
+    mine = channels.list_channels(session, user)
     return page(
         request,
         "alerts/alerts.html",

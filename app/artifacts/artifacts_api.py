@@ -184,7 +184,7 @@ def list_artifacts(
     limit: Limit = 100,
 ) -> ArtifactList:
     """List artifacts of the visible projects, newest first."""
-    found = artifact_versions.listed(session, project, after=after, limit=limit)
+    found = artifact_versions.list_artifacts(session, project, after=after, limit=limit)
     counts = artifact_versions.counts(session, [row[0].id for row in found.rows])
     rows = [_summary(row[0], counts) for row in found.rows]
     return ArtifactList(total=found.total, next=found.next, artifacts=rows)
@@ -296,7 +296,9 @@ def save_version(
     for alias in body.aliases:
         check_alias(alias)
     sizes = {(file.sha256, file.size_bytes) for file in body.files}
-    known = artifact_versions.known_blobs(session, body.project, {sha256 for sha256, _ in sizes})
+    known = artifact_versions.find_known_blobs(
+        session, body.project, {sha256 for sha256, _ in sizes}
+    )
     if new := sizes - known.keys():
         quotas.check_storage(session, body.project, sum(size for _, size in new))
     version = artifact_versions.save(
@@ -409,7 +411,7 @@ def check_alias(alias: str) -> None:
 def version_summaries(session: Session, rows: Sequence[ArtifactVersion]) -> list[VersionSummary]:
     """Return versions as JSON, with their aliases and runs."""
     aliases = artifact_versions.aliases(session, {row.collection_id for row in rows})
-    links = artifact_versions.linked(session, [row.id for row in rows])
+    links = artifact_versions.list_links(session, [row.id for row in rows])
     return [
         VersionSummary(
             id=row.id,

@@ -37,7 +37,7 @@ def show_artifacts(
     after: After = "",
 ) -> HTMLResponse:
     """Show the artifacts of one or all visible projects."""
-    found = artifact_versions.listed(session, project, after=after, limit=PAGE_SIZE)
+    found = artifact_versions.list_artifacts(session, project, after=after, limit=PAGE_SIZE)
     rows = [row[0] for row in found.rows]
     return page(
         request,

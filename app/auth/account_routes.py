@@ -241,7 +241,7 @@ def _account(
         has_password=user.password_hash is not None,
         tokens=accounts.api_tokens(session, principal.user),
         kinds=KINDS,
-        projects=[row.name for row in projects.listed(session, principal.grants.projects)],
+        projects=[row.name for row in projects.list_projects(session, principal.grants.projects)],
         days=accounts.TOKEN_DAYS,
         sign_ins=accounts.sign_ins(session, principal.user),
         this=at_browser.token_hash,

@@ -70,7 +70,7 @@ def list_audit_events(
 ) -> AuditLog:
     """List audit events."""
     filters = conditions(session, run, user, since)
-    listed = audit.listed(session, **filters, after=after, limit=limit)
+    listed = audit.list_events(session, **filters, after=after, limit=limit)
     rows = [_row(action, name) for action, name in listed.rows]
     return AuditLog(audit_events=rows, total=listed.total, next=listed.next)
 
@@ -117,7 +117,7 @@ def show_audit_log(
     events, errors = Page([], 0, None), dict[str, str]()
     try:
         checked = conditions(session, _run(run), user, _day(since))
-        events = audit.listed(session, **checked, after=after, limit=100)
+        events = audit.list_events(session, **checked, after=after, limit=100)
     except Invalid as error:
         errors = error.errors
     code = 422 if errors else 200

@@ -38,7 +38,7 @@ def resolve(session: Session, permission: Permission, name: str, action: str = "
 
 def permitted(session: Session, grants: Grants, permission: Permission) -> list[str]:
     """Return the projects in which a permission is granted, sorted."""
-    known = projects.listed(session, grants.projects)
+    known = projects.list_projects(session, grants.projects)
     return [row.name for row in known if grants.may(permission, row.name)]
 
 

@@ -47,7 +47,7 @@ def list_secrets(
     session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
 ) -> Secrets:
     """List the names of the secrets."""
-    listed = page_of_list(secrets.listed(session), after=after, limit=limit)
+    listed = page_of_list(secrets.list_secrets(session), after=after, limit=limit)
     rows = [
         SecretRow(name=secret.name, user=user, set_at=secret.set_at) for secret, user in listed.rows
     ]
@@ -116,7 +116,7 @@ def _secrets(
         "auth/secrets.html",
         principal=principal,
         status_code=422 if errors else 200,
-        secrets=secrets.listed(session),
+        secrets=secrets.list_secrets(session),
         name=name,
         errors=errors or {},
     )

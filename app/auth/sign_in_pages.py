@@ -155,7 +155,7 @@ def finish_sso(
         with database.writing() as session:
             user = accounts.user_of_subject(session, claims.subject, claims.name)
             oidc_role_mapping.apply(
-                session, user, oidc_role_mapping.parsed(settings.oidc_roles), claims.groups
+                session, user, oidc_role_mapping.parse(settings.oidc_roles), claims.groups
             )
             sign_in(request, response, session, user)
             audit.record_now(session, request, user, "signed in by the provider")

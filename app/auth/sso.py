@@ -75,7 +75,7 @@ class Provider:
 
     def __init__(self, settings: Settings) -> None:
         try:
-            oidc_role_mapping.parsed(settings.oidc_roles)
+            oidc_role_mapping.parse(settings.oidc_roles)
         except ValueError as error:
             raise Invalid({"HALFSTEP_OIDC_ROLES": str(error)}) from error
         self._settings = settings

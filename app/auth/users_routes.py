@@ -72,7 +72,7 @@ class Change(Body):
 def list_users(session: Db, _principal: SignedIn, after: Text = "", limit: int = 200) -> Accounts:
     """List the accounts."""
     limit = max(1, min(limit, 1000))
-    rows = people.listed(session, after=after, limit=limit)
+    rows = people.list_people(session, after=after, limit=limit)
     return Accounts(
         users=[_account(*row) for row in rows],
         next=rows[-1].user.name if len(rows) == limit else None,
@@ -189,8 +189,8 @@ def _people(
         "auth/users.html",
         principal=principal,
         status_code=422 if errors else 200,
-        people=people.listed(session),
-        projects=[row.name for row in projects.listed(session)],
+        people=people.list_people(session),
+        projects=[row.name for row in projects.list_projects(session)],
         roles=ROLES,
         name=name,
         invited=invited,

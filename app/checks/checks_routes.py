@@ -78,7 +78,7 @@ def list_checks(
 ) -> Checks:
     """List the uploaded reports of visible projects."""
     names = None if project is None else [project]
-    listed = check_reports.listed(session, names, after=after, limit=limit)
+    listed = check_reports.list_reports(session, names, after=after, limit=limit)
     rows = [CheckRow(**_row(*row)) for row in listed.rows]
     return Checks(checks=rows, total=listed.total, next=listed.next)
 
@@ -137,14 +137,14 @@ def show_checks(
 ) -> HTMLResponse:
     """List the reports of one visible project, or of all."""
     only = None if project is None else [project]
-    listed = check_reports.listed(session, only, after=after, limit=PAGE_SIZE)
+    listed = check_reports.list_reports(session, only, after=after, limit=PAGE_SIZE)
     return page(
         request,
         "checks/checks.html",
         principal=principal,
         rows=listed.rows,
         next=listed.next,
-        projects=[each.name for each in projects.listed(session, principal.grants.projects)],
+        projects=[each.name for each in projects.list_projects(session, principal.grants.projects)],
         project=project,
     )
 

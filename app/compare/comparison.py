@@ -443,7 +443,7 @@ def _compared(
     ids, configs = [run.id for run in some_runs], [run.settings for run in some_runs]
     names = comparisons.metric_names(session, ids, most=MOST_METRICS)
     names = [*dict.fromkeys((*names, *metrics))]
-    measured = windows.measured_by_run(session, ids, names={*names, *MEASURED})
+    measured = windows.measure_by_run(session, ids, names={*names, *MEASURED})
     own_metrics = {run.id: _own_metrics(run, measured[run.id]) for run in some_runs}
     losses = comparisons.lowest_losses(session, ids)
     summaries = summarise_all(session, members, settings, queue)

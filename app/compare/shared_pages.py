@@ -287,7 +287,7 @@ def _run(session: Session, settings: Settings, run_id: int, chosen: Choice) -> d
     last = runs.last_change(session, run_id)
     moment = clock.current(session)
     metric_names = chosen.names(session, run_id)
-    measured = windows.measured(session, run_id, names=metric_names.names)
+    measured = windows.measure(session, run_id, names=metric_names.names)
     summary = summarise(session, run, owner, settings)
     return {
         "tabs": TABS,

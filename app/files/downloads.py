@@ -25,7 +25,7 @@ from app.live.live_log import live_parts
 from db.access.permissions import Permission
 from db.errors import NotFound, StorageUnreachable
 from db.files import artifacts, checkpoints
-from db.files.object_store import is_own, open_store, signed_address, why
+from db.files.object_store import is_own, open_store, sign_address, why
 from db.files.storage import Stored
 from db.runs import runs
 from db.settings import Settings
@@ -187,7 +187,7 @@ def send(
     # A resume with our ETag is not redirected: the bucket has another ETag for the file.
     if redirects and request.headers.get("if-range") != etag:
         _check(store, row)
-        if address := signed_address(store, row.key, seconds=SIGNED_SECONDS):
+        if address := sign_address(store, row.key, seconds=SIGNED_SECONDS):
             return Response(status_code=307, headers=headers | {"Location": address})
     byte_range, status = range(size), 200
     if request.headers.get("if-range", etag) == etag:

@@ -93,7 +93,7 @@ class FileUpload(NamedTuple):
             quotas.lock_limits(session, unlocked.project)
         run, _attempt = ingest.lock_attempt(session, self.user, self.run_id, self.attempt)
         if not self._is_blob:
-            ingest.stored(run, self._awaited(session), key)
+            ingest.record_stored(run, self._awaited(session), key)
             return key
         key = artifact_versions.store_blob(
             session, self.sha256, self.size_bytes, key, run_id=self.run_id
@@ -107,7 +107,7 @@ class FileUpload(NamedTuple):
         return self.path == f"{BLOBS}/{self.sha256}"
 
     def _awaited(self, session: Session) -> list[CheckpointFile | Artifact]:
-        return ingest.awaited(
+        return ingest.find_awaited(
             session, self.run_id, self.path, size_bytes=self.size_bytes, sha256=self.sha256
         )
 

@@ -167,7 +167,7 @@ def _store_of_project(
     with database.writing() as session:
         permissions.limit(session, request.state.grants)
         resolve(session, Permission.SUBMIT_RUN, project)
-        if not artifact_versions.known_blobs(session, project, {sha256}):
+        if not artifact_versions.find_known_blobs(session, project, {sha256}):
             quotas.check_storage(session, project, size_bytes)
         version_id = artifact_versions.save(
             session, user, project, NOTE_IMAGES, type="image", entries=[entry]

@@ -24,7 +24,7 @@ from app.http.parameters import RowId, flaws, outsized
 from app.telemetry.environment import Git, SourceFile
 from db.access import projects
 from db.errors import Invalid
-from db.names import cleaned
+from db.names import clean
 from db.runs import environments
 from db.tables import LARGEST_COUNT, LARGEST_ID
 from db.telemetry import ingest
@@ -139,10 +139,10 @@ class Recorded(BaseModel):
 def begin(body: WatchedRun, session: Db, sender: Sender, request: Request) -> Begun:
     """Create a watched run, or find it by its id; a higher attempt replaces the one before."""
     named = body.project or projects.DEFAULT
-    known = ingest.known(session, sender, body.id)
+    known = ingest.find_watched(session, sender, body.id)
     run_id, project = (known.id, known.project) if known else (None, named)
     check_may_upload(request.state.known, run_id, project)
-    makes_project = named != projects.DEFAULT and not projects.listed(session, [named])
+    makes_project = named != projects.DEFAULT and not projects.list_projects(session, [named])
     config = json_safe(body.config or {})
     texts = {"versions": body.versions, "command": body.command, "folder": body.folder}
     if errors := outsized(config) or flaws({"config": config, **texts}):
@@ -152,10 +152,10 @@ def begin(body: WatchedRun, session: Db, sender: Sender, request: Request) -> Be
         sender,
         body.id,
         body.attempt,
-        name=cleaned(body.name) or "watched",
+        name=clean(body.name) or "watched",
         project=named,
         config=config,
-        tags=", ".join(filter(None, (cleaned(tag.replace(",", " ")) for tag in body.tags))),
+        tags=", ".join(filter(None, (clean(tag.replace(",", " ")) for tag in body.tags))),
         started_at=body.started.timestamp(),
         host=body.host,
         versions=body.versions,
@@ -278,7 +278,7 @@ def end(
         step=body.step,
         error=body.error,
         exit_code=body.exit_code,
-        preemption=cleaned(body.preemption or ""),
+        preemption=clean(body.preemption or ""),
         lost_bytes=body.lost_bytes or 0,
     )
     if has_ended:

@@ -312,7 +312,7 @@ def _rows(
         html = fragment("run/_skips.html", run=run, skipped=skipped)
         yield "skips", TableRows(html=html, most=SKIPS_SHOWN)
     if names := {metric.name for metric in changes.metrics}.intersection(metrics):
-        measured = windows.measured(session, run.id, names=names)
+        measured = windows.measure(session, run.id, names=names)
         keys = sorted(metrics, key=metric_order)
         html = fragment("run/_metrics.html", metrics=measured)
         yield "metrics", TableRows(html=html, keys=keys)

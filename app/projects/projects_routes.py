@@ -88,7 +88,7 @@ class Member(Body):
 @requires(SIGNED_IN)
 def list_projects(session: Db, principal: SignedIn) -> list[ProjectRow]:
     """List the visible projects."""
-    return _rows(session, projects.listed(session, principal.grants.projects))
+    return _rows(session, projects.list_projects(session, principal.grants.projects))
 
 
 @api.post("", status_code=201)
@@ -156,7 +156,7 @@ def set_quota(
 
 
 def _rows(session: Session, rows: list[Project]) -> list[ProjectRow]:
-    used = quotas.used(session, [row.name for row in rows])
+    used = quotas.read_usage(session, [row.name for row in rows])
     columns = ProjectRow.model_fields.keys() & set(Project.__table__.columns.keys())
     return [
         ProjectRow(**{name: getattr(row, name) for name in columns}, **used[row.name])
@@ -342,7 +342,7 @@ def _projects(
     errors: dict[str, str] | None = None,
     typed: dict[str, str] | None = None,
 ) -> HTMLResponse:
-    shown = projects.listed(session, principal.grants.projects)
+    shown = projects.list_projects(session, principal.grants.projects)
     return page(
         request,
         "projects/projects.html",
@@ -360,7 +360,7 @@ def _projects(
         allowed=permissions.PERMISSIONS_OF,
         name=name,
         at=at,
-        used=quotas.used(session, [row.name for row in shown]),
+        used=quotas.read_usage(session, [row.name for row in shown]),
         typed=typed or {},
         errors=errors or {},
     )

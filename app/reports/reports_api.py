@@ -87,7 +87,7 @@ def list_reports(
 ) -> Reports:
     """List the reports of visible projects."""
     names = None if project is None else [project]
-    page = reports.listed(session, names, after=after, limit=limit)
+    page = reports.list_reports(session, names, after=after, limit=limit)
     rows = [ReportRow(**_row(*row)) for row in page.rows]
     return Reports(reports=rows, total=page.total, next=page.next)
 

@@ -58,9 +58,9 @@ def list_reports(
     after: After = "",
 ) -> HTMLResponse:
     """List the reports of one visible project, or of all."""
-    names = [each.name for each in projects.listed(session, principal.grants.projects)]
+    names = [each.name for each in projects.list_projects(session, principal.grants.projects)]
     only = None if project is None else [project]
-    listed = reports.listed(session, only, after=after, limit=PAGE_SIZE)
+    listed = reports.list_reports(session, only, after=after, limit=PAGE_SIZE)
     return page(
         request,
         "reports/reports.html",
@@ -262,7 +262,7 @@ def _new(
 ) -> HTMLResponse:
     names = may_submit_to(session, principal.grants)
     has_panel = bool(values.get("panel_runs"))
-    offered = reports.listed(session, names, limit=MOST_OFFERED).rows if has_panel else []
+    offered = reports.list_reports(session, names, limit=MOST_OFFERED).rows if has_panel else []
     return page(
         request,
         "reports/new_report.html",

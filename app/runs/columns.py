@@ -13,7 +13,7 @@ from app.http.parameters import flaw
 from app.submission import config_schema
 from db.errors import Invalid
 from db.runs import groups
-from db.runs.run_filters import METRICS, TAKEN, qualified, values_of
+from db.runs.run_filters import METRICS, TAKEN, qualify, values_of
 from db.tables import Run
 
 NEWEST_FIRST = "-id"
@@ -119,7 +119,7 @@ def usual(some_runs: Sequence[Run], metrics: Sequence[str]) -> list[Column]:
 def _first_metric(metrics: Sequence[str]) -> list[str]:
     """Return the metric that most runs have."""
     most_common = Counter(name for name in metrics if _is_short(name)).most_common(1)
-    return [qualified(name, METRICS) for name, _count in most_common]
+    return [qualify(name, METRICS) for name, _count in most_common]
 
 
 def _is_short(name: str) -> bool:

@@ -170,7 +170,7 @@ def notes(session: Session, terms: Filter, sort: str, shown: Iterable[str] = ())
     """
     name = sort.removeprefix("-")
     order = () if name in ORDERS or name in SYNONYMS else (name,)
-    unknown = autocomplete.unknown(session, dict.fromkeys((*names(terms), *order, *shown)))
+    unknown = autocomplete.find_unknown(session, dict.fromkeys((*names(terms), *order, *shown)))
     vocabulary = autocomplete.vocabulary(session) if unknown else None
     allowed = (*NUMBERS, *vocabulary.settings, *vocabulary.metrics) if vocabulary else ()
     return [f"there is no setting or metric {name}{_suggestion(name, allowed)}" for name in unknown]

@@ -65,7 +65,7 @@ def figures(shown: Sequence[Column]) -> list[Column]:
 
 def notes(session: Session, by: str) -> list[str]:
     """Return a note if runs cannot be grouped by this name."""
-    if by in GROUPED_BY or not autocomplete.unknown(session, [by]):
+    if by in GROUPED_BY or not autocomplete.find_unknown(session, [by]):
         return []
     return [f"there is no setting {by}; runs are grouped by settings and {', '.join(GROUPED_BY)}"]
 

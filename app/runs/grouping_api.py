@@ -12,7 +12,7 @@ from app.http.parameters import Name, Sort, Text
 from app.runs import columns, filters, grouping
 from app.runs.summary import Number
 from db.errors import Invalid
-from db.runs.grouping import GROUPED_BY, grouped
+from db.runs.grouping import GROUPED_BY, group_runs
 from db.runs.run_filters import SYNONYMS
 
 router = APIRouter(prefix="/runs", tags=["runs"])
@@ -89,7 +89,7 @@ def list_groups(
     if sorted_by not in allowed and SYNONYMS.get(sorted_by) not in allowed:
         text = f"{sort[:100]!r} is not valid; allowed: {', '.join(allowed)}, descending with -"
         raise Invalid({"sort": text})
-    result = grouped(session, group, names=names, conditions=terms, sort=sort)
+    result = group_runs(session, group, names=names, conditions=terms, sort=sort)
     paired = grouping.paired(session, result)
     return GroupList(
         groups=[

@@ -38,7 +38,7 @@ def numbers() -> list[ColumnElement[int | None]]:
     since = Created(is_before=False, seconds_ago=ATTENTION_DAYS * 86400.0)
     running, queued = ([Term(InStatus((status,)))] for status in (Status.RUNNING, Status.QUEUED))
     unwell = [Term(NeedsAttention()), Term(since)]
-    return [runs.counted(terms) for terms in (running, queued, unwell)]
+    return [runs.count_matching(terms) for terms in (running, queued, unwell)]
 
 
 def read(session: Session, queue: Queue) -> ListFacts:

@@ -24,7 +24,7 @@ from db.health.scaling_health import has_scaler
 from db.queue import pending_reasons
 from db.queue.pending_reasons import Queue
 from db.runs import comparisons, runs, trash, views
-from db.runs.grouping import GROUPED_BY, Grouped, grouped
+from db.runs.grouping import GROUPED_BY, Grouped, group_runs
 from db.runs.run_filters import Filter, InStatus, Term
 from db.tables import ENDED, Run
 from db.telemetry import latest_metrics, series
@@ -105,9 +105,13 @@ def list_runs(
     parsed = _parsed(f"{filter_text} {more}".strip(), principal.user.name)
     group_notes = grouping.notes(session, group) if group else []
     is_grouped = bool(group) and not group_notes
-    saved, queue = views.listed(session, principal.user), Queue.read(session)
+    saved, queue = views.list_views(session, principal.user), Queue.read(session)
     counted = view_tabs.counted(principal.user, saved)
-    numbers = [*list_facts.numbers(), runs.counted(_unended(parsed.terms)), *counted.values()]
+    numbers = [
+        *list_facts.numbers(),
+        runs.count_matching(_unended(parsed.terms)),
+        *counted.values(),
+    ]
     newest, moment, in_trash, counts = trash.newest_and_contents(session, numbers)
     facts, active = list_facts.from_counts(counts[:3], queue), counts[3]
     group_rows, listed = Grouped([], 0, ""), Listed()
@@ -125,7 +129,7 @@ def list_runs(
     names = [column.sort for column in figures]
     followed = listed.rows
     if is_grouped and not parsed.mistakes:
-        group_rows = grouped(session, group, names=names, conditions=parsed.terms, sort=sort)
+        group_rows = group_runs(session, group, names=names, conditions=parsed.terms, sort=sort)
         # The runs of all groups that a live page can follow.
         followed = runs.newest(session, conditions=_unended(parsed.terms), limit=PAGE_SIZE)
     marks = pending_reasons.marks([run for run, _owner in followed], queue, moment)

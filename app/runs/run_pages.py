@@ -64,7 +64,7 @@ FORMER_TABS = {"history": "configuration"}
 @requires(SIGNED_IN)
 def find_watched_run(watch_id: str, session: Db, _principal: SignedIn) -> RedirectResponse:
     """Redirect to the page of a watched run by the identifier that its script knows at once."""
-    return RedirectResponse(f"/runs/{runs.watched(session, watch_id)}", status_code=303)
+    return RedirectResponse(f"/runs/{runs.find_watched(session, watch_id)}", status_code=303)
 
 
 @router.get("/runs/{run_id}")
@@ -87,7 +87,7 @@ def show_run(
     run_settings = config_values.settings_of(session, run)
     summary = summarise(session, run, owner, settings)
     advice = advised(session, run)
-    measured = windows.measured(session, run_id, names=metric_names.names)
+    measured = windows.measure(session, run_id, names=metric_names.names)
     arranged = preferences(session, principal.user, run.recipe)
     has_diagnosis = bool(advice) and _has_ended_unwell(summary, advice[0])
     stepless = stepless_figures(session, run)
@@ -160,7 +160,7 @@ def show_run(
         task=run.task,
         measured=precision_plans.measured_of(session, run_id),
         lab=lab_card(session, run),
-        measured_steps=checkpoints.measured_steps,
+        list_measured_steps=checkpoints.list_measured_steps,
         is_measurable=precision_plans.is_measurable(run),
         checkpoint_steps=precision_plans.checkpoint_steps(session, run_id),
     )

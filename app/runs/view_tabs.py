@@ -32,8 +32,8 @@ def counted(user: User, saved: Sequence[SavedView]) -> dict[str, ColumnElement[i
     """Return the SQL expressions of the counts by filter; "" for all runs."""
     texts = [MINE, *(view.filter for view in saved[:MOST_COUNTED])]
     read = {text: terms for text in texts if (terms := _terms(text, user)) is not None}
-    numbers = {text: runs.counted(terms, most=MOST_RUNS) for text, terms in read.items()}
-    return numbers | {"": runs.counted(())}
+    numbers = {text: runs.count_matching(terms, most=MOST_RUNS) for text, terms in read.items()}
+    return numbers | {"": runs.count_matching(())}
 
 
 def tabs(saved: Sequence[SavedView], counts: dict[str, int | None]) -> list[Tab]:

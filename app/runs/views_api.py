@@ -37,7 +37,7 @@ def list_views(session: Db, principal: SignedIn) -> list[SavedView]:
     """List your own views by name."""
     return [
         SavedView.model_validate(view, from_attributes=True)
-        for view in views.listed(session, principal.user)
+        for view in views.list_views(session, principal.user)
     ]
 
 

@@ -129,7 +129,7 @@ def estimate(
                 speed_text=f"{number(row.steps_per_second)} steps/s",
                 memory_text="" if row.memory_bytes is None else size(row.memory_bytes),
             )
-            for name, row in estimates.measured(session, **alike).items()
+            for name, row in estimates.measure(session, **alike).items()
         },
         sentences=[
             *_time_sentences(ahead, similar, seconds),

@@ -269,7 +269,7 @@ def _measured(
     batch_size = whole.get("training", {}).get("batch_size")
     if not isinstance(batch_size, int | None):  # of a form that is shown with its errors
         return {}
-    return estimates.measured(
+    return estimates.measure(
         session,
         recipes={recipe["name"], recipe.get("reference", recipe["name"])},
         nodes=places["nodes"],
@@ -317,7 +317,7 @@ def form(
         main=main,
         field_sets=field_sets,
         projects=projects,
-        presets=presets.listed(session, projects, chosen["name"]) if chosen else [],
+        presets=presets.list_presets(session, projects, chosen["name"]) if chosen else [],
         values=dict.fromkeys((*RUN_FIELDS, "preset"), "") | values,
         errors=errors or {},
         titles={field.path: field.title for field in config_schema.properties(schema)} | RUN_TITLES,

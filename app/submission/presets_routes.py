@@ -109,7 +109,7 @@ def delete_preset(preset_id: RowId, session: Db, _principal: SignedIn) -> None:
 def _row(preset: Preset) -> PresetRow:
     columns = ("id", "name", "recipe", "config", "project", "saved_at")
     place = {"priority": 0, "nodes": 1, "devices_per_node": 1} | preset.place
-    place["tags"] = run_metadata.parted(preset.place.get("tags", ""))
+    place["tags"] = run_metadata.split_tags(preset.place.get("tags", ""))
     return PresetRow(**{name: getattr(preset, name) for name in columns}, **place)
 
 

@@ -18,7 +18,7 @@ from db.access import permissions, projects
 from db.access.permissions import Grants, Permission
 from db.errors import Invalid, NotFound
 from db.files import checkpoints, uploads
-from db.names import cleaned
+from db.names import clean
 from db.queue import estimates, quotas, workers
 from db.queue.idempotency import hash_of_request, made_by
 from db.runs import groups, run_metadata, runs
@@ -114,10 +114,10 @@ def submit(
     project = _project(session, grants, submission)
     projects.lock_shared(session, project)
     quotas.check_submission(session, user, project)
-    name = cleaned(submission.name)
+    name = clean(submission.name)
     options: dict[str, Any] = {
         "config": checked.config,
-        "tags": ", ".join(filter(None, map(cleaned, submission.tags.split(",")))),
+        "tags": ", ".join(filter(None, map(clean, submission.tags.split(",")))),
         "project": project,
         "priority": submission.priority,
         "devices_per_node": submission.devices_per_node,

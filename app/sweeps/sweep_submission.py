@@ -33,7 +33,7 @@ from app.telemetry import metric_direction
 from db.access import permissions, projects
 from db.database import Database, is_outage
 from db.errors import Conflict, HalfstepError, Invalid, NotFound
-from db.names import cleaned
+from db.names import clean
 from db.queue import quotas, workers
 from db.queue.idempotency import hash_of_request, made_by
 from db.sweeps import sweeps
@@ -361,8 +361,7 @@ def begin(
     if submission.command:
         subject = command_lines.default_name(submission.command.line)
     sweep = Sweep(
-        name=cleaned(submission.name)
-        or f"{subject} by {search_space.name_of(checked.space)}"[:100],
+        name=clean(submission.name) or f"{subject} by {search_space.name_of(checked.space)}"[:100],
         owner_id=user.id,
         project=project,
         recipe=submission.recipe,

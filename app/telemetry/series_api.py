@@ -318,7 +318,7 @@ def get_flagged_steps(
 ) -> FlaggedSteps:
     """Return the steps that were skipped or had a non-finite loss, never sampled."""
     runs.get(session, run_id)
-    columns = history.flagged_steps(session, run_id, after=after or 0, limit=limit)
+    columns = history.read_flagged_steps(session, run_id, after=after or 0, limit=limit)
     return FlaggedSteps(
         **columns,
         total=history.count_flagged(session, run_id),
@@ -363,7 +363,7 @@ def get_metrics_summary(
     """Return summaries of a page of the run's metrics; `next` is the next `metric_after`."""
     runs.get(session, run_id)
     page = chosen.names(session, run_id)
-    rows = windows.measured(session, run_id, names=page.names)
+    rows = windows.measure(session, run_id, names=page.names)
     metrics = [MetricSummary(**vars(row) | {"value": json_safe(row.value)}) for row in rows]
     return MetricSummaries(metrics=metrics, total=page.total, next=page.next)
 

@@ -74,8 +74,8 @@ class RulePreview(BaseModel):
 @requires(SIGNED_IN)
 def list_rules(session: Db, principal: SignedIn) -> list[Rule]:
     """List the instance's rule, and the rules of visible projects."""
-    names = {row.name for row in projects.listed(session, principal.grants.projects)}
-    seen = (rule for rule in retention.listed(session) if rule.project in {None, *names})
+    names = {row.name for row in projects.list_projects(session, principal.grants.projects)}
+    seen = (rule for rule in retention.list_rules(session) if rule.project in {None, *names})
     return [_row(rule) for rule in seen]
 
 
@@ -122,7 +122,7 @@ def end_rule(session: Db, principal: SignedIn, scope: Annotated[Text, Query()]) 
 
 def _read(checkpoint_days: float | None, log_days: float | None) -> Rules:
     days = {"checkpoint_days": checkpoint_days, "log_days": log_days}
-    return retention.checked({name: str(age) for name, age in days.items() if age is not None})
+    return retention.parse({name: str(age) for name, age in days.items() if age is not None})
 
 
 def _row(rule: RetentionRule) -> Rule:
@@ -155,7 +155,7 @@ def post_rule(
     project = project_of(session, principal.grants, scope)
     typed = {"scope": scope} | {name: str(posted.get(name, ""))[:50] for name in FIELDS}
     try:
-        rules = retention.checked(typed)
+        rules = retention.parse(typed)
     except Invalid as error:
         return _page(request, session, principal, typed, errors=error.errors)
     confirmed = repr(rules)
@@ -188,12 +188,12 @@ def _page(
     preview: Preview | None = None,
     confirmation: str = "",
 ) -> HTMLResponse:
-    seen = projects.listed(session, principal.grants.projects)
+    seen = projects.list_projects(session, principal.grants.projects)
     names = {row.name for row in seen}
     managed = [
         row.name for row in seen if principal.grants.may(Permission.MANAGE_MEMBERS, row.name)
     ]
-    rules = retention.listed(session)
+    rules = retention.list_rules(session)
     return page(
         request,
         "trash/retention.html",

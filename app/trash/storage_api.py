@@ -39,7 +39,7 @@ def get_storage(session: Db, settings: TheSettings, _principal: SignedIn) -> Sto
     space, in_trash = disk(settings), trash.contents(session)
     return Storage(
         disk=DiskSpace(**vars(space)) if space else None,
-        stored_bytes=runs.stored_bytes(session),
+        stored_bytes=runs.sum_stored_bytes(session),
         trash_bytes=in_trash.stored_bytes,
         trash_runs=in_trash.runs,
     )

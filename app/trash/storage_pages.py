@@ -31,7 +31,7 @@ def show_storage(
         entries=entries,
         total=sum(size for _name, size in entries),
         disk=disk(settings),
-        stored_bytes=runs.stored_bytes(session),
+        stored_bytes=runs.sum_stored_bytes(session),
         trash_contents=trash.contents(session),
     )
 

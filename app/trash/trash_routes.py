@@ -54,7 +54,7 @@ def list_trash(
     session: Db, settings: TheSettings, _principal: SignedIn, after: After = "", limit: Limit = 50
 ) -> Trash:
     """List deleted runs that are not erased yet."""
-    listed = trash.listed(session, after=after, limit=limit)
+    listed = trash.list_runs(session, after=after, limit=limit)
     return Trash(
         runs=[deleted(run, owner, settings) for run, owner in listed.rows],
         stored_bytes=trash.contents(session).stored_bytes,
@@ -89,7 +89,7 @@ def deleted(run: Run, owner: str, settings: Settings) -> DeletedRun:
     columns = ("id", "name", "status", "stored_bytes", "deleted_at", "erasing")
     fields = {name: getattr(run, name) for name in columns}
     return DeletedRun(
-        **fields, owner=owner, erased_after=trash.erased_after(run, settings.trash_days)
+        **fields, owner=owner, erased_after=trash.get_erasure_time(run, settings.trash_days)
     )
 
 
@@ -102,13 +102,13 @@ def show_trash(
     request: Request, session: Db, settings: TheSettings, principal: SignedIn, after: After = ""
 ) -> HTMLResponse:
     """Show deleted runs with the time until which they can be restored."""
-    runs_page = trash.listed(session, after=after, limit=PAGE_SIZE)
+    runs_page = trash.list_runs(session, after=after, limit=PAGE_SIZE)
     return page(
         request,
         "trash/trash.html",
         principal=principal,
         rows=[deleted(run, owner, settings) for run, owner in runs_page.rows],
-        reports=reports.deleted(session, limit=PAGE_SIZE),
+        reports=reports.list_deleted(session, limit=PAGE_SIZE),
         may_delete=partial(may_delete, grants=principal.grants),
         older=runs_page.next,
         trash_contents=trash.contents(session),

@@ -15,7 +15,7 @@ from db.access import permissions, projects
 from db.access.permissions import MEMBER, Grants, Permission
 from db.clock import now
 from db.errors import Conflict, Invalid, InvalidCredentials
-from db.names import checked_name, key_of, without_invisible
+from db.names import check_name, key_of, without_invisible
 from db.paging import Page, page
 from db.tables import (
     FULL,
@@ -113,7 +113,7 @@ def first_admin(session: Session) -> User | None:
 
 def make_user(session: Session, name: str, *, is_admin: bool = False) -> User:
     """Create an account without credentials. Raises Invalid."""
-    name = checked_name(name, most=NAME_CHARACTERS)
+    name = check_name(name, most=NAME_CHARACTERS)
     if (other := find_user(session, name)) is not None:
         taken = f"{name!r} is not free: there is a user {other.name!r} already"
         raise Invalid({"name": f"{taken}; allowed: a name that differs in more than case"})
@@ -184,7 +184,7 @@ def set_password(session: Session, user: User, password: str) -> None:
     _shut_out(session, user)
 
 
-def signed_in_by_recent_link(session: Session, sign_in: SignInSession) -> bool:
+def is_recent_link_sign_in(session: Session, sign_in: SignInSession) -> bool:
     """Return whether a browser signed in by a link within the last few minutes."""
     age = clock.current(session) - sign_in.created_at
     return sign_in.by_link and age < FRESH_SECONDS
@@ -197,7 +197,7 @@ def needs_current_password(session: Session, user: User, sign_in: SignInSession)
     """
     if user.password_hash is None and sign_in.by_link:
         return False
-    return not signed_in_by_recent_link(session, sign_in)
+    return not is_recent_link_sign_in(session, sign_in)
 
 
 def check_current_password(user: User, password: str) -> None:
@@ -340,7 +340,7 @@ def make_api_token(
     ):
         allowed = "for kind 'run' a watched run that you may upload, for other kinds none"
         raise Invalid({"run_id": f"{run_id} is not valid; allowed: {allowed}"})
-    name = checked_name(name, most=NAME_CHARACTERS)
+    name = check_name(name, most=NAME_CHARACTERS)
     token = f"hs_{secrets.token_urlsafe(32)}"
     mine = select(func.count()).where(ApiToken.user_id == user.id)
     if (session.scalar(mine) or 0) >= MOST_TOKENS:

@@ -32,7 +32,7 @@ def note_recipes(session: Session, worker: str, before: Set[str], after: Set[str
             session.add(AuditEvent(action=action, detail=detail, address=TERMINAL))
 
 
-def listed(
+def list_events(
     session: Session,
     *,
     run_id: int | None = None,

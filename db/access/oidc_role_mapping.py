@@ -24,7 +24,7 @@ class Rule(NamedTuple):
     project: str
 
 
-def parsed(text: str) -> list[Rule]:
+def parse(text: str) -> list[Rule]:
     """Read "group=role@project, group=role, group=admin". Raises ValueError."""
     rules = []
     for word in filter(None, map(str.strip, text.split(","))):

@@ -19,7 +19,7 @@ class Person(NamedTuple):
     roles: dict[str, str]
 
 
-def listed(session: Session, *, after: str = "", limit: int = 1000) -> list[Person]:
+def list_people(session: Session, *, after: str = "", limit: int = 1000) -> list[Person]:
     """List the accounts that were not removed, by name. after: the name of the last one seen."""
     query = select(User).where(User.removed_at.is_(None), User.name > after)
     users = session.scalars(query.order_by(User.name).limit(limit)).all()

@@ -178,7 +178,9 @@ def grants_of(
     rows: with the columns of `with_roles` last.
     """
     roles = (tuple(row)[-3:] for row in rows if not user.is_admin)
-    permissions = {project: _allowed(role, downloads) for project, role, downloads in roles if role}
+    permissions = {
+        project: _get_permissions(role, downloads) for project, role, downloads in roles if role
+    }
     return Grants(user.id, user.is_admin, permissions, PERMISSIONS_OF_TOKENS[kind], only)
 
 
@@ -194,11 +196,11 @@ def of_users(
     for user_id, project, role, viewers_download in session.execute(
         query.where(Membership.user_id.in_(user_ids))
     ):
-        result[user_id][project] = _allowed(role, viewers_download)
+        result[user_id][project] = _get_permissions(role, viewers_download)
     return result
 
 
-def _allowed(role: str, viewers_download: bool) -> frozenset[Permission]:
+def _get_permissions(role: str, viewers_download: bool) -> frozenset[Permission]:
     return PERMISSIONS_OF[role] | ({Permission.DOWNLOAD_FILES} if viewers_download else set())
 
 
@@ -233,7 +235,7 @@ def limits(session: Session) -> Grants | None:
 
 
 @contextmanager
-def unlimited(session: Session) -> Iterator[None]:
+def lift_limit(session: Session) -> Iterator[None]:
     """Lift a session's limit temporarily; only counts may be shown from it."""
     before = session.info.pop(_GRANTS, None)
     try:

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from db.access import permissions
 from db.access.permissions import ROLES
 from db.errors import Conflict, Invalid, NotFound
-from db.names import checked_name, key_of
+from db.names import check_name, key_of
 from db.queue import quotas
 from db.runs import notes, runs
 from db.sweeps import sweeps
@@ -83,7 +83,7 @@ def lock_within(session: Session, kind: type[Run | Sweep], row_id: int) -> None:
             tried.rollback()  # moved to another project, which must be locked first
 
 
-def listed(session: Session, names: Sequence[str] | None = None) -> list[Project]:
+def list_projects(session: Session, names: Sequence[str] | None = None) -> list[Project]:
     """Return projects by name. names: only these."""
     query = select(Project).order_by(Project.name)
     return list(session.scalars(query if names is None else query.where(Project.name.in_(names))))
@@ -99,7 +99,7 @@ def make(session: Session, name: str) -> Project:
 
 def rename(session: Session, name: str, new_name: str) -> Project:
     """Rename a project in all tables. Raises Invalid, NotFound."""
-    project = _own(session, name)
+    project = _get_own(session, name)
     _lock_exclusively(session, name)
     session.refresh(project)  # its previous holder may have set a limit
     new_name = _new_name(session, new_name, but=name)
@@ -127,10 +127,10 @@ def delete_empty(session: Session, name: str) -> None:
     Those in the trash count. Its roles, tokens, rules, presets, checks, note and empty sweeps are
     deleted.
     """
-    _own(session, name)
+    _get_own(session, name)
     _lock_exclusively(session, name)
     going_on = (Sweep.status != CANCELLED, Sweep.submitted < Sweep.runs_total)
-    with permissions.unlimited(session):
+    with permissions.lift_limit(session):
         if session.scalar(select(Run.id).where(Run.project == name).limit(1)) is not None:
             text = "runs, those in the trash included: only an empty one is deleted"
             raise Conflict(f"The project {name!r} has {text}.")
@@ -224,7 +224,7 @@ def move_sweep(session: Session, sweep_id: int, user: User, project: str) -> Swe
 
 def _move(session: Session, run: Run, user: User, project: str) -> None:
     before, run.project = run.project, project
-    called = f"from {quotas.called(before)} to {quotas.called(project)}"
+    called = f"from {quotas.label_of(before)} to {quotas.label_of(project)}"
     runs.remark(session, run, f"moved by {user.name}, {called}")
 
 
@@ -235,7 +235,7 @@ def _lock_exclusively(session: Session, name: str) -> None:
         raise NotFound(f"There is no project {name[:100]!r}.")
 
 
-def _own(session: Session, name: str) -> Project:
+def _get_own(session: Session, name: str) -> Project:
     """Return a project other than the default one. Raises Invalid, NotFound."""
     if name == DEFAULT:
         raise Invalid(
@@ -246,7 +246,7 @@ def _own(session: Session, name: str) -> Project:
 
 def _new_name(session: Session, name: str, but: str = DEFAULT) -> str:
     """Return a valid name that no other project has, or one that looks alike. Raises Invalid."""
-    name = checked_name(name, most=NAME_CHARACTERS)
+    name = check_name(name, most=NAME_CHARACTERS)
     for other in session.scalars(select(Project.name)):
         is_other = other != but or other == name
         if is_other and key_of(other) == key_of(name):
@@ -259,7 +259,7 @@ def get_or_create(session: Session, name: str) -> Project:
     if (project := session.get(Project, name)) is not None:
         lock_shared(session, name)
         return project
-    project = Project(name=checked_name(name, most=NAME_CHARACTERS))
+    project = Project(name=check_name(name, most=NAME_CHARACTERS))
     try:
         with session.begin_nested():
             session.add(project)

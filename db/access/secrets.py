@@ -30,7 +30,7 @@ class Unreadable(HalfstepError):
     """A secret cannot be decrypted."""
 
 
-def listed(session: Session) -> list[tuple[Secret, str]]:
+def list_secrets(session: Session) -> list[tuple[Secret, str]]:
     """List secrets by name, each with the user who set it, without values."""
     query = select(Secret, User.name).join(User, User.id == Secret.user_id).order_by(Secret.name)
     return [(secret, user) for secret, user in session.execute(query.limit(MOST))]
@@ -71,7 +71,7 @@ def read(session: Session, key_file: Path, names: Collection[str]) -> dict[str, 
     rows = {row.name: row for row in session.scalars(select(Secret).where(Secret.name.in_(names)))}
     if missing := sorted(set(names) - rows.keys()):
         raise Unreadable(f"secret {missing[0]} no longer exists")
-    cipher = _known(key_file)
+    cipher = _read_key(key_file)
     try:
         return {name: cipher.decrypt(row.ciphertext).decode() for name, row in rows.items()}
     except InvalidToken as error:
@@ -89,7 +89,7 @@ def encrypt(key_file: Path, text: str) -> str:
 def decrypt(key_file: Path, ciphertext: str) -> str:
     """Decrypt a text. Raises Unreadable."""
     try:
-        return _known(key_file).decrypt(ciphertext).decode()
+        return _read_key(key_file).decrypt(ciphertext).decode()
     except InvalidToken as error:
         text = f"HALFSTEP_SECRETS_KEY_FILE: {key_file} is not the key with which it was encrypted"
         raise Unreadable(f"a channel cannot be decrypted: {text}") from error
@@ -123,10 +123,10 @@ def _load_or_create_key(key_file: Path) -> Fernet:
         with suppress(FileExistsError):
             key_file.hardlink_to(temporary)
         temporary.unlink()
-    return _known(key_file)
+    return _read_key(key_file)
 
 
-def _known(key_file: Path) -> Fernet:
+def _read_key(key_file: Path) -> Fernet:
     named = f"HALFSTEP_SECRETS_KEY_FILE: {key_file}"
     try:
         return Fernet(key_file.read_bytes().strip())

@@ -129,7 +129,7 @@ def find(session: Session, secret: str) -> Shown | None:
     link, maker = row
     theirs = permissions.grants(session, maker)
     if link.report_id is not None:
-        return _shown_report(session, link, maker, theirs)
+        return _find_report(session, link, maker, theirs)
     shown = select(Run.id, Run.project).join(SharedRun, SharedRun.run_id == Run.id)
     shown = shown.where(SharedRun.link_id == link.id, NOT_DELETED).order_by(SharedRun.place)
     projects = {row[0]: row[1] for row in session.execute(shown)}
@@ -140,7 +140,7 @@ def find(session: Session, secret: str) -> Shown | None:
     return Shown(link, maker.name, list(projects), _grants(maker, projects))
 
 
-def _shown_report(session: Session, link: SharedLink, maker: User, theirs: Grants) -> Shown | None:
+def _find_report(session: Session, link: SharedLink, maker: User, theirs: Grants) -> Shown | None:
     report = session.get_one(Report, link.report_id)
     if report.deleted_at is not None or not theirs.may(Permission.SHARE_RUN, report.project):
         return None

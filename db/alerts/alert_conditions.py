@@ -86,7 +86,7 @@ def _ending(expected: RunOutcome, text: str) -> Callable[[AlertRule, Facts], str
     return text_if_ended
 
 
-def _diverged(rule: AlertRule, facts: Facts) -> str | None:
+def _describe_divergence(rule: AlertRule, facts: Facts) -> str | None:
     text = _ending("diverged", "finished, but diverged: its loss is not finite")(rule, facts)
     if text is None or facts.lost_from is None:
         return text
@@ -145,7 +145,7 @@ def _starving(_rule: AlertRule, facts: Facts) -> str | None:
     return f"is input-bound: it waits for data for {percent(wait.share)} of its time"
 
 
-def _compared(sign: int, *, of_metric: bool = False) -> Callable[[AlertRule, Facts], str | None]:
+def _compare(sign: int, *, of_metric: bool = False) -> Callable[[AlertRule, Facts], str | None]:
     def text(rule: AlertRule, facts: Facts) -> str | None:
         latest = facts.metrics.get(rule.metric) if of_metric else facts.run.loss
         if latest is None or not sign * latest > sign * _value(rule):
@@ -171,7 +171,7 @@ CONDITIONS: dict[str, Condition] = {
     "unreachable": Condition("loses contact with its worker", _status(Status.UNREACHABLE)),
     "diverged": Condition(
         "diverges (its last loss is not finite)",
-        _diverged,
+        _describe_divergence,
         needs=frozenset({"applied", "lost_from"}),
         has_cause=True,
     ),
@@ -212,14 +212,14 @@ CONDITIONS: dict[str, Condition] = {
         "makes no step for some minutes", _no_progress, "minutes", frozenset({"progress_at"})
     ),
     "starving": Condition("is input-bound", _starving, needs=frozenset({"data_wait"})),
-    "loss_above": Condition("has a loss above", _compared(1), "loss"),
-    "loss_below": Condition("has a loss below", _compared(-1), "loss"),
+    "loss_above": Condition("has a loss above", _compare(1), "loss"),
+    "loss_below": Condition("has a loss below", _compare(-1), "loss"),
     "metric_above": Condition(
-        *("has a metric above", _compared(1, of_metric=True), "value", frozenset({"metrics"})),
+        *("has a metric above", _compare(1, of_metric=True), "value", frozenset({"metrics"})),
         has_metric=True,
     ),
     "metric_below": Condition(
-        *("has a metric below", _compared(-1, of_metric=True), "value", frozenset({"metrics"})),
+        *("has a metric below", _compare(-1, of_metric=True), "value", frozenset({"metrics"})),
         has_metric=True,
     ),
 }

@@ -42,9 +42,9 @@ def _ids(some_runs: Iterable[Run]) -> list[int]:
     return [run.id for run in some_runs]
 
 
-def _applied(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
+def _count_applied(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
     finished = [run for run in some_runs if run.status == Status.FINISHED]
-    return dict(runs.applied_of(session, finished))
+    return dict(runs.count_applied_of(session, finished))
 
 
 def _streaks(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
@@ -118,7 +118,7 @@ def _pairs(session: Session, query: Any) -> dict[int, Any]:
 
 
 _READERS = {
-    "applied": _applied,
+    "applied": _count_applied,
     "health": scaling_health.health_of_runs,
     "skips_in_a_row": _streaks,
     "nonfinite_step": _nonfinite,

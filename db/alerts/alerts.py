@@ -11,7 +11,7 @@ from db.tables import Alert, User
 MOST_COUNTED = 100
 
 
-def listed(session: Session, user: User, *, after: str = "", limit: int) -> Page:
+def list_alerts(session: Session, user: User, *, after: str = "", limit: int) -> Page:
     """Return a page of a user's alerts, newest first."""
     query = select(Alert).where(Alert.user_id == user.id)
     return page(session, query, (Alert.id,), after=after, limit=limit, newest_first=True)

@@ -40,7 +40,7 @@ class ChannelAddress:
     secret: str = ""
 
 
-def listed(session: Session, user: User) -> list[Channel]:
+def list_channels(session: Session, user: User) -> list[Channel]:
     """List a user's channels by name."""
     query = select(Channel).where(Channel.user_id == user.id)
     return list(session.scalars(query.order_by(Channel.name, Channel.id).limit(MOST)))

@@ -40,7 +40,7 @@ class Outcome:
     is_final: bool = False  # retries would not help
 
 
-def listed(session: Session, user: User, *, after: str = "", limit: int) -> Page:
+def list_deliveries(session: Session, user: User, *, after: str = "", limit: int) -> Page:
     """Return a page of a user's deliveries with their channels, newest first."""
     query = select(Delivery, Channel).join(Channel, Channel.id == Delivery.channel_id)
     query = query.where(Delivery.user_id == user.id)

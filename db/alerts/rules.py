@@ -50,9 +50,9 @@ def make(
     scope: "" is the service's for its conditions, else the user's runs.  channel_ids: by default
     all of the user's channels that are on. Raises Invalid.
     """
-    mine = [channel.id for channel in channels.listed(session, user) if channel.is_on]
+    mine = [channel.id for channel in channels.list_channels(session, user) if channel.is_on]
     if channel_ids is not None:
-        mine = _checked(session, user, channel_ids)
+        mine = _check_channels(session, user, channel_ids)
     metric, project = metric.strip(), project.strip()
     scope = scope or (SERVICE if condition in SERVICE_CONDITIONS else MINE)
     wrong = _mistakes(condition, scope, value, metric, project)
@@ -139,8 +139,8 @@ def _is_operator(session: Session, user: User) -> bool:
     return user.is_admin and (grants is None or grants.projects is None)
 
 
-def _checked(session: Session, user: User, channel_ids: Collection[int]) -> list[int]:
-    known = {channel.id for channel in channels.listed(session, user)}
+def _check_channels(session: Session, user: User, channel_ids: Collection[int]) -> list[int]:
+    known = {channel.id for channel in channels.list_channels(session, user)}
     if unknown := sorted(set(channel_ids) - known):
         raise Invalid({"channel_ids": f"you have no channel {unknown[0]}; allowed: your own"})
     return sorted(set(channel_ids))

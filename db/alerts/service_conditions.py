@@ -52,7 +52,7 @@ def _silent(rule: AlertRule, service: Service) -> Found:
     }
 
 
-def _outdated(_rule: AlertRule, service: Service) -> Found:
+def _find_outdated_workers(_rule: AlertRule, service: Service) -> Found:
     return {
         worker.name: f"Worker {worker.name} has version "
         f"{worker.versions.get('halfstep', 'unknown')}, this server {protocol.VERSIONS['halfstep']}"
@@ -96,7 +96,7 @@ def _old_backup(rule: AlertRule, service: Service) -> Found:
     return {"": f"The newest complete backup is {duration(service.moment - at)} old"}
 
 
-def _failed_backup(_rule: AlertRule, service: Service) -> Found:
+def _find_failed_backup(_rule: AlertRule, service: Service) -> Found:
     error = service.session.scalar(monitoring_metrics.LAST_ERROR)
     return {"": f"The newest backup failed: {error.rstrip('.')}"} if error else {}
 
@@ -111,7 +111,9 @@ SERVICE_CONDITIONS: dict[str, ServiceCondition] = {
     "worker_silent": ServiceCondition(
         "a worker does not report for so many minutes", _silent, "minutes"
     ),
-    "worker_outdated": ServiceCondition("a worker has another version than the server", _outdated),
+    "worker_outdated": ServiceCondition(
+        "a worker has another version than the server", _find_outdated_workers
+    ),
     "queue_stuck": ServiceCondition(
         "runs wait, and none starts for so many minutes", _stuck, "minutes"
     ),
@@ -124,5 +126,5 @@ SERVICE_CONDITIONS: dict[str, ServiceCondition] = {
         *("the newest complete backup is older than so many hours", _old_backup, "hours"),
         page="storage",
     ),
-    "backup_failed": ServiceCondition("a backup fails", _failed_backup, page="storage"),
+    "backup_failed": ServiceCondition("a backup fails", _find_failed_backup, page="storage"),
 }

@@ -71,7 +71,7 @@ def save(
     if size_bytes > LARGEST_COUNT:
         text = f"they have {size_bytes:,} bytes; allowed: at most {LARGEST_COUNT:,}"
         raise Invalid({"files": text})
-    collection = _locked(session, project, name, type)
+    collection = _lock_collection(session, project, name, type)
     digest = digest_of(entries)
     query = select(ArtifactVersion).where(
         ArtifactVersion.collection_id == collection.id,
@@ -133,7 +133,7 @@ def _link(session: Session, run: Run, version: ArtifactVersion, role: str) -> No
         session.flush()
 
 
-def _locked(session: Session, project: str, name: str, type_: str) -> ArtifactCollection:
+def _lock_collection(session: Session, project: str, name: str, type_: str) -> ArtifactCollection:
     """Return the artifact of a name, created if missing, locked until the commit."""
     projects.lock_shared(session, project)
     query = select(ArtifactCollection).where(
@@ -175,7 +175,7 @@ def _add(
     session.add(version)
     session.flush()
     digests = {entry.sha256 for entry in entries}
-    known = known_blobs(session, collection.project, digests, lock=True)
+    known = find_known_blobs(session, collection.project, digests, lock=True)
     session.add_all(
         ArtifactEntry(
             version_id=version.id,
@@ -190,7 +190,7 @@ def _add(
     return version
 
 
-def known_blobs(
+def find_known_blobs(
     session: Session, project: str, digests: Collection[str], *, lock: bool = False
 ) -> dict[tuple[str, int], int]:
     """Return the ids of blobs that versions of a project have, by SHA-256 and size.
@@ -217,7 +217,7 @@ def known_blobs(
 # ---- Files ------------------------------------------------------------------------------------
 
 
-def _own(run_id: int | None, version_id: int | None) -> ColumnElement[bool]:
+def _is_of(run_id: int | None, version_id: int | None) -> ColumnElement[bool]:
     """Return the condition of the files of the versions that a run made, or of one version."""
     if version_id is not None:
         return ArtifactEntry.version_id == version_id
@@ -241,7 +241,7 @@ def is_stored(
 ) -> bool:
     """Return whether a file of a run's versions, or of one, is stored. Raises NotFound."""
     same = (ArtifactEntry.sha256 == sha256, ArtifactEntry.size_bytes == size_bytes)
-    query = select(ArtifactEntry.blob_id).where(_own(run_id, version_id), *same)
+    query = select(ArtifactEntry.blob_id).where(_is_of(run_id, version_id), *same)
     blob_ids = session.scalars(query).all()
     if not blob_ids:
         raise NotFound(
@@ -265,7 +265,7 @@ def store_blob(
     It is another one if the same content was stored before: the file under `key` is then unused.
     """
     lacking = (
-        _own(run_id, version_id),
+        _is_of(run_id, version_id),
         ArtifactEntry.blob_id.is_(None),
         ArtifactEntry.sha256 == sha256,
         ArtifactEntry.size_bytes == size_bytes,
@@ -416,7 +416,7 @@ def diff(session: Session, before_id: int, after_id: int) -> list[FileChange]:
     return changes
 
 
-def listed(session: Session, project: str | None, *, after: str = "", limit: int) -> Page:
+def list_artifacts(session: Session, project: str | None, *, after: str = "", limit: int) -> Page:
     """Return a page of artifacts that have a version, newest first. project: only of this one."""
     query = select(ArtifactCollection).where(
         exists().where(
@@ -466,7 +466,7 @@ def aliases(session: Session, collection_ids: Collection[int]) -> dict[int, list
     return result
 
 
-def linked(
+def list_links(
     session: Session, version_ids: Collection[int]
 ) -> dict[int, dict[str, list[tuple[int, str]]]]:
     """Return the runs (id, name) that made or used versions: by version id and role."""
@@ -563,7 +563,7 @@ def remove(session: Session, version_id: int, *, force: bool = False) -> Artifac
 def _check_unused(session: Session, version: ArtifactVersion, name: str, *, force: bool) -> None:
     query = select(Run.id, Run.status).join(ArtifactLink, ArtifactLink.run_id == Run.id)
     query = query.where(ArtifactLink.version_id == version.id, ArtifactLink.role == USED)
-    with permissions.unlimited(session):
+    with permissions.lift_limit(session):
         users = session.execute(query.where(NOT_DELETED).order_by(Run.id)).all()
     active = [row.id for row in users if row.status not in ENDED]
     if active:

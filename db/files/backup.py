@@ -112,7 +112,7 @@ def back_up(
     """
     if folder.exists():
         raise Conflict(f"{folder} exists already: name a folder that does not.")
-    with _recorded(database, folder, slot):
+    with _record(database, folder, slot):
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
@@ -132,7 +132,7 @@ def back_up(
 
 
 @contextmanager
-def _recorded(database: Database, folder: Path, slot: int | None) -> Iterator[None]:
+def _record(database: Database, folder: Path, slot: int | None) -> Iterator[None]:
     """Record a backup from its start to its end.
 
     While it runs no file is deleted that is replaced after this backup has read its row, see
@@ -185,7 +185,7 @@ def _write(
     (folder / "tables").mkdir()
     with database.reading() as session:
         rows = sum(_write_table(session, table, folder) for table in TABLES)
-        files = _stored_files(session)
+        files = _list_stored_files(session)
     if any(key.startswith(f"{STEPS}/") for key in files):
         check_has_steps(store)
     linked = {key for key in files if previous and _link_file(previous, key, folder, files[key])}
@@ -200,7 +200,7 @@ def _write(
     return {**content, "linked": len(linked), "left_out": left_out}
 
 
-def _stored_files(session: Session) -> dict[str, _File]:
+def _list_stored_files(session: Session) -> dict[str, _File]:
     """Return the files that rows name, by key. The sizes of uploads are not recorded: 0."""
     rows: list[Stored] = [
         *session.scalars(select(CheckpointFile)),
@@ -388,7 +388,7 @@ def _write_table(session: Session, table: Table, folder: Path) -> int:
         query = select(table).order_by(*table.primary_key)
         with session.execute(query.execution_options(yield_per=ROWS)) as result:
             for row in result.mappings():
-                file.write(json.dumps(_converted(dict(row), encode)) + "\n")
+                file.write(json.dumps(_convert(dict(row), encode)) + "\n")
                 count += 1
     return count
 
@@ -398,14 +398,14 @@ def _read_table(table: Table, folder: Path) -> Iterator[dict[str, Any]]:
     decode = {column.name: CODECS[column.type.python_type][1] for column in table.columns}
     if path.exists():
         with gzip.open(path, "rt") as file:
-            yield from (_converted(json.loads(line), decode) for line in file)
+            yield from (_convert(json.loads(line), decode) for line in file)
 
 
 def _table_file(folder: Path, table: Any) -> Path:
     return folder / "tables" / f"{table.name}.jsonl.gz"
 
 
-def _converted(row: Mapping[str, Any], codec: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
+def _convert(row: Mapping[str, Any], codec: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
     return {name: None if value is None else codec[name](value) for name, value in row.items()}
 
 

@@ -143,10 +143,10 @@ def to_measure(session: Session, run: Run) -> dict[int, CheckpointFile | None]:
     if run.parent_id is None:
         return {}
     rows = {row.step: row for row in of_run(session, run.parent_id) if row.kind == "checkpoint"}
-    return {step: rows.get(step) for step in measured_steps(run)}
+    return {step: rows.get(step) for step in list_measured_steps(run)}
 
 
-def measured_steps(run: Run) -> list[int]:
+def list_measured_steps(run: Run) -> list[int]:
     """Return the steps of the parent's checkpoints that a run measures instead of training."""
     steps = sorted(map(int, run.config["lab"].get("checkpoints", ())))
     return steps or [run.parent_step or 0]
@@ -212,7 +212,7 @@ def prune(session: Session, run_id: int, attempt: int, policy: dict[str, Any]) -
     if every := policy.get("keep_every_steps"):
         retained |= {step for step in steps if step % every == 0}
     retained |= _before_spikes(session, run_id, steps)
-    retained |= started_from(session, run_id)
+    retained |= find_steps_started_from(session, run_id)
     deleted = [row for row in rows if row.reason == "interval" and row.step not in retained]
     for row in deleted:
         session.delete(row)
@@ -223,14 +223,18 @@ def prune(session: Session, run_id: int, attempt: int, policy: dict[str, Any]) -
     return [row.key for row in deleted]
 
 
-def started_from(session: Session, run_id: int) -> set[int]:
+def find_steps_started_from(session: Session, run_id: int) -> set[int]:
     """Return the steps that other runs started from, will start their weights from, or measure."""
     parents = session.scalars(
         select(Run.parent_step).where(Run.parent_id == run_id, uses_parent(Run))
     )
     waiting = select(Run).where(Run.parent_id == run_id, _measures(Run), Run.status.not_in(ENDED))
-    measured = {step for run in session.scalars(waiting) for step in measured_steps(run)}
-    return {step for step in parents if step is not None} | measured | _awaited(session, run_id)
+    measured = {step for run in session.scalars(waiting) for step in list_measured_steps(run)}
+    return (
+        {step for step in parents if step is not None}
+        | measured
+        | _find_awaited_steps(session, run_id)
+    )
 
 
 def uses_parent(run: type[Run]) -> ColumnElement[bool]:
@@ -243,7 +247,7 @@ def _measures(run: type[Run]) -> ColumnElement[bool]:
     return and_(run.source == RECIPE, task != TRAIN)
 
 
-def _awaited(session: Session, run_id: int) -> set[int]:
+def _find_awaited_steps(session: Session, run_id: int) -> set[int]:
     """Return the steps that unended runs start their weights from."""
     weights = Run.config["weights"]
     query = select(weights["step"].as_integer()).where(

@@ -94,7 +94,7 @@ def is_in_place(store: ObjectStore, path: Path, key: str = "") -> bool:
     return folder is not None and Path(folder, key) == path
 
 
-def signed_address(store: ObjectStore, key: str, *, seconds: float) -> str | None:
+def sign_address(store: ObjectStore, key: str, *, seconds: float) -> str | None:
     """Return a presigned URL of a file, valid for so long; None if the store is no bucket."""
     if isinstance(store, S3Store | GCSStore | AzureStore):
         return obstore.sign(store, "GET", key, timedelta(seconds=seconds))

@@ -80,7 +80,7 @@ def candidates(
 
 def of_run(session: Session, run: Run, rules: Rules) -> Pruning:
     """Return the files and rows of an ended run to delete by the rules."""
-    if PINNED in run_metadata.tags_of(run) or checkpoints.started_from(session, run.id):
+    if PINNED in run_metadata.tags_of(run) or checkpoints.find_steps_started_from(session, run.id):
         return Pruning(run.id, run.name, [], 0, 0, 0)
     rows = _old_checkpoints(session, run, rules)
     has_old_log = _has_old_log(session, run, rules)

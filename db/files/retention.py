@@ -34,13 +34,13 @@ class Preview:
     not_looked_at: int  # further runs with old files, not examined
 
 
-def listed(session: Session) -> list[RetentionRule]:
+def list_rules(session: Session) -> list[RetentionRule]:
     """List all rules, that of the instance first."""
     query = select(RetentionRule).order_by(RetentionRule.project.nulls_first())
     return list(session.scalars(query))
 
 
-def checked(texts: Mapping[str, str]) -> Rules:
+def parse(texts: Mapping[str, str]) -> Rules:
     """Parse the days of a rule. Raises Invalid; at least one field must be set."""
     days: dict[str, float | None] = {}
     errors = {}
@@ -83,8 +83,8 @@ def end_rule(session: Session, project: str | None) -> None:
 
 def preview(session: Session, project: str | None, rules: Rules) -> Preview:
     """Return a preview of the deletions by a rule."""
-    with permissions.unlimited(session):  # an invisible run may have started from a visible one
-        run_ids = pruning.candidates(session, rules, _ruled(session, project))
+    with permissions.lift_limit(session):  # an invisible run may have started from a visible one
+        run_ids = pruning.candidates(session, rules, _list_projects_of(session, project))
         planned = [
             pruning.of_run(session, runs.get(session, run_id), rules)
             for run_id in run_ids[:MOST_EXAMINED]
@@ -102,9 +102,9 @@ def due(session: Session) -> list[tuple[int, Rules]]:
     """Return the runs with something to delete by the rule of their project, with that rule."""
     return [
         (run_id, rules)
-        for rule in listed(session)
+        for rule in list_rules(session)
         for rules in [Rules(rule.checkpoint_days, rule.log_days)]
-        for run_id in pruning.candidates(session, rules, _ruled(session, rule.project))
+        for run_id in pruning.candidates(session, rules, _list_projects_of(session, rule.project))
     ]
 
 
@@ -115,7 +115,7 @@ def _rule_of(session: Session, project: str | None) -> RetentionRule | None:
     return session.scalar(select(RetentionRule).where(is_its))
 
 
-def _ruled(session: Session, project: str | None) -> Collection[str]:
+def _list_projects_of(session: Session, project: str | None) -> Collection[str]:
     """Return the projects of a rule: the instance's rule is for projects without their own."""
     if project is not None:
         return [project]

@@ -38,7 +38,7 @@ def back_up_if_due(settings: Settings, database: Database) -> Path | None:
         for rest in parent.glob(pattern):
             shutil.rmtree(rest, ignore_errors=True)
     folder = parent / datetime.now(UTC).strftime(NAME)
-    earlier = scheduled(parent)
+    earlier = list_scheduled(parent)
     try:
         saved = back_up(
             database,
@@ -56,12 +56,12 @@ def back_up_if_due(settings: Settings, database: Database) -> Path | None:
     logger.info("backup %s: %d rows, %d files", folder, saved["rows"], saved["files"])
     for key in saved["left_out"]:
         logger.warning("left out of the backup, because it is missing or damaged: %s", key)
-    for old in scheduled(parent)[: -settings.backup_keep]:
+    for old in list_scheduled(parent)[: -settings.backup_keep]:
         shutil.rmtree(old, ignore_errors=True)
     return folder
 
 
-def scheduled(parent: Path) -> list[Path]:
+def list_scheduled(parent: Path) -> list[Path]:
     """Return the complete scheduled backups in a folder, oldest first."""
     found = [path.parent for path in parent.glob("halfstep-*/backup.json")]
     return sorted(path for path in found if PATTERN.fullmatch(path.name))

@@ -40,7 +40,7 @@ class StepFile:
 
     def spans(self) -> list[tuple[int, int]]:
         """Return the first and last step of each row group. Raises StepsUnreadable."""
-        with self._errors_named(), self._opened() as file:
+        with self._errors_named(), self._open() as file:
             groups = [file.metadata.row_group(n) for n in range(file.metadata.num_row_groups)]
             spans = [group.column(0).statistics for group in groups]
             return [(span.min, span.max) for span in spans]
@@ -48,14 +48,14 @@ class StepFile:
     def read(self, group: int) -> dict[str, NDArray[Any]]:
         """Return the columns of a row group. Raises StepsUnreadable."""
         stored = [LR_BITS if name == "lr" else name for name in NAMES]
-        with self._errors_named(), self._opened() as file:
+        with self._errors_named(), self._open() as file:
             table = file.read_row_group(group, columns=stored, use_threads=False)
             return {
                 name: _numbers(name, table[column])
                 for name, column in zip(NAMES, stored, strict=True)
             }
 
-    def _opened(self) -> Any:
+    def _open(self) -> Any:
         from pyarrow import parquet  # deferred: uses 30 MiB
 
         return parquet.ParquetFile(self._copy, page_checksum_verification=True)
@@ -72,7 +72,7 @@ class StepFile:
 
 
 @contextmanager
-def copied(open_store: OpenStore | None, row: FrozenSteps, *, lost: bool) -> Iterator[StepFile]:
+def copy_steps(open_store: OpenStore | None, row: FrozenSteps, *, lost: bool) -> Iterator[StepFile]:
     """Copy a file and check its SHA-256, unless `lost`: it may be damaged or missing.
 
     Raises StepsUnreadable, StorageUnreachable.

@@ -185,7 +185,9 @@ def _steps_needed(session: Session) -> Callable[[str], bool]:
         ):
             return False
         connection = session.connection()
-        return step_blocks.count(connection, run.id) < step_blocks.summarized(connection, run.id)
+        return step_blocks.count(connection, run.id) < step_blocks.count_summarized_steps(
+            connection, run.id
+        )
 
     return lacks_steps
 

@@ -88,7 +88,7 @@ def read(session: Session, limit: int = MOST_WORKERS) -> list[Row]:
     nodes = select(RunNode.worker_id, RunNode.run_id, RunNode.node, RunNode.devices).where(
         RunNode.ended_at.is_(None), RunNode.worker_id.in_([row.id for row in rows])
     )
-    with permissions.unlimited(session):  # a device is in use even if its run is not visible
+    with permissions.lift_limit(session):  # a device is in use even if its run is not visible
         nodes_in_use = session.execute(nodes).all()
     for node in nodes_in_use:
         used[node.worker_id].update(dict.fromkeys(node.devices, node))

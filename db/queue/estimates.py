@@ -90,7 +90,7 @@ class Measured:
     memory_bytes: float | None  # peak; None if none of them recorded it
 
 
-def measured(
+def measure(
     session: Session,
     *,
     recipes: Collection[str],

@@ -31,7 +31,7 @@ def made_by(
         return None
     session.execute(select(User.id).where(User.id == owner.id).with_for_update(key_share=True))
     mine = (table.owner_id == owner.id, table.idempotency_key == key)
-    with permissions.unlimited(session):
+    with permissions.lift_limit(session):
         row = session.scalar(select(table).where(*mine))
     if row is None:
         return None

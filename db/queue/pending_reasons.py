@@ -82,7 +82,7 @@ class Queue:
         grants = permissions.limits(session)
         is_limited = grants is not None and grants.projects is not None
         seen = frozenset(grants.projects or ()) if grants and is_limited else None
-        with permissions.unlimited(session):  # others wait in the same queue
+        with permissions.lift_limit(session):  # others wait in the same queue
             return cls._read(session, seen)
 
     @classmethod
@@ -91,7 +91,7 @@ class Queue:
             return OtherRun(row_id, name, seen is None or project in seen)
 
         usage = Usage.read(session, of_workers=True)
-        unended = _queued(session, and_training=True)
+        unended = _list_queued(session, and_training=True)
         queued = usage.in_turn(row for row in unended if row.status == Status.QUEUED)
         shown = (row for row in queued if seen is None or row.project in seen)
         training = {row.id: row for row in unended if row.status != Status.QUEUED}
@@ -129,7 +129,7 @@ class Queue:
         """Return the number of a worker's free devices."""
         return len(worker.devices) - self.usage.by_worker[worker.id]
 
-    def reserved_for(self, runs_per_user: int, devices_per_user: int) -> Any:
+    def find_reserved_run(self, runs_per_user: int, devices_per_user: int) -> Any:
         """Return the run that devices are reserved for, if any."""
         held = {
             owner
@@ -142,12 +142,12 @@ class Queue:
 
 def places(session: Session) -> dict[int, int]:
     """Return how many runs are ahead of each queued one."""
-    with permissions.unlimited(session):
-        in_turn = Usage.read(session).in_turn(_queued(session))
+    with permissions.lift_limit(session):
+        in_turn = Usage.read(session).in_turn(_list_queued(session))
         return {row.id: position for position, row in enumerate(in_turn)}
 
 
-def _queued(session: Session, *, and_training: bool = False) -> Sequence[Any]:
+def _list_queued(session: Session, *, and_training: bool = False) -> Sequence[Any]:
     """List queued runs, next first, each with the run that it waits for.
 
     and_training: also list runs in training, one row per node with its worker.
@@ -210,11 +210,12 @@ def _reason(
     ahead = queue.places.get(run.id, 0)
     if run.id in queue.placed:
         return queue.placed[run.id]
-    reserved = queue.reserved_for(runs_per_user, devices_per_user)
+    reserved = queue.find_reserved_run(runs_per_user, devices_per_user)
     roomy = [worker for worker in able if queue.free(worker) >= run.devices_per_node]
     if reserved is not None and reserved.id == run.id:
         since = time.strftime("%H:%M UTC", time.gmtime(reserved.reservation["since"]))
-        needed = f"{_needed(run)}; {len(roomy) or 'none'} {'is' if len(roomy) == 1 else 'are'} free"
+        free = f"{len(roomy) or 'none'} {'is' if len(roomy) == 1 else 'are'} free"
+        needed = f"{_describe_needed(run)}; {free}"
         return f"it needs {needed}: devices are reserved for it since {since}"
     if reserved is not None and roomy and queue.places[reserved.id] < ahead:
         reserved_ids = reserved.reservation["worker_ids"]
@@ -222,7 +223,9 @@ def _reason(
         if len(others) < run.nodes:
             is_seen = queue.seen is None or reserved.project in queue.seen
             other = OtherRun(reserved.id, reserved.name, is_seen)
-            return _of_one(f"devices are reserved for {{}}, which needs {_needed(reserved)}", other)
+            return _of_one(
+                f"devices are reserved for {{}}, which needs {_describe_needed(reserved)}", other
+            )
     if ahead:
         first = [other for other in queue.first if queue.places[other.id] < ahead]
         text = "1 run is ahead" if ahead == 1 else f"{ahead} runs are ahead"
@@ -232,11 +235,11 @@ def _reason(
     if len(roomy) >= run.nodes:
         return f"{NEXT}a worker is about to take it"
     if run.nodes > 1:
-        return f"{NEXT}it needs {_needed(run)}, and {len(roomy) or 'none'} can be used"
-    return _used(queue, able)
+        return f"{NEXT}it needs {_describe_needed(run)}, and {len(roomy) or 'none'} can be used"
+    return _describe_used(queue, able)
 
 
-def _used(queue: Queue, able: list[Worker]) -> PendingReason:
+def _describe_used(queue: Queue, able: list[Worker]) -> PendingReason:
     """Return a reason that lists the runs on these workers' devices."""
     devices = sum(len(worker.devices) for worker in able)
     used = devices - sum(max(queue.free(worker), 0) for worker in able)
@@ -283,11 +286,11 @@ def _lacking(run: Run, able: list[Worker]) -> str:
     together = workers.most_together(large)
     if together < run.nodes:
         few = "1 worker" if together == 1 else f"{together} workers with the same version of torch"
-        return f"it needs {_needed(run)}, and only {few} can take part"
+        return f"it needs {_describe_needed(run)}, and only {few} can take part"
     return ""
 
 
-def _needed(run: Any) -> str:
+def _describe_needed(run: Any) -> str:
     devices = "device" if run.devices_per_node == 1 else "devices"
     if run.nodes == 1:
         return f"{run.devices_per_node} {devices} of one worker"

@@ -18,7 +18,7 @@ REASON_CHARACTERS = 500
 OPEN = Placement.ended_at.is_(None)
 
 
-def unplaced(
+def list_unplaced(
     session: Session,
     recipes: Collection[str],
     *,
@@ -71,7 +71,7 @@ def begin(session: Session, row: Any) -> bool:
     return True
 
 
-def unended(session: Session) -> list[tuple[Placement, bool]]:
+def list_open(session: Session) -> list[tuple[Placement, bool]]:
     """List open placements, each with whether it is still needed.
 
     A run needs its workers while it is queued, and while one of them trains it; another worker

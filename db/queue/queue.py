@@ -40,7 +40,7 @@ class DesiredState:
 MOST_CHARACTERS = 200_000
 
 
-def queued(session: Session) -> list[int]:
+def list_queued(session: Session) -> list[int]:
     """Return the ids of the runs in the queue, in no order."""
     return list(session.scalars(select(Run.id).where(Run.status == Status.QUEUED)))
 

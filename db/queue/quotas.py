@@ -131,7 +131,7 @@ class Usage:
         needed = run.nodes * run.devices_per_node
         used, most = self.by_project[run.project], self.limits.get(run.project)
         if most is not None and used + needed > most:
-            return _too_many(called(run.project), used, most, needed)
+            return _too_many(label_of(run.project), used, most, needed)
         used = self.by_owner[run.owner_id]
         if devices_per_user and used + needed > devices_per_user:
             return _too_many("its owner", used, devices_per_user, needed)
@@ -192,7 +192,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def called(project: str) -> str:
+def label_of(project: str) -> str:
     """Return the name of a project for use in a sentence."""
     return f"project {project}" if project else "Default project"
 
@@ -243,23 +243,23 @@ def lock_limits(session: Session, project: str) -> None:
 def submission_obstacle(session: Session, owner: User, project: str) -> dict[str, str]:
     """Return by field why no further run may be queued; empty if one may."""
     most = session.info.get(_QUEUED_PER_USER, 0)
-    if most and _queued(session, most, Run.owner_id == owner.id) >= most:
+    if most and _count_queued(session, most, Run.owner_id == owner.id) >= most:
         text = f"{owner.name} has {_count(most, 'run')} in the queue, the limit per user"
         return {"owner": f"{text}; allowed: once one of them has started"}
     limits = session.get(Project, project)
     most = limits.queued if limits is not None else None
-    if most is not None and _queued(session, most, Run.project == project) >= most:
-        text = f"{called(project)} has {_count(most, 'run')} in the queue, its limit"
+    if most is not None and _count_queued(session, most, Run.project == project) >= most:
+        text = f"{label_of(project)} has {_count(most, 'run')} in the queue, its limit"
         return {"project": f"{text}; allowed: once one of them has started, or another project"}
     if text := over_storage(session, project):
         return {"project": f"{text}; delete files first, or another project"}
     return {}
 
 
-def _queued(session: Session, most: int, condition: ColumnElement[bool]) -> int:
+def _count_queued(session: Session, most: int, condition: ColumnElement[bool]) -> int:
     """Count queued runs, up to a limit."""
     some = select(Run.id).where(Run.status == Status.QUEUED, condition).limit(most).subquery()
-    with permissions.unlimited(session):
+    with permissions.lift_limit(session):
         return int(session.scalar(select(func.count()).select_from(some)) or 0)
 
 
@@ -278,13 +278,13 @@ def over_storage(session: Session, name: str, more_bytes: int = 0) -> str:
     if project is None or project.stored_gib is None:
         return ""
     stored = func.sum(Run.stored_bytes)
-    with permissions.unlimited(session):
+    with permissions.lift_limit(session):
         stored_bytes = int(session.scalar(select(stored).where(Run.project == name)) or 0)
     stored_bytes += more_bytes + artifact_bytes(session, [name]).get(name, 0)
     stored_bytes += image_bytes(session, [name]).get(name, 0)
     if stored_bytes <= project.stored_gib * GIB:
         return ""
-    text = f"{called(name)} stores {size_text(stored_bytes)}"
+    text = f"{label_of(name)} stores {size_text(stored_bytes)}"
     return f"{text}, more than its limit of {size_text(project.stored_gib * GIB)}"
 
 
@@ -296,7 +296,7 @@ def artifact_bytes(session: Session, names: Sequence[str]) -> dict[str, int]:
     query = query.join(ArtifactCollection, ArtifactCollection.id == ArtifactVersion.collection_id)
     once = query.where(ArtifactCollection.project.in_(names)).distinct().subquery()
     total = select(once.c.project, func.sum(once.c.size_bytes)).group_by(once.c.project)
-    with permissions.unlimited(session):
+    with permissions.lift_limit(session):
         return {row[0]: int(row[1]) for row in session.execute(total)}
 
 
@@ -305,17 +305,17 @@ def image_bytes(session: Session, names: Sequence[str]) -> dict[str, int]:
     total = select(Report.project, func.sum(ReportImage.size_bytes))
     total = total.join(ReportImage, ReportImage.report_id == Report.id)
     total = total.where(Report.project.in_(names)).group_by(Report.project)
-    with permissions.unlimited(session):
+    with permissions.lift_limit(session):
         return {row[0]: int(row[1]) for row in session.execute(total)}
 
 
-def used(session: Session, names: Sequence[str]) -> dict[str, dict[str, int]]:
+def read_usage(session: Session, names: Sequence[str]) -> dict[str, dict[str, int]]:
     """Return the usage of each project: devices, queued runs and stored bytes."""
     devices = Usage.read(session).by_project
     queued = select(Run.project, func.count()).where(Run.status == Status.QUEUED)
     stored = select(Run.project, func.sum(Run.stored_bytes))
     in_projects = Run.project.in_(names)
-    with permissions.unlimited(session):
+    with permissions.lift_limit(session):
         waiting, bytes_of = (
             {
                 row[0]: int(row[1])
@@ -337,7 +337,9 @@ def used(session: Session, names: Sequence[str]) -> dict[str, dict[str, int]]:
 def set_limits(project: Project, given: Mapping[str, float | str | None]) -> None:
     """Set a project's limits and share by name. None or "": no limit. Raises Invalid."""
     read = {name: _number(name, value) for name, value in given.items()}
-    errors = {name: _allowed(name, given[name]) for name, value in read.items() if value is ...}
+    errors = {
+        name: _describe_bounds(name, given[name]) for name, value in read.items() if value is ...
+    }
     if errors:
         raise Invalid(errors)
     for name, value in read.items():
@@ -358,7 +360,7 @@ def _number(name: str, value: float | str | None) -> float | EllipsisType | None
     return int(number) if name in WHOLE else number
 
 
-def _allowed(name: str, value: float | str | None) -> str:
+def _describe_bounds(name: str, value: float | str | None) -> str:
     low, high = BOUNDS[name]
     kind = "a whole number" if name in WHOLE else "a number"
     none = "" if name == "share" else ", or nothing for no limit"

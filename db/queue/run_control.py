@@ -165,7 +165,7 @@ def move_to_front(session: Session, run_id: int, user: User) -> Run:
     """Move a queued run to the front. Raises Conflict if it is not queued."""
     waiting = select(Run.id).where(Run.status == Status.QUEUED)
     waiting = waiting.order_by(Run.priority.desc(), Run.position, Run.id).limit(1)
-    with permissions.unlimited(session):  # the first may be of a project that the user does not see
+    with permissions.lift_limit(session):  # the first may be of a project that is not visible
         first = session.scalar(waiting) or run_id
         return runs.get(session, run_id) if first == run_id else move(session, run_id, first, user)
 

@@ -161,7 +161,7 @@ def _pending_work(worker_id: int) -> tuple[Any, ...]:
 
 def drain(session: Session, worker_id: int, *, stop: bool = False) -> Worker:
     """Drain a worker: it stops claiming runs. stop: also stop its runs. Raises NotFound."""
-    worker = _locked(session, worker_id)
+    worker = _lock(session, worker_id)
     worker.drained_at, worker.drain_stops = worker.drained_at or now(), stop
     notifications.notify(session, worker_id)
     session.flush()
@@ -170,14 +170,14 @@ def drain(session: Session, worker_id: int, *, stop: bool = False) -> Worker:
 
 def undrain(session: Session, worker_id: int) -> Worker:
     """Let a worker claim runs again. Raises NotFound."""
-    worker = _locked(session, worker_id)
+    worker = _lock(session, worker_id)
     worker.drained_at, worker.drain_stops = None, False
     notifications.notify(session, worker_id)
     session.flush()
     return worker
 
 
-def _locked(session: Session, worker_id: int) -> Worker:
+def _lock(session: Session, worker_id: int) -> Worker:
     worker = session.get(Worker, worker_id, with_for_update=True)
     if worker is None:
         raise NotFound(f"There is no worker {worker_id}.")
@@ -266,7 +266,7 @@ def recipe(session: Session, name: str) -> dict[str, Any]:
     if match := find_recipe(session, name):
         return match
     known = ", ".join(str(row["name"]) for row in recipes(session)) or "none: no worker is up"
-    outdated = [each.name for each in alive(session) if is_outdated(each)]
+    outdated = [worker.name for worker in alive(session) if is_outdated(worker)]
     hint = f" Outdated: {', '.join(outdated)}. {OUTDATED}" if outdated else ""
     raise NotFound(f"There is no recipe {name!r}. Workers offer: {known}.{hint}")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from db.runs.run_filters import METRICS, SETTINGS, named_at_all, qualified
+from db.runs.run_filters import METRICS, SETTINGS, named_at_all, qualify
 from db.tables import NOT_DELETED, LatestMetric, Run, RunConfigValue, User
 
 MOST_NAMES, MOST_VALUES, NEWEST_RUNS = 500, 200, 2000
@@ -47,7 +47,7 @@ def vocabulary(session: Session) -> Vocabulary:
     )
 
 
-def unknown(session: Session, names: Collection[str]) -> list[str]:
+def find_unknown(session: Session, names: Collection[str]) -> list[str]:
     """Return the names that no setting and no metric of any run has."""
     return [name for name in dict.fromkeys(names) if not session.scalar(named_at_all(name))]
 
@@ -65,9 +65,9 @@ def _settings(session: Session, run_ids: Collection[int]) -> Iterator[str]:
     paths = (func.min(rows.c.path), func.max(rows.c.path))
     query = select(rows.c.name, *paths).group_by(rows.c.name).order_by(rows.c.name)
     for name, first, last in session.execute(query.limit(MOST_NAMES)):
-        yield qualified(name, SETTINGS)
+        yield qualify(name, SETTINGS)
         if first != last:
-            yield from (qualified(path, SETTINGS) for path in (first, last))
+            yield from (qualify(path, SETTINGS) for path in (first, last))
 
 
 def _metrics(session: Session, run_ids: Collection[int]) -> Sequence[str]:
@@ -75,4 +75,4 @@ def _metrics(session: Session, run_ids: Collection[int]) -> Sequence[str]:
     newest = select(LatestMetric.name).where(LatestMetric.run_id.in_(run_ids))
     rows = newest.order_by(LatestMetric.run_id.desc()).limit(MOST_ROWS).subquery()
     query = select(rows.c.name).distinct().order_by(rows.c.name).limit(MOST_NAMES)
-    return [qualified(name, METRICS) for name in session.scalars(query)]
+    return [qualify(name, METRICS) for name in session.scalars(query)]

@@ -14,7 +14,7 @@ from db.tables import CheckReport, User
 MOST = 1000
 
 
-def listed(
+def list_reports(
     session: Session, names: Collection[str] | None = None, *, after: str = "", limit: int
 ) -> Page:
     """Return a page of reports, newest first, with the names of their authors.

@@ -88,16 +88,16 @@ def examples(session: Session, some_runs: Sequence[Run]) -> dict[int, Examples]:
         parent, step, _ = known[run_id]
         if not parent:
             return 0
-        if parent not in known or generation > GENERATIONS or not (each := known[parent][2]):
+        if parent not in known or generation > GENERATIONS or not (per_step := known[parent][2]):
             return None
         earlier = before(parent, generation + 1)
         own = (step or 0) - (known[parent][1] or 0)
-        return None if earlier is None else earlier + own * each
+        return None if earlier is None else earlier + own * per_step
 
     return {
-        run.id: Examples(count, each)
+        run.id: Examples(count, per_step)
         for run in some_runs
-        if (each := _each(run)) and (count := before(run.id)) is not None
+        if (per_step := _each(run)) and (count := before(run.id)) is not None
     }
 
 

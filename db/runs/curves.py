@@ -100,7 +100,7 @@ def areas(
     if bucketed and not (
         len(bucketed) == len(curves)
         and all(curve.has_every_step for curve in curves.values())
-        and all(each == steps[0] for each in steps)
+        and all(step == steps[0] for step in steps)
     ):
         raise NotComparable(
             f"a curve of {name} has more than {MOST_POINTS:,} points, and not all have each step"
@@ -145,7 +145,7 @@ def _points(session: Session, run_ids: Collection[int], name: str) -> dict[int, 
     steps = windows.windows_of(session, with_losses, most=32, names=[name])
     points = {run_id: (window.total, window.last) for run_id, window in steps.items()}
     others = [run_id for run_id in run_ids if run_id not in points]
-    measured = windows.measured_by_run(session, others, names=[name]) if others else {}
+    measured = windows.measure_by_run(session, others, names=[name]) if others else {}
     return points | {
         run_id: (of.points, of.step) for run_id, some in measured.items() for of in some
     }
@@ -181,7 +181,7 @@ def _first_reached(
     left out.
     """
 
-    def reached(line: Line) -> int | None:
+    def find_reached(line: Line) -> int | None:
         """Return the index of the first point that reaches the target."""
         points = (
             index
@@ -191,13 +191,13 @@ def _first_reached(
         return next(points, None)
 
     start = min([0, *line.x[:1]])
-    while (index := reached(line)) is not None and line.mean_x:
+    while (index := find_reached(line)) is not None and line.mean_x:
         # A bucket has at most two extremes, so the second point before is not in it.
         start, last = line.x[index - 2] if index >= 2 else start, line.x[index]
         middle = (start + last) // 2
         for half in ((start, middle), (middle + 1, last)):
             line = _lines(session, [run_id], name, *half, most=POINTS).get(run_id, NO_LINE)
-            if reached(line) is not None:
+            if find_reached(line) is not None:
                 break
             start = middle + 1
     return None if index is None else line.x[index]

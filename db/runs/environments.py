@@ -29,9 +29,9 @@ def record(session: Session, run_id: int, attempt: int, content: JsonObject, tex
             run_id=run_id,
             attempt=attempt,
             content=content,
-            source=_packed(texts.source),
-            diff=_packed(texts.diff),
-            requirements=_packed(texts.requirements),
+            source=_pack(texts.source),
+            diff=_pack(texts.diff),
+            requirements=_pack(texts.requirements),
         )
     )
     session.flush()
@@ -61,13 +61,13 @@ def has_requirements(session: Session, environment: RunEnvironment) -> bool:
 def texts(environment: RunEnvironment) -> Texts:
     """Return the texts of an environment."""
     return Texts(
-        _unpacked(environment.source),
-        _unpacked(environment.diff),
-        _unpacked(environment.requirements),
+        _unpack(environment.source),
+        _unpack(environment.diff),
+        _unpack(environment.requirements),
     )
 
 
-def _packed(text: str | None) -> bytes | None:
+def _pack(text: str | None) -> bytes | None:
     if text is None:
         return None
     # A character that the limit splits is dropped.
@@ -75,5 +75,5 @@ def _packed(text: str | None) -> bytes | None:
     return zlib.compress(stored.encode())
 
 
-def _unpacked(packed: bytes | None) -> str | None:
+def _unpack(packed: bytes | None) -> str | None:
     return None if packed is None else zlib.decompress(packed).decode()

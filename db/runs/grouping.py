@@ -31,7 +31,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-from db.runs.outcomes import OUTCOMES, ended_as
+from db.runs.outcomes import OUTCOMES, has_outcome
 from db.runs.run_filters import NUMBERS, SYNONYMS, Filter, is_metric, paths_of
 from db.tables import NOT_DELETED, LatestMetric, Run, RunConfigValue, Status, Trial, User
 
@@ -103,7 +103,7 @@ def _on_postgresql(element: Any, compiler: SQLCompiler, **options: Any) -> str:
     return f"strpos({compiler.process(element.clauses, **options)}, ',')"
 
 
-def grouped(
+def group_runs(
     session: Session,
     by: str,
     *,
@@ -120,12 +120,12 @@ def grouped(
     paths = [] if by in GROUPED_BY else paths_of(session, by)
     falls, ordered = sort.startswith("-"), SYNONYMS.get(sort.lstrip("-"), sort.lstrip("-"))
     ordered = ordered if ordered in (*names, "runs", by) else "id"
-    rows = session.execute(_aggregated(session, by, paths, names, conditions, ordered, falls)).all()
+    rows = session.execute(_aggregate(session, by, paths, names, conditions, ordered, falls)).all()
     path = paths[0] if len(paths) == 1 else by
     return Grouped([_group(row, names) for row in rows], rows[0].total if rows else 0, path)
 
 
-def _aggregated(
+def _aggregate(
     session: Session,
     by: str,
     paths: Sequence[str],
@@ -185,7 +185,7 @@ def _runs(
     session: Session, by: str, paths: Sequence[str], names: Sequence[str], conditions: Filter
 ) -> Subquery:
     """Select the runs, each with its state, group value and figures."""
-    paths_by_name = {name: paths_of(session, name) for name in _own(names)}
+    paths_by_name = {name: paths_of(session, name) for name in _find_own(names)}
     all_paths = {*paths, *chain.from_iterable(paths_by_name.values())}
     settings = _settings(all_paths)
     metrics = _metrics(list(paths_by_name))
@@ -202,7 +202,7 @@ def _runs(
         number = func.coalesce(*(settings.c[f"number:{path}"] for path in paths), null())
         text = func.coalesce(*(settings.c[f"text:{path}"] for path in paths), null())
     text = func.nullif(text, "")
-    state = case(*((ended_as(outcome), outcome) for outcome in OUTCOMES), else_=Run.status)
+    state = case(*((has_outcome(outcome), outcome) for outcome in OUTCOMES), else_=Run.status)
     values = [
         NUMBERS[SYNONYMS.get(name, name)]
         if name not in paths_by_name
@@ -226,7 +226,7 @@ def _runs(
     return query.subquery()
 
 
-def _own(names: Sequence[str]) -> list[str]:
+def _find_own(names: Sequence[str]) -> list[str]:
     return [name for name in names if SYNONYMS.get(name, name) not in NUMBERS]
 
 

@@ -27,13 +27,13 @@ def events(session: Session, run_id: int, *, after: str = "", limit: int) -> Pag
     return page(session, query, key, after=after, limit=limit)
 
 
-def flagged_steps(
+def read_flagged_steps(
     session: Session, run_id: int, *, after: int = 0, limit: int
 ) -> dict[str, list[Any]]:
     """Return columns of skipped steps and steps with nonfinite loss after a step."""
     flagged: dict[int, tuple[int, Any]] = {}
     for flag, condition in FLAGGED.items():
-        query = _flagged(flag, Step.step, Step.flags, Step.loss)
+        query = _select_flagged(flag, Step.step, Step.flags, Step.loss)
         query = query.where(Step.run_id == run_id, Step.step > after, condition)
         rows = session.execute(query.order_by(Step.step).limit(limit))
         flagged |= {step: (flags, _loss(flags, loss)) for step, flags, loss in rows}
@@ -51,15 +51,15 @@ def _loss(flags: int, loss: float | None) -> Any:
 
 
 def count_flagged(session: Session, run_id: int) -> int:
-    """Count the steps on all pages of `flagged_steps`."""
+    """Count the steps on all pages of `read_flagged_steps`."""
     either = [
-        _flagged(flag, Step.step).where(Step.run_id == run_id, condition)
+        _select_flagged(flag, Step.step).where(Step.run_id == run_id, condition)
         for flag, condition in FLAGGED.items()
     ]
     return session.scalar(select(func.count()).select_from(union(*either).subquery())) or 0
 
 
-def _flagged(flag: str, *columns: Any) -> Select[Any]:
+def _select_flagged(flag: str, *columns: Any) -> Select[Any]:
     """Select from the index of a flag; without the hint, SQLite would read all steps."""
     return select(*columns).with_hint(Step, f"INDEXED BY ix_steps_{flag}", "sqlite")
 

@@ -6,7 +6,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from db.errors import Changed, Invalid
-from db.runs.run_metadata import checked_note
+from db.runs.run_metadata import check_note
 from db.tables import Note, User
 
 
@@ -38,12 +38,12 @@ def write(session: Session, user: User, subject: str, text: str, seen: str) -> N
 
     seen: the text that the author edited. Raises Invalid, or Changed if the note differs now.
     """
-    text, error = checked_note(text)
+    text, error = check_note(text)
     if error:
         raise Invalid({"note": error})
     note = session.get(Note, subject, with_for_update=True)
     now = note.text if note else ""
-    if now not in (checked_note(seen)[0], text):
+    if now not in (check_note(seen)[0], text):
         raise Changed("The note has changed in the meantime. Nothing was saved.")
     if not text:
         if note:

@@ -31,7 +31,7 @@ def run_outcome(run: Run, applied: int) -> RunOutcome | None:
     return "diverged" if run.last_flags & NONFINITE_LOSS else None
 
 
-def ended_as(expected: RunOutcome) -> ColumnElement[bool]:
+def has_outcome(expected: RunOutcome) -> ColumnElement[bool]:
     """Return the SQL condition for runs with this outcome."""
     if expected == "stopped":
         return and_(Run.status == Status.FAILED, Run.failure_kind == "rule")

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from db.access import projects
 from db.errors import Invalid, NotFound
-from db.names import checked_name
+from db.names import check_name
 from db.tables import Preset, Project, User
 
 #: Limits on the presets of one project and on the length of a name.
@@ -19,7 +19,7 @@ MOST_LISTED = 500
 PLACE = ("tags", "priority", "nodes", "devices_per_node")
 
 
-def listed(session: Session, names: Collection[str], recipe: str) -> Sequence[Preset]:
+def list_presets(session: Session, names: Collection[str], recipe: str) -> Sequence[Preset]:
     """List the presets of a recipe in these projects, by name."""
     query = select(Preset).where(Preset.project.in_(names), Preset.recipe == recipe)
     return session.scalars(query.order_by(Preset.name, Preset.project).limit(MOST)).all()
@@ -56,7 +56,7 @@ def save(
 
     config: the settings that differ from the recipe's defaults.
     """
-    name = checked_name(name, most=NAME_CHARACTERS)
+    name = check_name(name, most=NAME_CHARACTERS)
     projects.get(session, project)
     # Of two concurrent saves, the second waits.
     session.execute(select(Project.name).where(Project.name == project).with_for_update())

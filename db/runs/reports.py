@@ -12,7 +12,7 @@ from db import clock
 from db.access import projects
 from db.clock import now
 from db.errors import Changed, Conflict, Invalid, NotFound
-from db.names import cleaned
+from db.names import clean
 from db.paging import Page, page
 from db.tables import NOT_DELETED, Report, ReportImage, Run, SharedLink, User
 
@@ -33,7 +33,7 @@ class Content:
     panels: list[dict[str, Any]]
 
 
-def listed(
+def list_reports(
     session: Session, names: Collection[str] | None = None, *, after: str = "", limit: int
 ) -> Page:
     """Return a page of reports, newest first, with the names of their authors and last editors.
@@ -58,7 +58,7 @@ def get(session: Session, report_id: int, *, lock: bool = False) -> Report:
 
 def create(session: Session, user: User, project: str, content: Content) -> Report:
     """Create a report in a project. Raises Invalid."""
-    checked = _checked(content)
+    checked = _check(content)
     projects.lock_shared(session, project)
     in_project = select(func.count()).where(Report.project == project, _IS_LISTED)
     if (session.scalar(in_project) or 0) >= MOST:
@@ -76,7 +76,7 @@ def edit(session: Session, report_id: int, user: User, content: Content, *, vers
     version: the one that the author edited. Raises Invalid, NotFound, or Changed if there is a
     newer one with other content.
     """
-    checked = _checked(content)
+    checked = _check(content)
     report = get(session, report_id, lock=True)
     if (report.title, report.text) == (checked.title, checked.text):
         return report
@@ -118,7 +118,7 @@ def erase(session: Session, report_id: int) -> Report:
     return report
 
 
-def deleted(session: Session, *, limit: int) -> Sequence[Report]:
+def list_deleted(session: Session, *, limit: int) -> Sequence[Report]:
     """List the reports in the trash, newest first."""
     query = select(Report).where(Report.deleted_at.is_not(None), ~Report.erasing)
     return session.scalars(query.order_by(Report.id.desc()).limit(limit)).all()
@@ -184,8 +184,8 @@ def _row(session: Session, report_id: int, *, lock: bool = False) -> Report:
     return report
 
 
-def _checked(content: Content) -> Content:
-    title, text = cleaned(content.title), content.text.replace("\r\n", "\n").rstrip()
+def _check(content: Content) -> Content:
+    title, text = clean(content.title), content.text.replace("\r\n", "\n").rstrip()
     errors = {}
     if not title:
         errors["title"] = f"it is empty; allowed: 1 to {LENGTHS['title']} characters"

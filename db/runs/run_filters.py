@@ -33,7 +33,7 @@ from sqlalchemy.orm import Session, aliased
 
 from db import clock
 from db.clock import now
-from db.runs.outcomes import RunOutcome, ended_as
+from db.runs.outcomes import RunOutcome, has_outcome
 from db.tables import (
     ACTIVE,
     ENDED,
@@ -162,7 +162,7 @@ class EndedAs:
 
     def sql(self) -> ColumnElement[bool]:
         """Return the condition."""
-        return ended_as(self.outcome)
+        return has_outcome(self.outcome)
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class NeedsAttention:
     def sql(self) -> ColumnElement[bool]:
         """Return the condition."""
         is_bad = Run.status.in_((Status.UNREACHABLE, Status.FAILED))
-        return is_bad | ended_as("diverged") | ended_as("no_updates")
+        return is_bad | has_outcome("diverged") | has_outcome("no_updates")
 
 
 @dataclass(frozen=True)
@@ -308,7 +308,7 @@ def is_metric(name: str) -> ColumnElement[bool]:
     return LatestMetric.name.in_(_metric_names(name))
 
 
-def qualified(name: str, prefix: str) -> str:
+def qualify(name: str, prefix: str) -> str:
     """Return the name of a metric or setting as used in filters and sort orders.
 
     prefix: METRICS or SETTINGS.
@@ -373,7 +373,7 @@ class Order:
         metrics = tuple(metric for metric in _metric_names(name) if is_logged(session, metric))
         return _order_by_name(tuple(paths_of(session, name)), metrics, falls=falls)
 
-    def joined_to(self, query: Select[Any]) -> Select[Any]:
+    def join_to(self, query: Select[Any]) -> Select[Any]:
         """Return a query of runs with the joins that this order needs."""
         for table, on in self.joined:
             query = query.outerjoin(table, on)

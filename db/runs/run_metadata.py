@@ -7,7 +7,7 @@ from msgspec import UNSET
 from sqlalchemy.orm import Session
 
 from db.errors import Changed, Invalid
-from db.names import cleaned
+from db.names import clean
 from db.runs import runs
 from db.tables import Run, User
 from halfstep.telemetry.events import Described
@@ -29,11 +29,11 @@ def edit(
     been changed to another value.
     """
     run = runs.get(session, run_id, lock=True)
-    new = {field: _checked(field, value) for field, value in changes.items()}
+    new = {field: _check(field, value) for field, value in changes.items()}
     errors = {field: text for field, (_value, text) in new.items() if text}
     if errors:
         raise Invalid(errors)
-    before = {field: _checked(field, value)[0] for field, value in (seen or {}).items()}
+    before = {field: _check(field, value)[0] for field, value in (seen or {}).items()}
     for field, (value, _error) in new.items():
         now = getattr(run, field)
         if field in before and now not in (before[field], value):
@@ -54,17 +54,17 @@ def remove_tag(session: Session, run_id: int, user: User, tag: str) -> Run:
     return _retag(session, run_id, user, tag, add=False)
 
 
-def checked_note(text: str) -> tuple[str, str]:
+def check_note(text: str) -> tuple[str, str]:
     """Return a note as it is stored, and an error message or an empty string."""
-    return _checked("note", text)
+    return _check("note", text)
 
 
 def tags_of(run: Run) -> list[str]:
     """Return the list of a run's tags."""
-    return parted(run.tags)
+    return split_tags(run.tags)
 
 
-def parted(tags: str) -> list[str]:
+def split_tags(tags: str) -> list[str]:
     """Split comma-separated tags into a list."""
     return _parts(tags.split(","))
 
@@ -77,11 +77,11 @@ def describe(session: Session, run: Run, described: Described) -> None:
         ("name", described.name, before.name),
         ("note", described.note, before.note),
     ):
-        if new is not UNSET and getattr(run, field) in ("", _shortened(field, old)):
-            values[field] = _shortened(field, new)
+        if new is not UNSET and getattr(run, field) in ("", _shorten(field, old)):
+            values[field] = _shorten(field, new)
     if described.tags is not UNSET:
         kept = [tag for tag in tags_of(run) if tag not in before.tags]
-        values["tags"] = _shortened("tags", [*kept, *described.tags])
+        values["tags"] = _shorten("tags", [*kept, *described.tags])
     if values.get("name") == "":
         del values["name"]
     _write(session, run, "its script", values)
@@ -89,14 +89,14 @@ def describe(session: Session, run: Run, described: Described) -> None:
         run.step_metrics = described.step_metrics
 
 
-def _shortened(field: str, value: str | Sequence[str]) -> str:
+def _shorten(field: str, value: str | Sequence[str]) -> str:
     """Return a value of a script as it is stored: as much of it as is allowed."""
     if isinstance(value, str):
-        return _checked(field, value)[0][: LENGTHS[field]].rstrip()
+        return _check(field, value)[0][: LENGTHS[field]].rstrip()
     tags = [tag.replace(",", " ") for tag in value]
     while len(", ".join(tags)) > LENGTHS[field]:
         tags.pop()
-    return _checked(field, tags)[0]
+    return _check(field, tags)[0]
 
 
 def _retag(session: Session, run_id: int, user: User, tag: str, *, add: bool) -> Run:
@@ -105,19 +105,19 @@ def _retag(session: Session, run_id: int, user: User, tag: str, *, add: bool) ->
     run = runs.get(session, run_id, lock=True)
     others = [other for other in tags_of(run) if other != tag.strip()]
     if add == (len(others) == len(tags_of(run))):
-        text, error = _checked("tags", [*others, tag] if add else others)
+        text, error = _check("tags", [*others, tag] if add else others)
         if error:
             raise Invalid({"tag": error})
         _write(session, run, user.name, {"tags": text})
     return run
 
 
-def _checked(field: str, value: str | Sequence[str]) -> tuple[str, str]:
+def _check(field: str, value: str | Sequence[str]) -> tuple[str, str]:
     """Return a value as it is stored, and an error message or an empty string."""
     if isinstance(value, str):
-        text = value.replace("\r\n", "\n").rstrip() if field == "note" else cleaned(value)
+        text = value.replace("\r\n", "\n").rstrip() if field == "note" else clean(value)
     else:
-        text = ", ".join(_parts([cleaned(tag) for tag in value]))
+        text = ", ".join(_parts([clean(tag) for tag in value]))
         if wrong := next((tag for tag in value if "," in tag), None):
             return text, f"{wrong[:100]!r} has a comma; allowed: texts without"
     if field == "name" and not text:

@@ -244,7 +244,7 @@ def count(session: Session, conditions: Filter = ()) -> int:
     return session.scalar(_matching(select(func.count()), conditions)) or 0
 
 
-def counted(conditions: Filter, *, most: int | None = None) -> ColumnElement[int | None]:
+def count_matching(conditions: Filter, *, most: int | None = None) -> ColumnElement[int | None]:
     """Return the number of runs that match, for a query of several such numbers.
 
     most: if there are more runs, count none of them, and be NULL.
@@ -259,7 +259,7 @@ def counted(conditions: Filter, *, most: int | None = None) -> ColumnElement[int
     return case((func.coalesce(newest, 0) <= most, count), else_=None)
 
 
-def stored_bytes(session: Session) -> int:
+def sum_stored_bytes(session: Session) -> int:
     """Return the stored bytes of the files of all runs outside the trash."""
     return int(session.scalar(select(func.sum(Run.stored_bytes)).where(NOT_DELETED)) or 0)
 
@@ -314,23 +314,23 @@ def _page_query(
         query = query.where(_is_beyond(order, ends, falls=order.falls))
     if has_bands:  # each is in the order of an index, both together are in that of none
         bands = (
-            _ordered(query.where(is_in), [Run.id.expression], falls=order.falls)
+            _order(query.where(is_in), [Run.id.expression], falls=order.falls)
             .limit(limit)
             .subquery()
             for is_in in (Run.status.in_(NOT_ENDED), Run.status.not_in(NOT_ENDED))
         )
         both = union_all(*map(select, bands)).subquery()
         both_keys = [both.c[key.name] for key in keys]
-        page = _ordered(select(both), both_keys, falls=order.falls).limit(limit)
+        page = _order(select(both), both_keys, falls=order.falls).limit(limit)
     else:
-        page = _ordered(query, order.keys, falls=order.falls).limit(limit)
+        page = _order(query, order.keys, falls=order.falls).limit(limit)
     shown = page.subquery()
     metric = latest_metrics.first_name(Run.id.expression).correlate(Run).scalar_subquery()
     first = [metric.label("metric")] if counts else []
     rows = select(Run, User.name, *(shown.c[column.name] for column in more), *first)
     rows = rows.join(shown, shown.c.run_id == Run.id).join(User, User.id == Run.owner_id)
     keys_shown = [shown.c[key.name] for key in keys]
-    ordered: Select[Any] = _ordered(rows, keys_shown, falls=order.falls)
+    ordered: Select[Any] = _order(rows, keys_shown, falls=order.falls)
     return ordered
 
 
@@ -342,7 +342,7 @@ def _total(conditions: tuple[Term, ...], *, is_first: bool) -> ColumnElement[int
     return count
 
 
-def _ordered(query: Any, keys: Iterable[ColumnElement[Any]], *, falls: bool) -> Any:
+def _order(query: Any, keys: Iterable[ColumnElement[Any]], *, falls: bool) -> Any:
     return query.order_by(*(key.desc() if falls else key for key in keys))
 
 
@@ -350,7 +350,7 @@ def _keys_of(session: Session, run_id: int, order: Order) -> Sequence[Any] | Non
     """Return the sort keys of a run; for an order by id the run need not exist."""
     if len(order.keys) == 1:
         return (run_id,)
-    of_run = _joined(select(*order.keys), order).where(Run.id == run_id)
+    of_run = _join(select(*order.keys), order).where(Run.id == run_id)
     row = session.execute(of_run).one_or_none()
     if row is None and order.keys[0] is ORDERS["active"]:
         return (0, run_id)  # erased since, so it had ended
@@ -360,15 +360,15 @@ def _keys_of(session: Session, run_id: int, order: Order) -> Sequence[Any] | Non
 def _matching(query: Any, conditions: Filter, order: Order | None = None) -> Any:
     # SQLite evaluates in this order: conditions on other tables come last, for fewer runs.
     terms = sorted(conditions, key=lambda term: isinstance(term.condition, Has | Compared))
-    return _joined(query, order).where(NOT_DELETED, *(term.sql() for term in terms))
+    return _join(query, order).where(NOT_DELETED, *(term.sql() for term in terms))
 
 
-def _joined(query: Any, order: Order | None) -> Any:
+def _join(query: Any, order: Order | None) -> Any:
     query = query.select_from(Run)
-    return order.joined_to(query) if order else query
+    return order.join_to(query) if order else query
 
 
-def watched(session: Session, watch_id: str) -> int:
+def find_watched(session: Session, watch_id: str) -> int:
     """Return the id of the newest run with a watched run's identifier. Raises NotFound."""
     run_id = session.scalar(select(func.max(Run.id)).where(Run.watch_id == watch_id))
     if run_id is None:
@@ -464,7 +464,7 @@ def silent_seconds(run: Any, moment: float) -> int:
 
 def progress(session: Session, some_runs: Collection[Run]) -> tuple[dict[int, Progress], float]:
     """Return the progress of runs and the database's time."""
-    unskipped, retrying = _unskipped(some_runs), _retrying(some_runs)
+    unskipped, retrying = _count_unskipped(some_runs), _retrying(some_runs)
     query = _progress(retrying=bool(retrying))
     given = {"run_ids": list(unskipped), "retrying": retrying}
     rows = session.connection().execute(query, given).all()
@@ -474,7 +474,7 @@ def progress(session: Session, some_runs: Collection[Run]) -> tuple[dict[int, Pr
 
 @cache  # SQLAlchemy takes longer to build this than the database to answer it
 def _progress(*, retrying: bool) -> Select[Any]:
-    retried = _retried() if retrying else literal(0)
+    retried = _count_retried() if retrying else literal(0)
     mine = Run.id.in_(bindparam("run_ids", expanding=True))
     return select(Run.id, retried, NUMBERS["duration"], now()).where(mine)
 
@@ -520,22 +520,24 @@ def _last_change() -> Any:
     return since.where(mine, table.id > func.coalesce(before, 0)).order_by(table.id).limit(1)
 
 
-def applied(session: Session, run: Run) -> int:
+def count_applied(session: Session, run: Run) -> int:
     """Count a run's own steps that changed the weights: not skipped, or retried in fp32."""
-    return applied_of(session, [run])[run.id]
+    return count_applied_of(session, [run])[run.id]
 
 
-def applied_of(session: Session, some_runs: Collection[Run]) -> dict[int, int]:
-    """Return the result of `applied` for each run, in one query."""
+def count_applied_of(session: Session, some_runs: Collection[Run]) -> dict[int, int]:
+    """Return the result of `count_applied` for each run, in one query."""
     retrying = _retrying(some_runs)
-    query = select(Run.id, _retried()).where(Run.id.in_(bindparam("retrying", expanding=True)))
+    query = select(Run.id, _count_retried()).where(
+        Run.id.in_(bindparam("retrying", expanding=True))
+    )
     rows = session.execute(query, {"retrying": retrying}) if retrying else ()
     retried = {row[0]: row[1] for row in rows}
-    unskipped = _unskipped(some_runs)
+    unskipped = _count_unskipped(some_runs)
     return {run_id: steps + retried.get(run_id, 0) for run_id, steps in unskipped.items()}
 
 
-def _unskipped(some_runs: Iterable[Run]) -> dict[int, int]:
+def _count_unskipped(some_runs: Iterable[Run]) -> dict[int, int]:
     return {run.id: run.own_steps - run.skipped - run.not_stepped for run in some_runs}
 
 
@@ -544,7 +546,7 @@ def _retrying(some_runs: Iterable[Run]) -> list[int]:
     return [run.id for run in some_runs if run.settings.get("scaler", {}).get("retry_in_fp32")]
 
 
-def _retried() -> ColumnElement[int]:
+def _count_retried() -> ColumnElement[int]:
     """Return the number of skipped steps of a run that a retry applied.
 
     It is 0 for runs that are not in the parameter `retrying`.

@@ -36,7 +36,7 @@ def delete(session: Session, run_id: int, user: User) -> Run:
 
     Raises Conflict if it has not ended, or if a run that has not ended starts from its checkpoints.
     """
-    run = _locked(session, run_id)
+    run = _lock(session, run_id)
     if run.deleted_at is not None:
         return run
     if run.status not in ENDED:
@@ -57,7 +57,7 @@ def restore(session: Session, run_id: int, user: User) -> Run:
 
     Raises Conflict if it is being erased.
     """
-    run = _locked(session, run_id)
+    run = _lock(session, run_id)
     if run.deleted_at is None:
         return run
     if run.erasing:
@@ -72,7 +72,7 @@ def erase(session: Session, run_id: int, user: User) -> Run:
 
     Raises Conflict if it is not in the trash.
     """
-    run = _locked(session, run_id)
+    run = _lock(session, run_id)
     if run.deleted_at is None:
         text = f"Run {run_id} is not in the trash: only a deleted run can be deleted permanently."
         raise Conflict(text)
@@ -109,18 +109,18 @@ def newest_and_contents(
     return newest_id, moment, Contents(count, int(size)), others
 
 
-def listed(session: Session, *, after: str = "", limit: int) -> Page:
+def list_runs(session: Session, *, after: str = "", limit: int) -> Page:
     """Return a page of the runs in the trash with their owners' names, newest first."""
     query = select(Run, User.name).join(User, User.id == Run.owner_id).where(IN_TRASH)
     return page(session, query, (Run.id,), after=after, limit=limit, newest_first=True)
 
 
-def erased_after(run: Run, days: float) -> float:
+def get_erasure_time(run: Run, days: float) -> float:
     """Return the time from which a run in the trash is erased."""
     return (run.deleted_at or 0.0) + days * DAY_SECONDS
 
 
-def _locked(session: Session, run_id: int) -> Run:
+def _lock(session: Session, run_id: int) -> Run:
     run = session.get(Run, run_id, with_for_update=True)
     if run is None:
         raise NotFound(f"There is no run {run_id}.")

@@ -7,13 +7,13 @@ from sqlalchemy.orm import Session
 
 from db.access import permissions
 from db.errors import Invalid, NotFound
-from db.names import checked_name
+from db.names import check_name
 from db.tables import SavedView, User
 
 MOST, NAME_CHARACTERS = 50, 60
 
 
-def listed(session: Session, user: User) -> Sequence[SavedView]:
+def list_views(session: Session, user: User) -> Sequence[SavedView]:
     """List a user's own views by name; none for a token limited to one project."""
     grants = permissions.limits(session)
     if grants is not None and grants.only is not None:
@@ -33,7 +33,7 @@ def save(
     group: str = "",
 ) -> SavedView:
     """Save a view, replacing the user's view of the same name. Raises Invalid."""
-    name = checked_name(name, most=NAME_CHARACTERS)
+    name = check_name(name, most=NAME_CHARACTERS)
     # Of two concurrent saves, the second waits.
     session.execute(select(User.id).where(User.id == user.id).with_for_update(key_share=True))
     of_user = SavedView.user_id == user.id

@@ -100,7 +100,7 @@ def renew(session: Session, sweep: Sweep, number: int, agent_id: str) -> bool:
 
     Raises Conflict if another agent has the point, or none.
     """
-    trial = _own(session, sweep, number, agent_id)
+    trial = _get_own(session, sweep, number, agent_id)
     _extend(session, trial, LEASE_SECONDS)
     run = session.get_one(Run, trial.run_id)
     return sweep.status != sweeps.CANCELLED and run.desired_state == "run"
@@ -113,7 +113,7 @@ def finish(
 
     was_watched: the script's uploader sends the rest, also if it has not begun yet.
     """
-    trial = _own(session, sweep, number, agent_id)
+    trial = _get_own(session, sweep, number, agent_id)
     run = runs.get(session, trial.run_id, lock=True)
     trial.agent_id, trial.lease_expires_at = None, None
     if run.attempt == 0 and was_watched:
@@ -126,7 +126,7 @@ def finish(
 
 def give_back(session: Session, sweep: Sweep, number: int, agent_id: str) -> None:
     """Give a point back, for the next agent. Raises Conflict, as `renew` does."""
-    trial = _own(session, sweep, number, agent_id)
+    trial = _get_own(session, sweep, number, agent_id)
     _end(session, trial.run_id, RETURNED)
     trial.agent_id = None
     _extend(session, trial, -LEASE_SECONDS)
@@ -144,13 +144,13 @@ def prune(session: Session, trial: Trial, reason: str) -> bool:
     return True
 
 
-def arrived(session: Session, run_id: int) -> None:
+def keep_run(session: Session, run_id: int) -> None:
     """Keep a run whose script has ended: its upload has begun."""
     mine = (Trial.run_id == run_id, Trial.agent_id.is_(None), Trial.state == sweeps.OPEN)
     session.execute(update(Trial).where(*mine).values(lease_expires_at=None))
 
 
-def _own(session: Session, sweep: Sweep, number: int, agent_id: str) -> Trial:
+def _get_own(session: Session, sweep: Sweep, number: int, agent_id: str) -> Trial:
     trial = session.get(Trial, (sweep.id, number), populate_existing=True)
     if trial is None or trial.agent_id != agent_id:
         text = f"This agent does not have point {number} of sweep {sweep.id}"

@@ -269,7 +269,7 @@ def settle(session: Session, sweep: Sweep) -> int:
         )
     ]
     finished = [run for _trial, run in ended if run.status == Status.FINISHED]
-    applied = runs.applied_of(session, finished)
+    applied = runs.count_applied_of(session, finished)
     sound = [run for run in finished if run_outcome(run, applied[run.id]) is None]
     pruned = [run for _trial, run in ended if run_outcome(run, 0) == "pruned"]
     results = values(session, sweep.metric, sound + pruned)

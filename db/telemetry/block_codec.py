@@ -64,7 +64,7 @@ def empty() -> Columns:
     return {name: np.empty(0, np.int64 if name in WHOLE else np.float64) for name in NAMES}
 
 
-def joined(parts: Sequence[Columns], names: Collection[str] = NAMES) -> Columns:
+def join(parts: Sequence[Columns], names: Collection[str] = NAMES) -> Columns:
     """Concatenate columns of steps."""
     if len(parts) == 1:
         return {name: parts[0][name] for name in names}
@@ -90,7 +90,7 @@ def _with_one_nan(values: NDArray[Any]) -> NDArray[Any]:
     return np.where(np.isnan(values), np.nan, values)
 
 
-def listed(name: str, values: NDArray[Any]) -> list[Any]:
+def to_list(name: str, values: NDArray[Any]) -> list[Any]:
     """Return a column as a list, with None for NaN."""
     found: list[Any] = values.tolist()
     if name in WHOLE:
@@ -101,7 +101,7 @@ def listed(name: str, values: NDArray[Any]) -> list[Any]:
 
 def rows(columns: Columns) -> list[dict[str, Any]]:
     """Return steps as rows of the table of steps."""
-    lists = [listed(name, columns[name]) for name in NAMES]
+    lists = [to_list(name, columns[name]) for name in NAMES]
     return [dict(zip(NAMES, row, strict=True)) for row in zip(*lists, strict=True)]
 
 
@@ -117,12 +117,12 @@ def of_records(records: Records, names: Collection[str] = NAMES) -> Columns:
 
 def encode_records(records: Records) -> bytes:
     """Return the bytes of a few steps as they are."""
-    return checked(RECORDS, records.astype(RECORD).tobytes())
+    return add_checksum(RECORDS, records.astype(RECORD).tobytes())
 
 
-def joined_records(parts: Sequence[bytes]) -> bytes:
+def join_records(parts: Sequence[bytes]) -> bytes:
     """Return the bytes of consecutive parts from `encode_records` as one. Raises Damaged."""
-    return checked(RECORDS, b"".join(content_of(part)[1] for part in parts))
+    return add_checksum(RECORDS, b"".join(content_of(part)[1] for part in parts))
 
 
 def encode(columns: Columns, layout: Sequence[str] = NAMES) -> bytes:
@@ -133,7 +133,7 @@ def encode(columns: Columns, layout: Sequence[str] = NAMES) -> bytes:
         heads.append(head)
         frames.append(frame)
     number = _NUMBER.pack(len(columns["step"]))
-    return checked(COLUMNS, b"".join([number, *heads, *frames]))
+    return add_checksum(COLUMNS, b"".join([number, *heads, *frames]))
 
 
 def decode(data: bytes, names: Collection[str] = NAMES, layout: Sequence[str] = NAMES) -> Columns:
@@ -167,7 +167,7 @@ def encode_lows(buckets: Integers, packed: Sequence[bytes]) -> bytes:
     head, frame = _encode_integers(buckets, 1)
     rows = np.frombuffer(b"".join(packed), np.uint8).reshape(len(packed), -1)
     summaries = zlib.compress(np.ascontiguousarray(rows.T).tobytes(), LEVEL)
-    return checked(LOWS, b"".join([_NUMBER.pack(len(packed)), head, frame, summaries]))
+    return add_checksum(LOWS, b"".join([_NUMBER.pack(len(packed)), head, frame, summaries]))
 
 
 def decode_lows(lows: bytes) -> tuple[Integers, list[bytes]]:
@@ -184,13 +184,13 @@ def decode_lows(lows: bytes) -> tuple[Integers, list[bytes]]:
     return buckets, rows.view(f"V{rows.shape[1]}").ravel().tolist()
 
 
-def checked(kind: int, content: bytes) -> bytes:
+def add_checksum(kind: int, content: bytes) -> bytes:
     """Return bytes with their format and checksum."""
     return _START.pack(kind, zlib.crc32(content)) + content
 
 
 def content_of(data: bytes) -> tuple[int, bytes]:
-    """Return the format and the content of bytes from `checked`. Raises Damaged."""
+    """Return the format and the content of bytes from `add_checksum`. Raises Damaged."""
     if len(data) < _START.size:
         raise Damaged("it is too short")
     (kind, checksum), content = _START.unpack_from(data), data[_START.size :]
@@ -212,7 +212,7 @@ def _encode_column(name: str, values: NDArray[Any]) -> tuple[bytes, bytes]:
         short = values.astype("<f4")
     if np.array_equal(short.astype(np.float64), values, equal_nan=True):
         values = short
-    frame = zlib.compress(_shuffled(values), LEVEL)
+    frame = zlib.compress(_shuffle(values), LEVEL)
     return _HEAD.pack(values.dtype.itemsize, 0, len(frame)), frame
 
 
@@ -224,7 +224,7 @@ def _decode_column(name: str, frame: bytes, size: int, firsts: int, number: int)
         return np.where(whole == UNKNOWN_US, np.nan, whole.astype(np.float64))
     if name == "lr":
         return _decode_integers(frame, size, firsts, number).view(np.float64)
-    values = _unshuffled(zlib.decompress(frame), np.dtype(f"<f{size}"))
+    values = _unshuffle(zlib.decompress(frame), np.dtype(f"<f{size}"))
     return values.astype(np.float64)
 
 
@@ -238,13 +238,13 @@ def _encode_integers(values: Integers, differences: int) -> tuple[bytes, bytes]:
     most = int(zigzag.max(initial=0))
     size = next(size for size in (1, 2, 4, 8) if most < 2 ** (8 * size))
     frame = b"".join(first.astype("<i8").tobytes() for first in firsts)
-    frame += zlib.compress(_shuffled(zigzag.astype(f"<u{size}")), LEVEL)
+    frame += zlib.compress(_shuffle(zigzag.astype(f"<u{size}")), LEVEL)
     return _HEAD.pack(size, len(firsts), len(frame)), frame
 
 
 def _decode_integers(frame: bytes, size: int, firsts: int, number: int) -> Integers:
     begun = np.frombuffer(frame, "<i8", firsts)
-    zigzag = _unshuffled(zlib.decompress(frame[8 * firsts :]), np.dtype(f"<u{size}"))
+    zigzag = _unshuffle(zlib.decompress(frame[8 * firsts :]), np.dtype(f"<u{size}"))
     zigzag = zigzag.astype(np.uint64)
     values: Integers = (zigzag >> np.uint64(1)).view(np.int64) ^ -(zigzag & np.uint64(1)).view(
         np.int64
@@ -256,11 +256,11 @@ def _decode_integers(frame: bytes, size: int, firsts: int, number: int) -> Integ
     return values
 
 
-def _shuffled(values: NDArray[Any]) -> bytes:
+def _shuffle(values: NDArray[Any]) -> bytes:
     size = values.dtype.itemsize
     return np.ascontiguousarray(values.view(np.uint8).reshape(len(values), size).T).tobytes()
 
 
-def _unshuffled(content: bytes, kind: np.dtype[Any]) -> NDArray[Any]:
+def _unshuffle(content: bytes, kind: np.dtype[Any]) -> NDArray[Any]:
     rows = np.frombuffer(content, np.uint8).reshape(kind.itemsize, -1)
     return np.ascontiguousarray(rows.T).view(kind).ravel()

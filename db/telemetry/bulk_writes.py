@@ -61,7 +61,7 @@ def _insert(
         marks = ", ".join("?" * (len(key) + len(columns)))
         statement = f"{verb} INTO {table} ({names}) VALUES ({marks}) {on_conflict}"
         shared = map(repeat, key.values())  # infinite: the columns set the number of rows
-        rows = zip(*shared, *map(_listed, columns.values()), strict=False)
+        rows = zip(*shared, *map(_to_list, columns.values()), strict=False)
         connection.exec_driver_sql(statement, list(rows))
     else:
         statement = f"""
@@ -73,7 +73,7 @@ def _insert(
         connection.exec_driver_sql(statement, (*key.values(), *columns.values()))
 
 
-def _listed(column: Column) -> list[Any]:
+def _to_list(column: Column) -> list[Any]:
     return column if isinstance(column, list) else column.tolist()
 
 

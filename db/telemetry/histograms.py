@@ -36,7 +36,7 @@ def of_module(
                 if module in (None, module_row["name"])
             ]
         )
-        for row in _thinned(session, run_id, "histogram", most)
+        for row in _thin(session, run_id, "histogram", most)
     ]
 
 
@@ -46,7 +46,7 @@ def layer_norms(session: Session, run_id: int, *, most: int) -> dict[str, Any]:
     Steps are thinned to about `most`. A norm is the L2 norm of unscaled gradients before clipping;
     None where the layer is missing.
     """
-    rows = _thinned(session, run_id, "layer_norms", most)
+    rows = _thin(session, run_id, "layer_norms", most)
     norms = [dict(zip(row.content["layers"], row.content["norms"], strict=True)) for row in rows]
     layers = list(dict.fromkeys(name for norm in norms for name in norm))
     return {
@@ -80,7 +80,7 @@ def headroom_by_step(session: Session, run_id: int, *, most: int) -> dict[str, A
     Steps are thinned to about `most`. left: as in `headroom`; None also where the module is
     missing.
     """
-    rows = _thinned(session, run_id, "headroom", most)
+    rows = _thin(session, run_id, "headroom", most)
     measurements = [
         {module["name"]: _bits_left(module) for module in row.content["modules"]} for row in rows
     ]
@@ -122,7 +122,7 @@ def _bits_left(module: Mapping[str, Any]) -> float | None:
     return math.log2(LARGEST_FP16 / most) if 0 < most < math.inf else -math.inf if most else None
 
 
-def _thinned(session: Session, run_id: int, kind: str, most: int) -> Sequence[Diagnosis]:
+def _thin(session: Session, run_id: int, kind: str, most: int) -> Sequence[Diagnosis]:
     mine = (Diagnosis.run_id == run_id, Diagnosis.kind == kind)
     steps = session.scalars(select(Diagnosis.step).where(*mine).order_by(Diagnosis.step)).all()
     chosen = steps[:: -(-len(steps) // most) or 1]

@@ -75,11 +75,11 @@ def begin(
     """
     # Of two concurrent requests, the second waits.
     session.execute(select(User.id).where(User.id == owner.id).with_for_update(key_share=True))
-    run = known(session, owner, watch_id)
+    run = find_watched(session, owner, watch_id)
     if run is not None:
         projects.lock_within(session, Run, run.id)
         session.expire(run)
-        run = known(session, owner, watch_id)
+        run = find_watched(session, owner, watch_id)
     _check_project(session, owner, project if run is None else run.project)
     moment = clock.current(session)
     if run is None:
@@ -101,7 +101,7 @@ def begin(
         config_values.note(session, run)
     _check_not_deleted(run)
     if run.attempt == 0 and run.status in ENDED:  # of an agent that has lost its point
-        raise Ended(_ended(run))
+        raise Ended(_describe_end(run))
     run.started_at = run.started_at or min(started_at, moment)
     run.last_report_at = moment
     if attempt > run.attempt:
@@ -111,7 +111,7 @@ def begin(
     elif attempt < run.attempt:
         raise StaleAttempt
     elif _is_stopped(run):
-        raise Ended(_ended(run))
+        raise Ended(_describe_end(run))
     if run.config != config:  # the script has changed it since
         run.config = config
         config_values.note(session, run)
@@ -119,7 +119,7 @@ def begin(
     return session.get_one(WatchedAttempt, (run.id, attempt))
 
 
-def known(session: Session, owner: User, watch_id: str) -> Run | None:
+def find_watched(session: Session, owner: User, watch_id: str) -> Run | None:
     """Return the watched run with this id that a user has sent before, or None."""
     return session.scalar(select(Run).where(Run.owner_id == owner.id, Run.watch_id == watch_id))
 
@@ -141,7 +141,7 @@ def _check_project(session: Session, owner: User, project: str) -> None:
 
 def _start(session: Session, run: Run, attempt: int, host: str, versions: dict[str, Any]) -> None:
     _close_node(session, run)
-    agent_claims.arrived(session, run.id)
+    agent_claims.keep_run(session, run.id)
     run.attempt, run.resumed_step, run.desired_state = attempt, None, "run"
     run.error = run.stop_reason = run.ended_at = None
     session.add(RunNode(run_id=run.id, attempt=attempt, node=0, devices=[], step_before=run.step))
@@ -222,7 +222,7 @@ def lock_attempt(
         raise StaleAttempt
     _check_not_deleted(run)
     if _is_stopped(run):
-        raise Ended(_ended(run))
+        raise Ended(_describe_end(run))
     run.last_report_at = clock.current(session)
     return run, session.get_one(WatchedAttempt, (run_id, attempt), populate_existing=True)
 
@@ -237,7 +237,7 @@ def check_position(
 ) -> None:
     """Check that an upload continues at the expected place. Raises Ended, OffsetMismatch."""
     if run.status in ENDED:
-        raise Ended(_ended(run))
+        raise Ended(_describe_end(run))
     if writer == "sidecar":
         expected = (attempt.sidecar_sequence, attempt.sidecar_offset)
     else:
@@ -254,7 +254,7 @@ def _is_stopped(run: Run) -> bool:
     return run.status == Status.CANCELLED and run.stop_reason not in (INTERRUPTED, PREEMPTED)
 
 
-def _ended(run: Run) -> str:
+def _describe_end(run: Run) -> str:
     how = f" ({run.stop_reason})" if run.stop_reason else ""
     return f"Run {run.id} has ended: it is {run.status}{how}. Its next attempt may continue."
 
@@ -397,7 +397,7 @@ def _last_moment(session: Session, run: Run) -> float:
     return run.started_at + max(elapsed_ms, 0) / 1000
 
 
-def awaited(
+def find_awaited(
     session: Session, run_id: int, path: str, *, size_bytes: int, sha256: str
 ) -> list[CheckpointFile | Artifact]:
     """Return the rows that name a file in the run's folder on the training machine.
@@ -418,7 +418,7 @@ def awaited(
     return matches
 
 
-def stored(run: Run, rows: Sequence[CheckpointFile | Artifact], key: str) -> None:
+def record_stored(run: Run, rows: Sequence[CheckpointFile | Artifact], key: str) -> None:
     """Record that a file has been stored under a key."""
     run.revision += 1
     run.files_revision = run.revision

@@ -155,7 +155,7 @@ def first_name(run_id: int | ColumnElement[int]) -> Select[str]:
 def is_evaluation() -> ColumnElement[bool]:
     """Return the condition that a metric is of an evaluation, by its name."""
     lower = func.lower(LatestMetric.name)
-    return or_(*(lower.startswith(each, autoescape=True) for each in EVALUATIONS))
+    return or_(*(lower.startswith(prefix, autoescape=True) for prefix in EVALUATIONS))
 
 
 def take_back(connection: Connection, run_id: int, *, after: int) -> None:

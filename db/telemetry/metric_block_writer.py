@@ -13,7 +13,7 @@ from sqlalchemy import Connection, delete, func, select
 
 from db.tables import LatestMetric
 from db.telemetry import bulk_writes, metric_blocks, metric_points
-from db.telemetry.metric_blocks import BLOCKS, TAILS, decoded, encode_lows, joined_tail, within
+from db.telemetry.metric_blocks import BLOCKS, TAILS, decode_block, encode_lows, join_tail, within
 from db.telemetry.metric_points import MetricPoints
 from db.telemetry.pyramid import END, SIZES
 from db.telemetry.summaries import Ints, Points, in_order
@@ -75,7 +75,7 @@ def truncate(connection: Connection, run_id: int, *, after: int) -> None:
     """Delete the points after a step. Raises StepsNotConverted."""
     metric_blocks.check_converted(connection, run_id)
     rows = _read_tail(connection, run_id)
-    tail = joined_tail(run_id, [row.data for row in rows])
+    tail = join_tail(run_id, [row.data for row in rows])
     left = tail.chosen(tail.points.step <= after)
     if len(left.owner) < len(tail.owner):
         _replace_tail(connection, run_id, rows, left)
@@ -87,7 +87,7 @@ def truncate(connection: Connection, run_id: int, *, after: int) -> None:
     made = [
         _block(name, first, None, points)
         for name, first, data in blocks
-        for block in decoded(run_id, name, first, data)
+        for block in decode_block(run_id, name, first, data)
         if len(points := within(block, (-END, after)))
     ]
     _insert(connection, run_id, made)
@@ -114,7 +114,7 @@ def rebuild(connection: Connection, run_id: int) -> None:
         made = []
         ends = [*(head.first for head in source.heads), None]
         for index, head in enumerate(source.heads):
-            points = source.decoded(connection, [head], metric_points.NAMES)
+            points = source.decode(connection, [head], metric_points.NAMES)
             if len(points):
                 made.append(
                     _block(head.name, head.first, ends[index + 1], points, is_first=index == 0)
@@ -156,7 +156,7 @@ def _read_tail(connection: Connection, run_id: int) -> list[_Row]:
 
 
 def _join(connection: Connection, run_id: int, rows: Sequence[_Row]) -> None:
-    _replace_tail(connection, run_id, rows, joined_tail(run_id, [row.data for row in rows]))
+    _replace_tail(connection, run_id, rows, join_tail(run_id, [row.data for row in rows]))
 
 
 def _replace_tail(
@@ -177,7 +177,7 @@ def _insert_tail(connection: Connection, run_id: int, row: _Row) -> None:
 
 def _seal(connection: Connection, run_id: int, rows: Sequence[_Row]) -> None:
     """Distribute the points of rows of a tail to the blocks of those metrics that have the most."""
-    tail = joined_tail(run_id, [row.data for row in rows])
+    tail = join_tail(run_id, [row.data for row in rows])
     counts = np.bincount(tail.owner, minlength=len(tail.names))
     chosen = np.isin(tail.owner, np.argsort(-counts, kind="stable")[:MOST_NAMES])
     sealed = tail.chosen(chosen)
@@ -203,7 +203,7 @@ def _last_blocks(
     query = select(last.name, last.first, last.blocks, BLOCKS.c.data).where(*same)
     rows = connection.execute(query).cursor.fetchall()
     return {
-        name: (first, decoded(run_id, name, first, data), blocks == 1)
+        name: (first, decode_block(run_id, name, first, data), blocks == 1)
         for name, first, blocks, data in rows
     }
 
@@ -284,7 +284,7 @@ def _write_late(connection: Connection, run_id: int, name: str, points: Points) 
         for end in (0, -1)
     )
     [source] = metric_blocks.sources(connection, [run_id], [name])
-    recorded = source.decoded(connection, source.heads[low : high + 1], metric_points.NAMES)
+    recorded = source.decode(connection, source.heads[low : high + 1], metric_points.NAMES)
     merged = in_order([recorded[~np.isin(recorded.step, points.step)], points])
     if metric_points.encode(merged) == metric_points.encode(recorded):
         return

@@ -96,7 +96,7 @@ class MetricSource:
         return (min(steps), max(steps)) if steps else None
 
     def _first_of(self, connection: Connection, heads: Iterable[Head]) -> Points:
-        parts = (self.decoded(connection, [head]) for head in heads)
+        parts = (self.decode(connection, [head]) for head in heads)
         return next((part for part in parts if len(part)), no_points())
 
     def read_points(
@@ -111,7 +111,7 @@ class MetricSource:
             for head in self.heads
             if any(head.first <= last and head.last >= first for first, last in ranges)
         ]
-        points = in_order([self.decoded(connection, heads, names), self.tail])
+        points = in_order([self.decode(connection, heads, names), self.tail])
         is_within = np.zeros(len(points), bool)
         for first, last in ranges:
             is_within |= (points.step >= first) & (points.step <= last)
@@ -129,26 +129,26 @@ class MetricSource:
             ]
             if sizes:
                 (lows if 0 < head.size <= min(sizes) else others).append(head)
-        points = in_order([self.decoded(connection, others), self.tail])
+        points = in_order([self.decode(connection, others), self.tail])
         summaries = self._lows(connection, lows)
         return {
             size: in_order(
                 [
                     _within(points, summaries, low * size, (high + 1) * size, size)
-                    for each, low, high in ranges
-                    if each == size
+                    for bucket_size, low, high in ranges
+                    if bucket_size == size
                 ]
             )
             for size in {size for size, _, _ in ranges}
         }
 
-    def decoded(
+    def decode(
         self, connection: Connection, heads: Sequence[Head], names: Sequence[str] = DRAWN
     ) -> Points:
         """Return the points of blocks within the limits."""
         parts = [no_points()]
         for row in self._read(connection, "data", heads):
-            parts += decoded(self.key["run_id"], self.key["name"], *row, names=names)
+            parts += decode_block(self.key["run_id"], self.key["name"], *row, names=names)
         return within(in_order(parts), self.limits)
 
     def _lows(self, connection: Connection, heads: Sequence[Head]) -> dict[int, Summaries]:
@@ -165,10 +165,10 @@ class MetricSource:
                 found.setdefault(size, []).append((first // size, content))
             except block_codec.Damaged:
                 [head] = [head for head in heads if head.first == first]
-                points = self.decoded(connection, [head])
-                parts.setdefault(size, []).append(raised({0: Summaries.of(points)}, size))
+                points = self.decode(connection, [head])
+                parts.setdefault(size, []).append(raise_to({0: Summaries.of(points)}, size))
         for size, some in found.items():
-            parts.setdefault(size, []).append(_unpacked(some, size))
+            parts.setdefault(size, []).append(_unpack_summaries(some, size))
         return {size: in_order(some) for size, some in parts.items()}
 
     def _read(
@@ -226,7 +226,9 @@ def read_points(
         query = _overlapping_query(("run_id", "name", "first", "data"), are_named=True)
         rows = connection.execute(query, given | {"first": first, "last": last}).cursor.fetchall()
         for run_id, name, *row in rows:
-            parts.setdefault((run_id, name), []).extend(decoded(run_id, name, *row, names=names))
+            parts.setdefault((run_id, name), []).extend(
+                decode_block(run_id, name, *row, names=names)
+            )
     for source in some:
         mine = parts.get((source.key["run_id"], source.key["name"]), [])
         points = in_order([no_points(), *mine])
@@ -251,11 +253,11 @@ def tails(
                 raise StepsNotConverted(run_id)
             if data is not None:
                 parts.append(data)
-        found[run_id] = joined_tail(run_id, parts, names, columns)
+        found[run_id] = join_tail(run_id, parts, names, columns)
     return found
 
 
-def joined_tail(
+def join_tail(
     run_id: int,
     parts: Sequence[bytes],
     names: Collection[str] | None = None,
@@ -263,13 +265,13 @@ def joined_tail(
 ) -> MetricPoints:
     """Return the points of the rows of a tail; a damaged one is left out."""
     try:
-        return MetricPoints.joined(parts, names, columns)
+        return MetricPoints.join(parts, names, columns)
     except block_codec.Damaged as error:
         logger.warning("a flush of metrics of run %d cannot be read: %s", run_id, error)
-        return MetricPoints.joined(filter(block_codec.is_intact, parts), names, columns)
+        return MetricPoints.join(filter(block_codec.is_intact, parts), names, columns)
 
 
-def decoded(
+def decode_block(
     run_id: int, name: str, first: int, data: bytes, *, names: Sequence[str] = NAMES
 ) -> list[Points]:
     """Return the points of a block; none if it is damaged."""
@@ -287,16 +289,16 @@ def within(points: Points, span: StepRange) -> Points:
     return points[low : np.searchsorted(points.step, span[1], side="right")]
 
 
-def raised(parts: dict[int, Summaries], size: int) -> Summaries:
+def raise_to(parts: dict[int, Summaries], size: int) -> Summaries:
     """Merge summaries of smaller sizes into those of a size, one size after the other.
 
     parts: by size, of different points; 0: of single points.
     """
     merged = parts.get(0, Summaries.of(no_points()))
-    for each in SIZES[: SIZES.index(size) + 1]:
-        merged = merge(merged, each)
-        if each in parts:
-            merged = in_order([merged, parts[each]])
+    for smaller in SIZES[: SIZES.index(size) + 1]:
+        merged = merge(merged, smaller)
+        if smaller in parts:
+            merged = in_order([merged, parts[smaller]])
     return merged
 
 
@@ -305,21 +307,21 @@ def _within(
 ) -> Summaries:
     """Return the summaries of a size of the steps from first to before end."""
     parts = {0: Summaries.of(within(points, (first, end - 1)))}
-    for each, some in summaries.items():
-        if each <= size:
-            parts[each] = some[(some.start >= first) & (some.start < end)]
-    return raised(parts, size)
+    for smaller, some in summaries.items():
+        if smaller <= size:
+            parts[smaller] = some[(some.start >= first) & (some.start < end)]
+    return raise_to(parts, size)
 
 
 def encode_lows(points: Points, first: int, size: int) -> bytes:
     """Return the summaries of a block that begins at step `first`: bucket offsets, then packed."""
-    summaries = raised({0: Summaries.of(points)}, size)
+    summaries = raise_to({0: Summaries.of(points)}, size)
     offsets = (summaries.start // size - first // size).astype(np.uint8)
     packed = pack(summaries, SERIES, size)
-    return block_codec.checked(block_codec.METRIC_LOWS, offsets.tobytes() + b"".join(packed))
+    return block_codec.add_checksum(block_codec.METRIC_LOWS, offsets.tobytes() + b"".join(packed))
 
 
-def _unpacked(some: Sequence[tuple[int, bytes]], size: int) -> Summaries:
+def _unpack_summaries(some: Sequence[tuple[int, bytes]], size: int) -> Summaries:
     """Return the summaries of blocks of the same size. some: first bucket and content of each."""
     length = 1 + layout(SERIES, size).itemsize
     counts = [len(content) // length for _, content in some]
@@ -354,8 +356,8 @@ def extremes(
         for name, *mine in zip(tail.names, low, high, counts, strict=True):
             before = found.get((run_id, name), Extremes(None, None, 0))
             found[run_id, name] = Extremes(
-                _known(np.fmin(_or_nan(before.low), mine[0])),
-                _known(np.fmax(_or_nan(before.high), mine[1])),
+                _to_number(np.fmin(_or_nan(before.low), mine[0])),
+                _to_number(np.fmax(_or_nan(before.high), mine[1])),
                 before.points + mine[2],
             )
     return found
@@ -365,7 +367,7 @@ def _or_nan(value: float | None) -> float:
     return np.nan if value is None else value
 
 
-def _known(value: Any) -> float | None:
+def _to_number(value: Any) -> float | None:
     return None if value != value else float(value)
 
 
@@ -449,16 +451,16 @@ def page(
         first = after[1] + 1 if name == after[0] else -END
         mine = [head for head in by_name.get(name, []) if head.last >= first]
         source = MetricSource({"run_id": run_id, "name": name}, (first, END), mine, no_points())
-        parts = (source.decoded(connection, [head], NAMES) for head in mine)
+        parts = (source.decode(connection, [head], NAMES) for head in mine)
         tail_part = within(tail.of_index(at[name]), (first, END)) if name in at else no_points()
         for part in chain(parts, [tail_part]):
-            found += listed(name, part[: limit - len(found)])
+            found += to_points(name, part[: limit - len(found)])
             if len(found) == limit:
                 return found
     return found
 
 
-def listed(name: str, points: Points) -> Iterator[Point]:
+def to_points(name: str, points: Points) -> Iterator[Point]:
     """Yield the points of a metric."""
     columns = (points.step, points.elapsed_ms, points.values[:, 0])
     for row in zip(*(column.tolist() for column in columns), strict=True):
@@ -492,8 +494,8 @@ def news(
             break
         is_complete = is_complete and previous <= flush
         flush = revision
-        for name, some in joined_tail(run_id, [data], names).by_name():
-            points += listed(name, some)
+        for name, some in join_tail(run_id, [data], names).by_name():
+            points += to_points(name, some)
     return News(points, flush, is_full, is_complete)
 
 
@@ -512,7 +514,7 @@ class DamagedBlock(NamedTuple):
         return f"run {self.run}: a block of {self.name} from step {self.first:,} on is damaged"
 
 
-def damaged(connection: Connection) -> Iterator[DamagedBlock]:
+def find_damaged(connection: Connection) -> Iterator[DamagedBlock]:
     """Yield the damaged blocks and flushes of all runs; reads all of them."""
     blocks = select(BLOCKS.c.run_id, BLOCKS.c.name, BLOCKS.c.first, BLOCKS.c.data)
     flushes = select(TAILS.c.run_id, null(), TAILS.c.revision, TAILS.c.data)

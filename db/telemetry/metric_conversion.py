@@ -112,7 +112,7 @@ def batches(database: Database, run_id: int, known: Mapping[str, int]) -> Iterat
 
 
 def _rows(connection: Connection, run_id: int, name: str, after: int, most: int) -> list[Any]:
-    query = select(*(Metric.__table__.c[each] for each in NAMES))
+    query = select(*(Metric.__table__.c[name] for name in NAMES))
     its = (Metric.run_id == run_id, Metric.name == name, Metric.step > after)
     ordered = query.where(*its).order_by(Metric.step).limit(most)
     return list(connection.execute(ordered).cursor.fetchall())

@@ -66,7 +66,7 @@ class MetricPoints:
         return cls(names, columns["owner"][order], points_of(block_codec.chosen(columns, order)))
 
     @classmethod
-    def joined(
+    def join(
         cls,
         parts: Iterable[bytes],
         only: Collection[str] | None = None,
@@ -121,7 +121,7 @@ class MetricPoints:
             for name in LAYOUT:
                 records[name] = columns[name]
             kind, content = FLUSH, records.tobytes()
-        return block_codec.checked(kind, _LENGTH.pack(len(packed)) + packed + content)
+        return block_codec.add_checksum(kind, _LENGTH.pack(len(packed)) + packed + content)
 
     @cached_property
     def first(self) -> Ints:

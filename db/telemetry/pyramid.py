@@ -32,7 +32,7 @@ STEP_SERIES = (
 )
 
 
-def summed_up(
+def sum_up(
     points: Points,
     there: Mapping[int, Summaries],
     series: tuple[Series, ...],

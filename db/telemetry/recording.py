@@ -142,8 +142,8 @@ class Recording:
 
     def publish(self, files: Sequence[events.Checkpoint | events.Artifact]) -> None:
         """Replace the files to publish with the pending items."""
-        self.checkpoints = [each for each in files if isinstance(each, events.Checkpoint)]
-        self.artifacts = [each for each in files if isinstance(each, events.Artifact)]
+        self.checkpoints = [file for file in files if isinstance(file, events.Checkpoint)]
+        self.artifacts = [file for file in files if isinstance(file, events.Artifact)]
 
     def write(
         self,

@@ -184,8 +184,10 @@ def changes(
         log_lines=log_lines,
         diagnoses=diagnoses,
         statuses=statuses,
-        checkpoints=_changed(session, CheckpointFile, run_id, since.files) if has_new_files else [],
-        artifacts=_changed(session, Artifact, run_id, since.files) if has_new_files else [],
+        checkpoints=_list_changed(session, CheckpointFile, run_id, since.files)
+        if has_new_files
+        else [],
+        artifacts=_list_changed(session, Artifact, run_id, since.files) if has_new_files else [],
         has_new_files=has_new_files,
         goes_back=goes_back,
         is_over=run.status in ENDED and not full,
@@ -306,7 +308,7 @@ def metrics(session: Session, run_id: int, *, after: str = "", limit: int) -> Pa
     return Page(rows[:limit], metric_blocks.count(connection, run_id), cursor)
 
 
-def _changed(session: Session, table: Any, run_id: int, seen: int) -> list[Any]:
+def _list_changed(session: Session, table: Any, run_id: int, seen: int) -> list[Any]:
     query = select(table).where(table.run_id == run_id, table.revision > seen)
     return list(session.scalars(query.order_by(table.step, table.id)))
 

@@ -25,7 +25,7 @@ from db.telemetry.pyramid import (
     SIZES,
     STEP_SERIES,
     siblings,
-    summed_up,
+    sum_up,
 )
 from db.telemetry.step_blocks import (
     BLOCKS,
@@ -34,13 +34,13 @@ from db.telemetry.step_blocks import (
     Newest,
     blocks,
     check_converted,
-    joined_steps,
+    count_summarized_steps,
+    join_steps,
     last_step,
     newest_block,
     overlapping,
     points_of,
-    stored_buckets,
-    summarized,
+    read_stored_buckets,
     tail_blocks,
     within,
 )
@@ -91,7 +91,7 @@ def truncate(connection: Connection, run_id: int, *, after: int) -> None:
         block = overlapping(connection, run_id, (newest.first, newest.last))
         its = (BLOCKS.c.run_id == run_id, BLOCKS.c.first == newest.first)
         connection.execute(delete(BLOCKS).where(*its))
-        columns = within(joined_steps(block, NAMES), (-END, after))
+        columns = within(join_steps(block, NAMES), (-END, after))
         if len(columns["step"]):
             _insert(connection, run_id, [_part(columns)])
     _truncate_buckets(connection, run_id, cut // RANGE * RANGE)
@@ -105,7 +105,7 @@ def take_over_buckets(connection: Connection, run_id: int, *, lost: bool) -> Non
     of_run = StepBucket.run_id == run_id
     connection.execute(delete(StepBucket).where(of_run, StepBucket.size == SIZES[0]))
     if not lost:
-        _truncate_buckets(connection, run_id, _sealed_end(connection, run_id))
+        _truncate_buckets(connection, run_id, _find_sealed_end(connection, run_id))
 
 
 def join_tail(connection: Connection, run_id: int) -> None:
@@ -113,7 +113,7 @@ def join_tail(connection: Connection, run_id: int) -> None:
     tail = tail_blocks(connection, run_id)
     if len(tail) > 1:
         _delete_tail(connection, run_id)
-        _insert(connection, run_id, [_part(joined_steps(tail, NAMES))])
+        _insert(connection, run_id, [_part(join_steps(tail, NAMES))])
 
 
 def rebuild(connection: Connection, run_id: int, *, lost: bool = False) -> None:
@@ -122,14 +122,14 @@ def rebuild(connection: Connection, run_id: int, *, lost: bool = False) -> None:
     Raises StepsMissing if they count steps that cannot be read, unless `lost`.
     """
     check_converted(connection, run_id)
-    expected = summarized(connection, run_id)
+    expected = count_summarized_steps(connection, run_id)
     connection.execute(delete(StepBucket).where(StepBucket.run_id == run_id))
     readable = 0
     for block in blocks(connection, run_id):
-        columns = joined_steps([block], NAMES)
+        columns = join_steps([block], NAMES)
         readable += len(columns["step"])
         if block.is_sealed and len(columns["step"]):
-            [sealed] = _sealed(connection, run_id, [columns])
+            [sealed] = _seal_groups(connection, run_id, [columns])
             its = (BLOCKS.c.run_id == run_id, BLOCKS.c.first == block.first)
             connection.execute(update(BLOCKS).where(*its).values(lows=sealed["lows"]))
     if readable < expected and not lost:
@@ -159,7 +159,7 @@ def _append(
         if len(parts) >= JOINED_PARTS:
             its = (BLOCKS.c.run_id == run_id, BLOCKS.c.first >= parts[0].first)
             connection.execute(delete(BLOCKS).where(*its))
-            columns, records = block_codec.joined([joined_steps(parts, NAMES), columns]), None
+            columns, records = block_codec.join([join_steps(parts, NAMES), columns]), None
     _insert(connection, run_id, [_part(columns, records)])
 
 
@@ -176,12 +176,12 @@ def _seal(connection: Connection, run_id: int, columns: Columns, *, has_tail: bo
     if has_tail:
         tail = tail_blocks(connection, run_id)
         _delete_tail(connection, run_id)
-        columns = block_codec.joined([joined_steps(tail, NAMES), columns])
+        columns = block_codec.join([join_steps(tail, NAMES), columns])
     groups = _groups(columns)
     rest = groups.pop()
     if groups and len(groups[-1]["step"]) < LEAST_STEPS:
-        rest = block_codec.joined([groups.pop(), rest])
-    _insert(connection, run_id, [*_sealed(connection, run_id, groups), _part(rest)])
+        rest = block_codec.join([groups.pop(), rest])
+    _insert(connection, run_id, [*_seal_groups(connection, run_id, groups), _part(rest)])
 
 
 def _groups(columns: Columns) -> list[Columns]:
@@ -209,15 +209,15 @@ def _replace(connection: Connection, run_id: int, columns: Columns) -> None:
     steps = columns["step"]
     span = (int(steps[0]) // RANGE * RANGE, (int(steps[-1]) // RANGE + 1) * RANGE - 1)
     touched = overlapping(connection, run_id, span)
-    recorded = joined_steps(touched, NAMES)
+    recorded = join_steps(touched, NAMES)
     is_other = ~np.isin(recorded["step"], steps)
-    merged = block_codec.joined([block_codec.chosen(recorded, is_other), columns])
+    merged = block_codec.join([block_codec.chosen(recorded, is_other), columns])
     merged = block_codec.chosen(merged, np.argsort(merged["step"], kind="stable"))
     if block_codec.are_equal(merged, recorded):
         return
     _delete_flagged(connection, run_id, steps)
     _write_flagged(connection, run_id, columns)
-    end = _sealed_end(connection, run_id)
+    end = _find_sealed_end(connection, run_id)
     if touched:
         between = BLOCKS.c.first.between(touched[0].first, touched[-1].first)
         connection.execute(delete(BLOCKS).where(BLOCKS.c.run_id == run_id, between))
@@ -226,8 +226,8 @@ def _replace(connection: Connection, run_id: int, columns: Columns) -> None:
     if is_sealed.any():
         groups = _groups(block_codec.chosen(merged, is_sealed))
         if len(groups) > 1 and len(groups[-1]["step"]) < LEAST_STEPS:
-            groups[-2:] = [block_codec.joined(groups[-2:])]
-        rows += _sealed(connection, run_id, groups)
+            groups[-2:] = [block_codec.join(groups[-2:])]
+        rows += _seal_groups(connection, run_id, groups)
     tail = block_codec.chosen(merged, ~is_sealed)
     if not len(tail["step"]):
         _insert(connection, run_id, rows)
@@ -288,17 +288,19 @@ def _delete_flagged(connection: Connection, run_id: int, steps: Ints) -> None:
         connection.execute(delete(_STEPS).where(*its))
 
 
-def _sealed(connection: Connection, run_id: int, groups: Sequence[Columns]) -> list[dict[str, Any]]:
+def _seal_groups(
+    connection: Connection, run_id: int, groups: Sequence[Columns]
+) -> list[dict[str, Any]]:
     """Return the rows of sealed blocks, and write their summaries of 512 and more steps."""
     if not groups:
         return []
-    points = points_of(block_codec.joined(groups), STEP_SERIES)
+    points = points_of(block_codec.join(groups), STEP_SERIES)
     first, last = int(points.step[0]), int(points.step[-1])
-    there = stored_buckets(
+    there = read_stored_buckets(
         connection, run_id, [siblings(first, last, size) for size in SIZES[2:]], STEP_SERIES
     )
     there |= dict.fromkeys(SIZES[:2], there[SIZES[-1]][:0])  # a block has all steps of these
-    start, size, packed = summed_up(points, there, STEP_SERIES)
+    start, size, packed = sum_up(points, there, STEP_SERIES)
     is_low = size == SIZES[0]
     number = int(is_low.sum())  # they come first
     columns: dict[str, bulk_writes.Column] = {
@@ -328,7 +330,7 @@ def _truncate_buckets(connection: Connection, run_id: int, end: int) -> None:
         if not end % size:
             continue
         lower = (below, end // size * size // below, end // below)
-        parts = stored_buckets(connection, run_id, [lower], STEP_SERIES)[below]
+        parts = read_stored_buckets(connection, run_id, [lower], STEP_SERIES)[below]
         if not len(parts):
             continue
         whole = merge(parts, size)
@@ -340,7 +342,7 @@ def _truncate_buckets(connection: Connection, run_id: int, end: int) -> None:
         bulk_writes.replace(connection, StepBucket.__table__, {"run_id": run_id}, columns)
 
 
-def _sealed_end(connection: Connection, run_id: int) -> int:
+def _find_sealed_end(connection: Connection, run_id: int) -> int:
     """Return the first step that no sealed block can have."""
     query = select(BLOCKS.c.last).where(BLOCKS.c.run_id == run_id, BLOCKS.c.is_sealed)
     last = connection.scalar(query.order_by(BLOCKS.c.first.desc()).limit(1))

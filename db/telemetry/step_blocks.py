@@ -26,7 +26,7 @@ from db.telemetry.pyramid import (
     BucketRange,
     StepRange,
     siblings,
-    summed_up,
+    sum_up,
 )
 from db.telemetry.summaries import Ints, Points, Series, Summaries, in_order, merge, pack, unpack
 from halfstep.telemetry.flags import NONFINITE_LOSS, NOT_STEPPED, SKIPPED
@@ -100,11 +100,11 @@ class StepSource:
         """Read the steps of ranges, which do not overlap."""
         run_id, names = self.key["run_id"], _names_of(self.series)
         parts = [
-            within(self._joined(overlapping(connection, run_id, span), names), span)
+            within(self._join(overlapping(connection, run_id, span), names), span)
             for span in ranges
             if span[0] <= span[1]
         ]
-        return points_of(block_codec.joined(parts, names), self.series)
+        return points_of(block_codec.join(parts, names), self.series)
 
     @staticmethod
     def read_points_of_runs(
@@ -115,7 +115,7 @@ class StepSource:
         rows = _overlapping_of_runs(connection, list(by_run), span)
         for run_id, of_run in groupby(rows, lambda block: block.run_id):
             source = by_run[run_id]
-            columns = within(source._joined(list(of_run), _names_of(source.series)), span)
+            columns = within(source._join(list(of_run), _names_of(source.series)), span)
             if len(columns["step"]):
                 yield source, points_of(columns, source.series)
 
@@ -124,18 +124,18 @@ class StepSource:
     ) -> dict[int, Summaries]:
         """Read ranges of buckets and return their summaries by size."""
         run_id, by_size = self.key["run_id"], {}
-        ranges = [each for each in ranges if each[1] <= each[2]]
+        ranges = [span for span in ranges if span[1] <= span[2]]
         if not ranges:
             return {}
-        stored = stored_buckets(
-            connection, run_id, [each for each in ranges if each[0] != SIZES[0]], self.series
+        stored = read_stored_buckets(
+            connection, run_id, [span for span in ranges if span[0] != SIZES[0]], self.series
         )
         tail = self._tail(connection, ranges)
         for size in {size for size, _, _ in ranges}:
-            buckets = [(low, high) for each, low, high in ranges if each == size]
+            buckets = [(low, high) for bucket_size, low, high in ranges if bucket_size == size]
             parts = []
             if size == SIZES[0]:
-                parts += [self._lows(connection, *each) for each in buckets]
+                parts += [self._lows(connection, *bucket) for bucket in buckets]
             if size in stored:
                 is_other = ~np.isin(stored[size].start, tail[size].start)
                 parts.append(stored[size][is_other])
@@ -144,14 +144,14 @@ class StepSource:
             by_size[size] = in_order([*parts, tail[size][is_within]])
         return by_size
 
-    def _joined(self, rows: Sequence[Block], names: Collection[str]) -> Columns:
-        return joined_steps(rows, names, self.damaged)
+    def _join(self, rows: Sequence[Block], names: Collection[str]) -> Columns:
+        return join_steps(rows, names, self.damaged)
 
     def _tail(self, connection: Connection, ranges: Sequence[BucketRange]) -> dict[int, Summaries]:
         """Return the buckets of each size that have steps of the tail, as if it were sealed."""
         run_id, series = self.key["run_id"], self.series
         last = max((high + 1) * size - 1 for size, _, high in ranges)
-        columns = self._joined(tail_blocks(connection, run_id, last), _names_of(series))
+        columns = self._join(tail_blocks(connection, run_id, last), _names_of(series))
         none = unpack(np.empty(0, np.int64), [], series, SIZES[0])
         if not len(columns["step"]):
             return dict.fromkeys(SIZES, none)
@@ -160,13 +160,18 @@ class StepSource:
         if largest > RANGE:  # one of them may have sealed steps too
             span = (int(columns["step"][0]), int(columns["step"][-1]))
             above = [siblings(*span, size) for size in SIZES[2:]]
-            there |= stored_buckets(connection, run_id, above, series)
+            there |= read_stored_buckets(connection, run_id, above, series)
         sizes = SIZES[: SIZES.index(largest) + 1]
         points = points_of(columns, series)
-        start, size, packed = summed_up(points, there, series, sizes=sizes)
+        start, size, packed = sum_up(points, there, series, sizes=sizes)
         return {
-            each: unpack(start[size == each], list(compress(packed, size == each)), series, each)
-            for each in sizes
+            bucket_size: unpack(
+                start[size == bucket_size],
+                list(compress(packed, size == bucket_size)),
+                series,
+                bucket_size,
+            )
+            for bucket_size in sizes
         }
 
     def _lows(self, connection: Connection, low: int, high: int) -> Summaries:
@@ -188,7 +193,7 @@ class StepSource:
             return block_codec.decode_lows(block.content)
         except block_codec.Damaged:
             span = (block.first, block.last)
-            columns = self._joined(overlapping(connection, block.run_id, span), NAMES)
+            columns = self._join(overlapping(connection, block.run_id, span), NAMES)
             low = merge(Summaries.of(points_of(columns, STEP_SERIES)), SIZES[0])
             return low.start // SIZES[0], pack(low, STEP_SERIES, SIZES[0])
 
@@ -198,11 +203,11 @@ def points_of(columns: Columns, series: Sequence[Series]) -> Points:
     values = np.empty((len(columns["step"]), len(series)))
     for index, each in enumerate(series):
         is_clipped = each.name == "grad_norm_clipped"
-        values[:, index] = applied_norm(columns) if is_clipped else columns[each.name]
+        values[:, index] = get_applied_norm(columns) if is_clipped else columns[each.name]
     return Points(columns["step"], columns["elapsed_ms"], columns["flags"], values)
 
 
-def applied_norm(columns: Columns) -> NDArray[Any]:
+def get_applied_norm(columns: Columns) -> NDArray[Any]:
     """Return grad_norm_clipped with grad_norm where the clip changed nothing."""
     clipped = columns["grad_norm_clipped"]
     return np.where(np.isnan(clipped), columns["grad_norm"], clipped)
@@ -219,14 +224,14 @@ def read_columns(
     """Return the first `most` steps of a range."""
     parts, number = [], 0
     for block in blocks(connection, run_id, span):
-        parts.append(within(joined_steps([block], NAMES), span))
+        parts.append(within(join_steps([block], NAMES), span))
         number += len(parts[-1]["step"])
         if number >= most:
             break
-    return block_codec.chosen(block_codec.joined(parts), slice(0, most))
+    return block_codec.chosen(block_codec.join(parts), slice(0, most))
 
 
-def damaged(connection: Connection) -> Iterator[Block]:
+def find_damaged(connection: Connection) -> Iterator[Block]:
     """Yield the damaged blocks of all runs; reads all of them."""
     names = (*Block._fields[:-1], "data")
     query = select(*(BLOCKS.c[name] for name in names)).order_by(BLOCKS.c.run_id, BLOCKS.c.first)
@@ -237,7 +242,7 @@ def damaged(connection: Connection) -> Iterator[Block]:
 
 def steps_of(block: Block) -> Columns:
     """Return the steps of a block; none if it is damaged."""
-    return joined_steps([block], NAMES)
+    return join_steps([block], NAMES)
 
 
 def read_converted(connection: Connection, run_id: int, first: int, last: int) -> Columns:
@@ -245,7 +250,7 @@ def read_converted(connection: Connection, run_id: int, first: int, last: int) -
     query = select(*(BLOCKS.c[name] for name in (*Block._fields[:-1], "data")))
     its = (BLOCKS.c.run_id == run_id, BLOCKS.c.first <= last, BLOCKS.c.last >= first)
     rows = _fetch(connection, query.where(*its).order_by(BLOCKS.c.first), {})
-    return within(joined_steps(rows, NAMES), (first, last))
+    return within(join_steps(rows, NAMES), (first, last))
 
 
 def blocks(connection: Connection, run_id: int, span: StepRange = (-END, END)) -> Iterator[Block]:
@@ -269,7 +274,7 @@ def latest(
     found = {}
     for run_id, of_run in groupby(rows, lambda row: row[1]):
         parts = list(of_run)
-        columns = joined_steps([Block(*row[1:]) for row in parts], names)
+        columns = join_steps([Block(*row[1:]) for row in parts], names)
         columns = within(columns, (parts[0][0] - steps + 1, END))
         if len(columns["step"]):
             found[run_id] = columns
@@ -288,7 +293,7 @@ def largest(connection: Connection, run_ids: Collection[int]) -> dict[int, Summa
         parts[run_id] = [unpack(start, list(packed), STEP_SERIES, SIZES[-1])]
     tails = _fetch(connection, _tails_query(), {"run_ids": list(run_ids)})
     for run_id, tail in groupby(tails, lambda block: block.run_id):
-        points = points_of(joined_steps(list(tail), NAMES), STEP_SERIES)
+        points = points_of(join_steps(list(tail), NAMES), STEP_SERIES)
         parts.setdefault(run_id, []).append(Summaries.of(points))
     return {run_id: in_order(some) for run_id, some in parts.items()}
 
@@ -307,7 +312,7 @@ def end_of(connection: Connection, run_id: int) -> tuple[int | None, int | None]
     """Return the time of the last step, and the step from which on no loss was finite, if any."""
     elapsed_ms, lost_since, end = None, None, END
     while (newest := newest_block(connection, run_id, end)) is not None:
-        columns = joined_steps(overlapping(connection, run_id, (newest.first, newest.last)), NAMES)
+        columns = join_steps(overlapping(connection, run_id, (newest.first, newest.last)), NAMES)
         is_lost = columns["flags"] & NONFINITE_LOSS != 0
         if elapsed_ms is None and len(is_lost):
             elapsed_ms = int(columns["elapsed_ms"][-1])
@@ -326,7 +331,7 @@ def count(connection: Connection, run_id: int) -> int:
     return int(connection.scalar(query) or 0)
 
 
-def summarized(connection: Connection, run_id: int) -> int:
+def count_summarized_steps(connection: Connection, run_id: int) -> int:
     """Count the steps of a run by its summaries, also those that no block has any more."""
     summaries = largest(connection, [run_id]).get(run_id)
     return 0 if summaries is None else int(summaries.steps.sum())
@@ -384,7 +389,7 @@ def _span(
     steps = [
         columns["step"]
         for block in blocks(connection, run_id, limits)
-        if len((columns := within(joined_steps([block], {"step"}), limits))["step"])
+        if len((columns := within(join_steps([block], {"step"}), limits))["step"])
     ]
     return (int(steps[0][0]), int(steps[-1][-1])) if steps else None
 
@@ -518,7 +523,7 @@ def _tails_query() -> Any:
     return query.bindparams(_RUN_IDS)
 
 
-def joined_steps(
+def join_steps(
     rows: Sequence[Block], names: Collection[str], damaged: list[StepRange] | None = None
 ) -> Columns:
     """Return columns of the steps of blocks; a damaged one is left out and noted."""
@@ -527,13 +532,13 @@ def joined_steps(
         blocks = list(some)
         if is_small and len(blocks) > 1:  # the parts of a tail, decoded at once
             try:
-                content = block_codec.joined_records([block.content for block in blocks])
+                content = block_codec.join_records([block.content for block in blocks])
                 parts.append(block_codec.decode(content, names))
                 continue
             except block_codec.Damaged:
                 pass  # which of them
         parts += _readable(blocks, names, damaged)
-    return block_codec.joined(parts, names)
+    return block_codec.join(parts, names)
 
 
 def _readable(
@@ -558,7 +563,7 @@ def within(columns: Columns, span: StepRange) -> Columns:
     return block_codec.chosen(columns, slice(low, high))
 
 
-def stored_buckets(
+def read_stored_buckets(
     connection: Connection,
     run_id: int,
     ranges: Sequence[BucketRange],

@@ -27,7 +27,7 @@ from db.clock import now
 from db.database import Database
 from db.errors import StepsMissing, StepsNotConverted, StepsUnreadable
 from db.files import step_files
-from db.files.step_files import StepFile, copied
+from db.files.step_files import StepFile, copy_steps
 from db.files.storage import is_backup_running
 from db.tables import (
     ACTIVE,
@@ -96,7 +96,7 @@ class _Recorded:
             while True:
                 rows = read(first, last)
                 is_other = (others["step"] >= first) & ~np.isin(others["step"], rows["step"])
-                columns = block_codec.joined([rows, block_codec.chosen(others, is_other)])
+                columns = block_codec.join([rows, block_codec.chosen(others, is_other)])
                 order = np.argsort(columns["step"], kind="stable")[:BATCH_STEPS]
                 if not len(order):
                     break
@@ -229,7 +229,7 @@ def convert(
             with ExitStack() as stack:
                 file, end = None, -END
                 if row is not None:
-                    file = stack.enter_context(copied(open_store, row, lost=lost))
+                    file = stack.enter_context(copy_steps(open_store, row, lost=lost))
                     end = row.step - LATEST_ROWS
                 recorded = _Recorded(run_id, file, end, lost, is_own)
                 _copy(database, recorded, stopping)
@@ -246,7 +246,7 @@ def convert(
 def _copy(database: Database, recorded: _Recorded, stopping: Event) -> None:
     run_id = recorded.run_id
     with database.writing() as session:
-        conversion = _locked(session, run_id, is_own=recorded.is_own)
+        conversion = _lock(session, run_id, is_own=recorded.is_own)
         if conversion.steps is None:
             conversion.steps = _count(session.connection(), run_id)
         last = step_blocks.last_step(session.connection(), run_id)
@@ -260,7 +260,7 @@ def _copy(database: Database, recorded: _Recorded, stopping: Event) -> None:
         points = np.zeros(len(columns["step"]), loss_curves.POINT)
         points["step"], points["loss"] = columns["step"], columns["loss"]
         with database.writing() as session:
-            _locked(session, run_id, is_own=recorded.is_own)
+            _lock(session, run_id, is_own=recorded.is_own)
             connection = session.connection()
             if step_blocks.last_step(connection, run_id) != last:
                 raise _Changed
@@ -283,7 +283,7 @@ def _verify(database: Database, recorded: _Recorded, stopping: Event) -> None:
         _pause(stopping, begun)
     problem: StepsMissing | None = None
     with database.writing() as session:
-        conversion = _locked(session, run_id, is_own=recorded.is_own)
+        conversion = _lock(session, run_id, is_own=recorded.is_own)
         connection, expected = session.connection(), conversion.steps or 0
         if not is_equal or steps != step_blocks.count(connection, run_id):
             session.execute(delete(StepBlock).where(StepBlock.run_id == run_id))
@@ -337,7 +337,7 @@ def _finish(database: Database, run_id: int, row: FrozenSteps | None) -> None:
 
 def _convert_metrics(database: Database, run_id: int, stopping: Event, *, is_own: bool) -> None:
     def lock(session: Session) -> Run:
-        _locked(session, run_id, is_own=is_own, of_metrics=True)
+        _lock(session, run_id, is_own=is_own, of_metrics=True)
         return session.get_one(Run, run_id)
 
     pause = partial(_pause, stopping)
@@ -355,7 +355,7 @@ def _convert_metrics(database: Database, run_id: int, stopping: Event, *, is_own
         raise StepsMissing(message)
 
 
-def _locked(
+def _lock(
     session: Session, run_id: int, *, is_own: bool, of_metrics: bool = False
 ) -> StepConversion:
     """Lock a run that is to be converted. Raises _Changed."""

@@ -64,7 +64,7 @@ def rows_at(session: Session, run_id: int, steps: Collection[int]) -> list[StepR
         step_blocks.read_columns(session.connection(), run_id, (int(part[0]), int(part[-1])))
         for part in parts
     ]
-    columns = block_codec.joined(read)
+    columns = block_codec.join(read)
     return _rows(block_codec.chosen(columns, np.isin(columns["step"], numbers)))
 
 
@@ -86,6 +86,6 @@ def last_row(session: Session, run_id: int) -> StepRow | None:
 
 
 def _rows(columns: Columns) -> list[StepRow]:
-    columns = columns | {"grad_norm_clipped": step_blocks.applied_norm(columns)}
-    lists = (block_codec.listed(name, columns[name]) for name in StepRow._fields)
+    columns = columns | {"grad_norm_clipped": step_blocks.get_applied_norm(columns)}
+    lists = (block_codec.to_list(name, columns[name]) for name in StepRow._fields)
     return list(map(StepRow._make, zip(*lists, strict=True)))

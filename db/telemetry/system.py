@@ -51,7 +51,7 @@ def of_run(session: Session, run_id: int, *, most: int = 500) -> list[DeviceSamp
         .order_by(column.device, func.min(column.elapsed_ms))
     )
     devices: dict[int, DeviceSamples] = {}
-    columns = [each.name for each in fields(DeviceSamples)][1:]
+    columns = [column.name for column in fields(DeviceSamples)][1:]
     for device, *values in session.execute(query):
         samples = devices.setdefault(device, DeviceSamples(device))
         for name, value in zip(columns, values, strict=True):

@@ -319,7 +319,7 @@ def _record_events(connection: Connection, run: Run, rows: Iterable[events.StepE
                     "scale_before": float(event.scale_before),
                     "scale_after": float(event.scale_after),
                     "loss_nonfinite": event.loss_nonfinite,
-                    "culprits": [fields_of(each) for each in event.culprits],
+                    "culprits": [fields_of(culprit) for culprit in event.culprits],
                 }
             )
         elif isinstance(event, events.Length):

@@ -137,8 +137,8 @@ def _window(connection: Connection, stretch: "_Raw | _Stretch", most: int) -> Wi
     if waits and all(value is None for value in waits.y):  # unknown at every step
         lines["data_us"] = Line([], [], Ticks())
     if isinstance(stretch, _Stretch):
-        skips = _located(connection, run_id, span, "skipped", skips, most)
-        nonfinite = _located(connection, run_id, span, "nonfinite", loss.nonfinite, most)
+        skips = _locate(connection, run_id, span, "skipped", skips, most)
+        nonfinite = _locate(connection, run_id, span, "nonfinite", loss.nonfinite, most)
         unknown = loss.nonfinite.total - nonfinite.total
         lines["loss"] = replace(loss, nonfinite=nonfinite, unknown=unknown)
         norms = stretch.nonfinite_norms(has_losses=nonfinite.total > 0)
@@ -231,17 +231,17 @@ class Measured:
     points: int
 
 
-def measured(
+def measure(
     session: Session, run_id: int, *, names: Collection[str] | None = None
 ) -> list[Measured]:
     """Summarize each metric of a run by name, from its buckets instead of all points.
 
     names: only these metrics.
     """
-    return measured_by_run(session, [run_id], names=names)[run_id]
+    return measure_by_run(session, [run_id], names=names)[run_id]
 
 
-def measured_by_run(
+def measure_by_run(
     session: Session, run_ids: Collection[int], *, names: Collection[str] | None = None
 ) -> dict[int, list[Measured]]:
     """Summarize each metric of each run by name, in as many queries as for one run."""
@@ -357,8 +357,8 @@ class _Raw:
                 continue
             is_unknown = np.isnan(values) & self._has_unknown(series.name)
             y = [
-                None if unknown else json_safe(each)
-                for each, unknown in zip(y, is_unknown.tolist(), strict=True)
+                None if unknown else json_safe(value)
+                for value, unknown in zip(y, is_unknown.tolist(), strict=True)
             ]
             nonfinite = self._ticks(~is_finite & ~is_unknown)
             yield series.name, Line(self.x, y, nonfinite, unknown=int(is_unknown.sum()))
@@ -493,7 +493,7 @@ def _decompose(first: int, last: int, largest: int) -> tuple[list[StepRange], li
     return raw, stones
 
 
-def _located(
+def _locate(
     connection: Connection, run_id: int, span: StepRange, flag: str, counted: Ticks, most: int
 ) -> Ticks:
     """Return each flagged step if there are at most `most`, else the counts per bucket.
@@ -534,7 +534,7 @@ def _scale(
     # A scale set at the boundary of a back-off wins: it belongs to the later step.
     changes = changes.order_by(used_from, ScalerEvent.step)
     points = {first: ends[0]}
-    points.update(connection.execute(changes).cursor.fetchall())  # see `_located`
+    points.update(connection.execute(changes).cursor.fetchall())  # see `_locate`
     points[last] = ends[1]
     scales = [None if math.isnan(scale) else json_safe(scale) for scale in points.values()]
     return replace(sampled, x=list(points), y=scales)

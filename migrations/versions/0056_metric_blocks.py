@@ -97,7 +97,7 @@ def _write_rows() -> None:
     rows = connection.execute(of_tails.order_by(tails.c.run_id, tails.c.revision)).all()
     for run_id, parts in groupby(rows, lambda row: row[0]):
         intact = [bytes(data) for _, data in parts if block_codec.is_intact(bytes(data))]
-        for name, points in metric_points.MetricPoints.joined(intact).by_name():
+        for name, points in metric_points.MetricPoints.join(intact).by_name():
             _write(run_id, name, points)
 
 

@@ -35,7 +35,7 @@ from db.tables import (
 )
 from db.telemetry import step_conversion
 from db.telemetry.pyramid import SIZES
-from db.telemetry.windows import measured
+from db.telemetry.windows import measure
 from tests.db.migrations_made import a_value
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 
@@ -165,7 +165,7 @@ def test_summaries_of_metrics_without_a_point_beyond_them_go(
         assert [tuple(row) for row in session.execute(query)] == [(64, 0)]
     step_conversion.convert(database, running.id, is_own=True)
     with database.reading() as session:
-        assert measured(session, running.id)[0].points == 70
+        assert measure(session, running.id)[0].points == 70
 
 
 def test_runs_of_before_know_whether_their_last_loss_was_lost(
@@ -220,7 +220,7 @@ def test_values_are_renamed_with_the_tables(database: Database, running: Run, ad
         assert session.get_one(Run, running.id).config["spike"] == spike["spike"]
         assert "spike.rollback" in session.scalars(select(RunConfigValue.path)).all()
         assert [token.kind for token in session.scalars(select(ApiToken))] == ["control"]
-        [saved] = views.listed(session, ada)
+        [saved] = views.list_views(session, ada)
         assert (saved.filter, saved.columns) == ("status:no_updates", "name,health")
         assert session.scalars(select(AlertRule.condition)).all() == ["no_updates"]
 
@@ -242,7 +242,7 @@ def test_names_of_users_are_restored(database: Database, running: Run, ada: User
     command.upgrade(database.migrations(), "head")
     with database.reading() as session:
         assert session.get_one(Run, running.id).config == {**earlier, **spike}
-        saved = {view.name: (view.filter, view.columns) for view in views.listed(session, ada)}
+        saved = {view.name: (view.filter, view.columns) for view in views.list_views(session, ada)}
     assert saved["tag"] == ("-tag:rewind-lab status:no_updates", "name,health")
     assert saved["own"] == ("max_rollbacks=2 -tag:health", "name,health")
 

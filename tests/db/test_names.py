@@ -3,7 +3,7 @@
 import pytest
 
 from db.errors import Invalid
-from db.names import checked_name, cleaned, key_of, without_invisible
+from db.names import check_name, clean, key_of, without_invisible
 
 #: Of each range of Default_Ignorable_Code_Point the first or last, and others of several kinds.
 HIDDEN = [
@@ -21,9 +21,9 @@ def test_a_name_has_no_invisible_character(hidden: str) -> None:
     and removed elsewhere.
     """
     with pytest.raises(Invalid, match="which is invisible"):
-        checked_name(f"a{hidden}da", most=10)
-    assert cleaned(f"a{hidden}da") == "a da"
-    assert cleaned(hidden) == without_invisible(hidden) == ""
+        check_name(f"a{hidden}da", most=10)
+    assert clean(f"a{hidden}da") == "a da"
+    assert clean(hidden) == without_invisible(hidden) == ""
     assert without_invisible(f"{hidden}Ada \t {hidden} Lo") == "Ada Lo"
     assert key_of(f"a{hidden}da") == key_of("ada")
 
@@ -31,5 +31,5 @@ def test_a_name_has_no_invisible_character(hidden: str) -> None:
 def test_names_in_any_script_are_kept() -> None:
     """Letters with their marks, and symbols, are visible."""
     for name in ("Ada Lovelace", "Zoë", "Иван", "李明", "김철수", "ﷺ", "अदा", "run 7 ✓", "naïve-α"):
-        assert checked_name(name, most=20) == name
-        assert cleaned(name) == without_invisible(name) == name
+        assert check_name(name, most=20) == name
+        assert clean(name) == without_invisible(name) == name

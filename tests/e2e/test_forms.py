@@ -108,8 +108,8 @@ def test_each_form_is_filled_and_answered_by_keyboard(
 
     assert violations == []
     with database.reading() as session:
-        assert [each.name for each in projects.listed(session)] == [""]
-        assert [rule.checkpoint_days for rule in retention.listed(session)] == [30]
+        assert [each.name for each in projects.list_projects(session)] == [""]
+        assert [rule.checkpoint_days for rule in retention.list_rules(session)] == [30]
         assert notes.read(session, notes.of_runs([1, 2])) == "# Why"
         assert [each.name for each in presets.matching(session, [""])] == ["quick"]
         assert len(rules.rules(session, ada)) == 1

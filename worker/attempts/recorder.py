@@ -419,7 +419,9 @@ class Recorder:
             return
         with self._database.reading() as session:
             project = runs.get(session, self._run_id).project
-            known = artifact_versions.known_blobs(session, project, {sha256 for sha256, _ in files})
+            known = artifact_versions.find_known_blobs(
+                session, project, {sha256 for sha256, _ in files}
+            )
         for blob, file in files.items():
             if blob not in known and blob not in self._blob_keys:
                 key = artifact_versions.new_key(file.sha256)

@@ -78,14 +78,14 @@ class Placer:
         self.lost.check(is_lost=pending.is_lost)
         self._update_recipes()
         with self.database.reading() as session:
-            unended = placements.unended(session)
+            unended = placements.list_open(session)
         for placement, is_wanted in unended:
             self._poll(
                 Pilots(placement.run_id, placement.attempt, placement.nodes, placement.devices),
                 is_wanted=is_wanted,
             )
         with self.database.reading() as session:
-            rows = placements.unplaced(
+            rows = placements.list_unplaced(
                 session,
                 self.recipes,
                 **self.settings.per_user,

@@ -209,7 +209,7 @@ def test_invalid_role_rules_are_rejected(settings: Settings, database: Database,
 
 def test_the_strongest_of_several_groups_counts(database: Database, ada: User) -> None:
     """A role that no group grants any longer is removed, only in projects with rules."""
-    rules = oidc_role_mapping.parsed("a=viewer@p, b=maintainer@p, c=member@p, o=admin")
+    rules = oidc_role_mapping.parse("a=viewer@p, b=maintainer@p, c=member@p, o=admin")
     cases: list[tuple[set[str], Any]] = [
         ({"a", "b", "c"}, "maintainer"),
         ({"a", "c"}, "member"),

@@ -33,7 +33,7 @@ def test_an_image_is_stored_once_and_shown_in_the_note(
     again = browser.post(PATH, params={"project": "vision"}, content=PICTURE).json()
     assert again == image
     with database.reading() as session:
-        [row] = artifact_versions.listed(session, "vision", limit=9).rows
+        [row] = artifact_versions.list_artifacts(session, "vision", limit=9).rows
         assert (row[0].name, row[0].type) == ("note-images", "image")
         actions = [event.action for event in session.query(AuditEvent)]
     assert actions.count(f"POST {PATH}") == 2
@@ -60,7 +60,7 @@ def test_what_is_not_allowed_stores_nothing(
     answer = browser.post(PATH, params={"project": project}, content=content)
     assert answer.status_code == status
     with database.reading() as session:
-        assert artifact_versions.listed(session, None, limit=9).rows == []
+        assert artifact_versions.list_artifacts(session, None, limit=9).rows == []
 
 
 def test_a_full_project_takes_no_further_image(database: Database, browser: TestClient) -> None:

@@ -61,7 +61,7 @@ def test_a_submission_beyond_a_quota_is_rejected(
         quotas.set_limits(session.get_one(Project, ""), {"queued": 2})
     assert script.post("/api/v1/runs/1/comparison").status_code == 409
     with database.reading() as session:
-        assert queue.queued(session) == [1]
+        assert queue.list_queued(session) == [1]
 
 
 def test_a_user_has_so_many_queued(

@@ -447,7 +447,7 @@ def test_images_count_as_stored_and_towards_the_limit_of_a_project(
     path = f"/api/v1/reports/{report_id}/images"
     assert browser.post(path, content=PNG).status_code == 201
     with database.writing() as session:
-        assert quotas.used(session, [""])[""]["stored_bytes"] == len(PNG)
+        assert quotas.read_usage(session, [""])[""]["stored_bytes"] == len(PNG)
         session.get_one(Project, "").stored_gib = len(PNG) / quotas.GIB
     refused = browser.post(path, content=OTHER_PNG)
     assert (refused.status_code, refused.json()["code"]) == (409, "over_quota")

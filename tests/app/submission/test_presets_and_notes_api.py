@@ -76,4 +76,4 @@ def test_a_token_for_one_project_sets_no_rule_for_all(
     assert script.post("/retention", data=rule).status_code == 403
     assert script.put("/api/v1/retention", json=RULE | {"scope": "in:"}).status_code == 200
     with database.reading() as session:
-        assert [rule.project for rule in retention.listed(session)] == [""]
+        assert [rule.project for rule in retention.list_rules(session)] == [""]

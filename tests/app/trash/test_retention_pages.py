@@ -64,7 +64,7 @@ def test_a_rule_is_previewed_before_it_is_set_and_then_acts(
     assert "&lt;b&gt;old&lt;/b&gt;" in page
     assert "2 steps&#39; checkpoints" in page
     with database.reading() as session:
-        assert retention.listed(session) == []
+        assert retention.list_rules(session) == []
         assert (
             session.scalars(select(AuditEvent).where(AuditEvent.action == "POST /retention")).all()
             == []
@@ -149,4 +149,4 @@ def test_only_who_manages_a_project_sets_its_rule(
         assert script.post("/retention/deletion", data={"scope": "all"}).status_code == 403
         assert "in:hidden" not in script.get("/retention").text
     with database.reading() as session:
-        assert [rule.project for rule in retention.listed(session)] == ["hidden"]
+        assert [rule.project for rule in retention.list_rules(session)] == ["hidden"]

@@ -33,7 +33,7 @@ def test_a_secret_is_read_back_and_stored_encrypted(
         assert "sesame" not in row.ciphertext
         assert secrets.read(session, key, ["TOKEN"]) == {"TOKEN": VALUE}
         assert secrets.names(session) == ["OTHER", "TOKEN"]
-        assert [(each.name, user) for each, user in secrets.listed(session)] == [
+        assert [(each.name, user) for each, user in secrets.list_secrets(session)] == [
             ("OTHER", "ada"),
             ("TOKEN", "ada"),
         ]

@@ -37,7 +37,7 @@ def texts(database: Database, user: User, *, is_open: bool = True) -> list[str]:
     """Evaluate, and return the texts of a user's alerts, oldest first."""
     evaluate(database, Seen(), "http://here")
     with database.reading() as session:
-        page = alerts.listed(session, user, limit=50)
+        page = alerts.list_alerts(session, user, limit=50)
         found = [row for (row,) in page.rows if (row.resolved_at is None) == is_open]
         assert all(row.run_id is None for row in found)
         return [row.text for row in found[::-1]]

@@ -111,12 +111,12 @@ def test_checkpoints_that_a_run_waits_to_measure_are_kept(
             checkpoints.publish(session, running.id, 1, checkpoint_of(saved(step)), [f"key-{step}"])
         options = {"parent_id": running.id, "parent_step": 20}
         measuring = submit(session, ada, config=config() | {"lab": lab}, **options)
-        assert checkpoints.started_from(session, running.id) == set(kept)
+        assert checkpoints.find_steps_started_from(session, running.id) == set(kept)
         checkpoints.prune(session, running.id, 1, {"keep_last": 1})
         left = sorted(row.step for row in checkpoints.of_run(session, running.id))
         assert left == [*kept, 40]
         run_control.cancel(session, measuring.id, ada)
-        assert checkpoints.started_from(session, running.id) == set()
+        assert checkpoints.find_steps_started_from(session, running.id) == set()
         checkpoints.prune(session, running.id, 1, {"keep_last": 1})
         assert [row.step for row in checkpoints.of_run(session, running.id)] == [40]
 

@@ -12,7 +12,7 @@ from db.database import Database
 from db.errors import Conflict
 from db.files import backup, checkpoints, scheduled_backups
 from db.files.backup import back_up
-from db.files.scheduled_backups import back_up_if_due, scheduled
+from db.files.scheduled_backups import back_up_if_due, list_scheduled
 from db.queue import queue
 from db.settings import Settings
 from db.tables import Backup, Run, Status
@@ -68,7 +68,7 @@ def test_an_interval_has_one_backup(settings: Settings, database: Database) -> N
     assert folder
     assert (folder / "files" / KEY).read_bytes() == b"weights"
     assert back_up_if_due(settings, database) is None
-    assert scheduled(folder.parent) == [folder]
+    assert list_scheduled(folder.parent) == [folder]
     next_interval(database)
     off = settings.model_copy(update={"backup_every_hours": 0.0})
     assert back_up_if_due(off, database) is None

@@ -8,13 +8,13 @@ from tests.db.conftest import CPU, DIGITS, claim, submit
 
 def is_wanted(database: Database) -> bool:
     with database.reading() as session:
-        [(_placement, wanted)] = placements.unended(session)
+        [(_placement, wanted)] = placements.list_open(session)
     return wanted
 
 
 def begin(database: Database, run: Run) -> None:
     with database.writing() as session:
-        [row] = placements.unplaced(
+        [row] = placements.list_unplaced(
             session, ["digits"], runs_per_user=0, devices_per_user=0, limit=10
         )
         assert row.id == run.id

@@ -200,7 +200,7 @@ def test_runs_beyond_a_quota_are_not_queued(database: Database, ada: User) -> No
             quotas.check_submission(session, ada, "vision")
         (found,) = findings.of_run(session, run)
         assert found.text.startswith("Project vision stores 1.5 GiB")
-        assert quotas.used(session, ["vision"])["vision"] == {
+        assert quotas.read_usage(session, ["vision"])["vision"] == {
             **{"devices_used": 0, "queued_used": 1, "stored_bytes": 3 * 2**29},
         }
         quotas.check_submission(session, ada, "")

@@ -39,14 +39,14 @@ def test_metrics_of_several_runs_are_those_of_each(
         record(database, run, events=[*events, make_metric(7, place, "own")][: 5 - place])
     with database.reading() as session:
         ids = [run.id for run in found]
-        result = windows.measured_by_run(session, ids)
-        assert result == {run_id: windows.measured(session, run_id) for run_id in ids}
+        result = windows.measure_by_run(session, ids)
+        assert result == {run_id: windows.measure(session, run_id) for run_id in ids}
         assert [(each.name, each.value, each.high) for each in result[ids[0]]] == [
             ("own", 0.0, 0.0),
             ("val/accuracy", 0.7, 0.9),
         ]
         assert result[ids[2]] == []
-        only = windows.measured_by_run(session, ids, names=["own"])
+        only = windows.measure_by_run(session, ids, names=["own"])
         assert [len(only[run_id]) for run_id in ids] == [1, 0, 0]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from db.database import Database
 from db.runs import grouping, trash
-from db.runs.grouping import Grouped, grouped
+from db.runs.grouping import Grouped, group_runs
 from db.runs.run_filters import Has, InSweep, Term, Word
 from db.tables import LatestMetric, Run, Status, Sweep, Trial, User
 from halfstep.telemetry.flags import NONFINITE_LOSS
@@ -41,7 +41,7 @@ def some(database: Database, ada: User) -> None:
 
 def by(database: Database, name: str, *names: str, **options: Any) -> Grouped:
     with database.reading() as session:
-        return grouped(session, name, names=names, **options)
+        return group_runs(session, name, names=names, **options)
 
 
 def test_figures_of_a_group_are_counted_averaged_and_spread(database: Database, some: None) -> None:

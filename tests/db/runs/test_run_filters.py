@@ -129,7 +129,7 @@ def test_a_metric_with_the_name_of_a_column_goes_by_a_prefix(
             assert order == [second.id, first.id, third.id]
             ids = [first.id, third.id]
             assert values_of(session, ids, called) == {first.id: 5.0 + n}
-            assert autocomplete.unknown(session, [called]) == []
+            assert autocomplete.find_unknown(session, [called]) == []
     assert found(database, "loss", ">", 1.0) == []
     assert found(database, "settings.step", ">", 15.0) == [second.id, first.id]
     assert found(database, "settings.other.status", "=", 1.0) == [third.id]
@@ -139,7 +139,7 @@ def test_a_metric_with_the_name_of_a_column_goes_by_a_prefix(
         assert paths_of(session, "settings.step") == ["step"]
         assert paths_of(session, "settings.other.status") == ["other.status"]
         known = autocomplete.vocabulary(session).metrics
-        groups = grouping.grouped(session, "recipe", names=["metrics.loss", "loss"])
+        groups = grouping.group_runs(session, "recipe", names=["metrics.loss", "loss"])
         means = {name: spread.mean for name, spread in groups.groups[0].spreads.items()}
         assert means == {"metrics.loss": 6.0, "loss": 0.25}
     assert known == [*sorted(f"metrics.{name}" for name in NAMED)]

@@ -91,7 +91,11 @@ def test_pages_of_the_list_lead_on_and_back(database: Database, ada: User) -> No
             runs.count_ahead(session, run_id, conditions=(), sort="-active") for run_id in (3, 5, 2)
         ]
         assert ahead == [0, 2, 4]
-        numbers = [runs.counted(()), runs.counted((), most=9), runs.counted((), most=4)]
+        numbers = [
+            runs.count_matching(()),
+            runs.count_matching((), most=9),
+            runs.count_matching((), most=4),
+        ]
         assert [*session.execute(select(*numbers)).one()] == [5, 5, None]
 
 
@@ -110,7 +114,7 @@ def test_hints_reach_sqlite(database: Database, ada: User) -> None:
     with database.writing() as session:
         submit(session, ada)
     with database.reading() as session:
-        query = Order.of(session, "training.steps").joined_to(select(Run.id).select_from(Run))
+        query = Order.of(session, "training.steps").join_to(select(Run.id).select_from(Run))
     hinted = "INDEXED BY sqlite_autoindex_run_config_values_1" in str(
         query.compile(database.engine)
     )
@@ -154,12 +158,12 @@ def test_a_forks_steps_are_those_after_its_parents(
         submit(session, ada, parent_id=running.id, parent_step=40)
         fork = claim(session, worker)
         assert fork is not None
-        assert runs.applied(session, fork) == 0
+        assert runs.count_applied(session, fork) == 0
     with pytest.raises(Invalid, match="40; allowed: 41 to 100"), database.writing() as session:
         run_control.request_replay(session, fork.id, ada, 40)
     record(database, fork, make_steps([1.0] * 9, first=41, skipped=[42, 45]))
     with database.reading() as session:
-        assert runs.applied(session, runs.get(session, fork.id)) == 7
+        assert runs.count_applied(session, runs.get(session, fork.id)) == 7
 
 
 def test_unknown_run_is_named(database: Database) -> None:

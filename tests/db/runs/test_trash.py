@@ -86,7 +86,7 @@ def test_a_deleted_run_is_out_of_every_list(database: Database, ended: int, ada:
         assert runs.newest_id(session) == other.id
         with pytest.raises(NotFound, match="in the trash"):
             runs.get(session, ended)
-        [(binned, owner)] = trash.listed(session, limit=10).rows
+        [(binned, owner)] = trash.list_runs(session, limit=10).rows
         assert (binned.id, owner) == (ended, "ada")
         assert trash.contents(session) == trash.Contents(1, 10)
     with database.writing() as session:

@@ -22,7 +22,7 @@ from db.tables import (
 )
 from db.telemetry import bulk_writes, step_blocks
 from db.telemetry.block_codec import Columns
-from db.telemetry.pyramid import SIZES, STEP_SERIES, summed_up
+from db.telemetry.pyramid import SIZES, STEP_SERIES, sum_up
 from db.telemetry.summaries import unpack
 
 GROUP_STEPS = 500
@@ -41,7 +41,7 @@ def as_rows(database: Database, run: Run) -> Columns:
         bulk_writes.replace(connection, Step.__table__, key, rows)
         none = unpack(np.empty(0, np.int64), [], STEP_SERIES, SIZES[0])
         points = step_blocks.points_of(columns, STEP_SERIES)
-        start, size, packed = summed_up(points, dict.fromkeys(SIZES, none), STEP_SERIES)
+        start, size, packed = sum_up(points, dict.fromkeys(SIZES, none), STEP_SERIES)
         buckets: dict[str, bulk_writes.Column] = {
             "size": size,
             "bucket": start // size,

@@ -167,14 +167,14 @@ def _check(database: Database, run: Run, expected: Plain, spans: Sequence[Any]) 
         assert repr(sorted(known.items())) == repr(
             sorted((name, (point.step, point.value)) for name, point in last.items())
         )
-        for measured in windows.measured(session, run.id):
+        for measured in windows.measure(session, run.id):
             mine = np.array([point.value for point in points if point.name == measured.name])
             finite = mine[np.isfinite(mine)]
             ends = (finite.min(), finite.max()) if len(finite) else (None, None)
             assert (measured.low, measured.high, measured.points) == (*ends, len(mine))
         for point in points[:: max(1, len(points) // 5)]:
             its = metric_blocks.points_at(connection, run.id, point.name, [point.step])
-            assert repr(list(metric_blocks.listed(point.name, its))) == repr([point])
+            assert repr(list(metric_blocks.to_points(point.name, its))) == repr([point])
             later = [each for each in points if each.name == point.name and each.step >= point.step]
             finite_later = [each.value for each in later if math.isfinite(each.value)]
             first = metric_blocks.first_finite(connection, run.id, point.name, point.step)
@@ -357,7 +357,7 @@ def test_a_damaged_block_costs_its_points(
         session.execute(update(MetricBlock).where(its).values(data=b"x" * 40))
     with database.reading() as session:
         lost = [point.step for point in logged_points(session)]
-        [damaged] = metric_blocks.damaged(session.connection())
+        [damaged] = metric_blocks.find_damaged(session.connection())
         line = windows.metrics(session, running.id)["a"]
     assert (damaged.name, damaged.first) == ("a", first)
     assert len(lost) == 3000 - 256
@@ -366,7 +366,10 @@ def test_a_damaged_block_costs_its_points(
     with database.writing() as session:
         session.execute(update(MetricTail).values(data=b"y" * 40))
     with database.reading() as session:
-        assert {each.name for each in metric_blocks.damaged(session.connection())} == {"a", None}
+        assert {each.name for each in metric_blocks.find_damaged(session.connection())} == {
+            "a",
+            None,
+        }
         assert max(point.step for point in logged_points(session)) < 2999
 
 
@@ -469,12 +472,12 @@ def test_a_tail_row_is_the_same_after_encoding() -> None:
     later = MetricPoints.of([events.Metric(name="a", step=2, elapsed_ms=9, value=math.inf)])
     for is_compressed in (True, False):
         parts = [each.encode(is_compressed=is_compressed) for each in (points, later)]
-        joined = MetricPoints.joined(parts)
+        joined = MetricPoints.join(parts)
         found = {name: metric_points.columns_of(some) for name, some in joined.by_name()}
         assert found["b"]["value"].tolist() == [0.1, 0.2]
         assert found["a"]["value"].tolist() == [0.1, math.inf]
-        assert MetricPoints.joined(parts, ["a"]).names == ["a"]
+        assert MetricPoints.join(parts, ["a"]).names == ["a"]
         assert all(map(block_codec.is_intact, parts))
     with pytest.raises(block_codec.Damaged, match="its format is"):
-        MetricPoints.joined([block_codec.checked(9, b"")])
+        MetricPoints.join([block_codec.add_checksum(9, b"")])
     assert make_metric(1, 0.5)["value"] == 0.5

@@ -62,7 +62,7 @@ def everything(database: Database, run: Run) -> dict[str, Any]:
                 for first, last in zooms
                 for most in (100, 5000)
             ],
-            "measured": windows.measured(session, run.id),
+            "measured": windows.measure(session, run.id),
             "total": series.metrics(session, run.id, limit=1).total,
         }
 
@@ -79,7 +79,7 @@ def test_a_converted_run_is_as_if_recorded_by_this_version(
     """All readers return the same; until then none returns anything, and no rows are left."""
     as_rows(database, running)
     with database.reading() as session:
-        for reader in (windows.metrics, windows.measured, logged_points):
+        for reader in (windows.metrics, windows.measure, logged_points):
             with pytest.raises(StepsNotConverted, match="converted after"):
                 reader(session, running.id)
     step_conversion.convert(database, running.id)

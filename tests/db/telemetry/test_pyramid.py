@@ -32,7 +32,7 @@ def test_points_far_apart_are_summed_up_however_many_come_at_once(
     for some in (steps, (200 * 601,)):
         record(database, running, events=[make_metric(step, step / 200, "far") for step in some])
     with database.reading() as session:
-        [far] = windows.measured(session, running.id)
+        [far] = windows.measure(session, running.id)
     assert (far.points, far.high) == (601, 601.0)
 
 

@@ -24,7 +24,7 @@ from db.telemetry import (
     telemetry,
     windows,
 )
-from db.telemetry.pyramid import END, SIZES, STEP_SERIES, summed_up
+from db.telemetry.pyramid import END, SIZES, STEP_SERIES, sum_up
 from db.telemetry.step_blocks import RANGE, StepSource
 from db.telemetry.step_rows import StepRow
 from db.telemetry.summaries import unpack
@@ -73,8 +73,8 @@ def plain(batch: NDArray[Any]) -> dict[int, Any]:
     """Return what is to be stored of steps: (floats, others) by step."""
     batch = telemetry._canonical(batch)
     columns = block_codec.of_records(batch)
-    columns = columns | {"grad_norm_clipped": step_blocks.applied_norm(columns)}
-    lists = [block_codec.listed(name, columns[name]) for name in StepRow._fields]
+    columns = columns | {"grad_norm_clipped": step_blocks.get_applied_norm(columns)}
+    lists = [block_codec.to_list(name, columns[name]) for name in StepRow._fields]
     return {row[0]: StepRow(*row) for row in zip(*lists, strict=True)}
 
 
@@ -137,7 +137,7 @@ def _check_blocks(database: Database, run: Run, expected: dict[int, StepRow]) ->
             assert row.last // RANGE < following.first // RANGE
     none = unpack(np.empty(0, np.int64), [], STEP_SERIES, SIZES[0])
     points = step_blocks.points_of(columns, STEP_SERIES)
-    start, size, packed = summed_up(points, dict.fromkeys(SIZES, none), STEP_SERIES)
+    start, size, packed = sum_up(points, dict.fromkeys(SIZES, none), STEP_SERIES)
     for each in SIZES if expected else ():
         whole = [row for row, its in zip(packed, size, strict=True) if its == each]
         summaries = unpack(start[size == each], whole, STEP_SERIES, each)

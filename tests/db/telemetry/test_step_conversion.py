@@ -139,8 +139,8 @@ def test_values_that_need_eight_bytes_stay(database: Database, running: Run) -> 
     step_conversion.convert(database, running.id)
     with database.reading() as session:
         columns = step_blocks.read_columns(session.connection(), running.id, (3, 8))
-    assert block_codec.listed("loss", columns["loss"])[:5] == list(odd.values())
-    assert block_codec.listed("lr", columns["lr"])[5] is None
+    assert block_codec.to_list("loss", columns["loss"])[:5] == list(odd.values())
+    assert block_codec.to_list("lr", columns["lr"])[5] is None
 
 
 class _StopsLate(Event):

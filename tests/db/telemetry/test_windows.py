@@ -212,7 +212,7 @@ def test_metrics_have_the_same_windows(database: Database, running: Run) -> None
     record(database, running, events=[*many, *few])
     with database.reading() as session:
         lines = windows.metrics(session, running.id, most=100)
-        result = windows.measured(session, running.id)
+        result = windows.measure(session, running.id)
     assert list(lines) == ["loss/generator", "val/accuracy"]
     assert lines["val/accuracy"].x == [500, 1000, 1500, 2000, 2500, 3000]
     generator = lines["loss/generator"]
@@ -233,7 +233,7 @@ def test_metric_that_is_not_a_number_is_the_latest_all_the_same(
     points = [make_metric(1, 0.5), make_metric(3, "NaN"), make_metric(2, "NaN", "a")]
     record(database, running, events=points)
     with database.reading() as session:
-        found = windows.measured(session, running.id)
+        found = windows.measure(session, running.id)
     assert all(math.isnan(each.value) for each in found)
     assert [replace(each, value=0.0) for each in found] == [
         Measured("a", 2, 0.0, None, None, 1),

@@ -52,7 +52,7 @@ def test_a_rejection_is_one_line_with_the_run_and_the_clusters_message(
     with database.reading() as session:
         placement = session.get_one(Placement, (run_id, 1))
         assert (placement.state, placement.reason) == ("gone", f"sbatch: {words}")
-        assert placements.unended(session) == []
+        assert placements.list_open(session) == []
         assert words in pending_reasons.Queue.read(session).placed[run_id]
 
 
