@@ -17,7 +17,7 @@ from sqlalchemy import make_url
 from sqlalchemy.orm import Session
 
 from app.command_classes import ServiceCommand, command, server_command
-from app.server_address import published_address, running_address
+from app.server_address import publish_address, running_address
 from app.trash.disk import disk
 from db import database_copy
 from db.access import accounts, audit
@@ -80,7 +80,7 @@ def link(
     as_json: AsJson = False,
 ) -> None:
     """Print a link that signs a user in once, within a day."""
-    with installed() as (settings, database):
+    with open_installation() as (settings, database):
         _print_link(settings, database, user, as_json=as_json)
 
 
@@ -113,10 +113,10 @@ def migrate(
 
 def _print_due_migrations(*, as_json: bool) -> None:
     """Print the revision of the database, and the migrations, copy and space that it needs."""
-    with installed(migrates=False) as (_settings, database):
+    with open_installation(migrates=False) as (_settings, database):
         known, revision = revisions(), database.revision()
         steps, points = step_conversion.count_due(database, revision)
-        due = [each for each in known if revision is not None and each > revision]
+        due = [other for other in known if revision is not None and other > revision]
         needed = free = 0
         if due and database.file is not None:
             needed = database_copy.estimate_needed_bytes(database.file)
@@ -148,7 +148,7 @@ def _list_storage(
 ) -> None:
     """List runs by the size of their checkpoints and artifacts, the largest first."""
 
-    with installed() as (settings, database):
+    with open_installation() as (settings, database):
         with database.reading() as session:
             largest = runs.newest(session, sort="-stored_bytes", limit=limit)
             count, total = runs.count(session), runs.sum_stored_bytes(session)
@@ -208,7 +208,7 @@ def _prune_storage(
         raise Invalid(
             {"--json": "cannot ask for confirmation without a terminal; add --dry-run or --yes"}
         )
-    with installed() as (settings, database):
+    with open_installation() as (settings, database):
         rules = pruning.Rules(checkpoint_days=checkpoints, log_days=logs)
         with database.reading() as session:
             plan = list(pruning.plan(session, rules))
@@ -250,7 +250,7 @@ def _check_storage(
     as_json: AsJson = False,
 ) -> None:
     """List rows and files that do not match; exit with 1 if any is left."""
-    with installed() as (settings, database):
+    with open_installation() as (settings, database):
         store = open_store(settings)
         with database.reading() as session:
             mismatched = mismatches(session, store, deep=deep)
@@ -289,7 +289,7 @@ def backup(
     as_json: AsJson = False,
 ) -> None:
     """Back up while everything runs; exit with 1 if a file of steps is left out."""
-    with installed(migrates=False) as (settings, database):
+    with open_installation(migrates=False) as (settings, database):
         if not database.is_current():  # a backup must not change the database
             raise Conflict(
                 f"{database.name} has an older version of the tables: run `halfstep migrate` first."
@@ -366,7 +366,7 @@ def rebuild(
     as_json: AsJson = False,
 ) -> None:
     """Rebuild the summaries of a run's steps and metrics."""
-    with installed() as (_settings, database):
+    with open_installation() as (_settings, database):
         step_conversion.convert(database, run)
         with database.writing() as session:
             row = runs.get(session, run, lock=True)  # blocks its recorder
@@ -388,7 +388,7 @@ def _open() -> tuple[Settings, Database]:
 
 
 @contextmanager
-def installed(*, migrates: bool = True) -> Iterator[tuple[Settings, Database]]:
+def open_installation(*, migrates: bool = True) -> Iterator[tuple[Settings, Database]]:
     """Open an existing installation, instead of creating an empty one. Raises NotFound."""
     settings = Settings.read()
     url = make_url(settings.database_url)
@@ -457,7 +457,7 @@ def handle_signals(server: "Server") -> None:
 def serve(server: "Server", installation: Installation) -> None:
     """Print a sign-in link, and serve until the server is to exit."""
     settings, database, listening = installation
-    with published_address(settings):
+    with publish_address(settings):
         _print_link(settings, database)
         server.run(sockets=[listening])
 

@@ -100,13 +100,13 @@ async def _session(request: Request, _turn: Turn) -> AsyncIterator[Session]:
     safe = request.method in SAFE_METHODS
     opened = database.reading() if safe else database.writing()
     # It connects at its first query, so nothing blocks before its end.
-    async with _ended_in_thread(opened) as session:
+    async with _end_in_thread(opened) as session:
         quotas.allow(session, queued_per_user=settings.queued_per_user)
         yield session
 
 
 @asynccontextmanager
-async def _ended_in_thread(opened: AbstractContextManager[Session]) -> AsyncIterator[Session]:
+async def _end_in_thread(opened: AbstractContextManager[Session]) -> AsyncIterator[Session]:
     session = opened.__enter__()
     try:
         yield session
@@ -123,7 +123,7 @@ async def _end(opened: AbstractContextManager[Session], *error: Any) -> None:
         await to_thread.run_sync(opened.__exit__, *error, limiter=CapacityLimiter(1))
 
 
-async def _posted(request: Request) -> FormData:
+async def _read_form(request: Request) -> FormData:
     return await request.form() if is_form(request.headers) else FormData()
 
 
@@ -132,4 +132,4 @@ TheRunStates = Annotated[RunStates, Depends(_run_states)]
 # Scope "function": committed before the response is sent, so a client that reads it finds the
 # change; and a stream that stays open holds no session.
 Db = Annotated[Session, Depends(_session, scope="function")]
-Posted = Annotated[FormData, Depends(_posted)]
+Posted = Annotated[FormData, Depends(_read_form)]

@@ -14,7 +14,7 @@ from halfstep.telemetry.folder_lock import FolderLock
 
 
 @contextmanager
-def published_address(settings: Settings) -> Iterator[None]:
+def publish_address(settings: Settings) -> Iterator[None]:
     """Write this server's address to the data folder while it runs."""
     lock = FolderLock(_file(settings))
     if not lock.acquire():  # another server of this folder has written its own

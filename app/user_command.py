@@ -8,7 +8,7 @@ import typer
 from sqlalchemy.orm import Session
 
 from app.command_classes import ServiceCommand
-from app.commands import installed, print_link
+from app.commands import open_installation, print_link
 from db.access import accounts, audit, people, projects
 from db.access.permissions import MEMBER
 from db.errors import Invalid
@@ -27,9 +27,9 @@ user = App("Manage users: accounts, roles, sign-in links and tokens.", cls=Servi
 
 
 @contextmanager
-def _installed() -> Iterator[tuple[Settings, Session]]:
+def _open_session() -> Iterator[tuple[Settings, Session]]:
     """Yield the settings and a session, which is committed unless an error is raised."""
-    with installed() as (settings, database), database.writing() as session:
+    with open_installation() as (settings, database), database.writing() as session:
         yield settings, session
 
 
@@ -44,7 +44,7 @@ def _add(
     as_json: AsJson = False,
 ) -> None:
     """Create an account, and print a link that signs it in once."""
-    with _installed() as (settings, session):
+    with _open_session() as (settings, session):
         made = people.invite(session, name, project=project, role=role)
         made.is_admin = admin
         audit.note_typed(session, "user add", made.name, role, project, "admin" * admin)
@@ -55,7 +55,7 @@ def _add(
 @user.command("list")
 def _list(as_json: AsJson = False) -> None:
     """List accounts with their roles."""
-    with _installed() as (_settings, session):
+    with _open_session() as (_settings, session):
         for account, roles in people.list_people(session):
             texts = [f"{role} of {name or 'Default project'}" for name, role in roles.items()]
             texts = ["admin"] if account.is_admin else texts
@@ -75,7 +75,7 @@ def _give_role(
     as_json: AsJson = False,
 ) -> None:
     """Set a user's role in a project; `none` revokes it."""
-    with _installed() as (_settings, session):
+    with _open_session() as (_settings, session):
         account = people.named(session, name)
         audit.note_typed(session, "user role", account.name, role, project)
         if role == "none":
@@ -95,7 +95,7 @@ def _change(
     if change not in people.CHANGES:
         allowed = ", ".join(people.CHANGES)
         raise Invalid({"change": f"{change[:100]!r} is not valid; allowed: {allowed}"})
-    with _installed() as (settings, session):
+    with _open_session() as (settings, session):
         account = people.named(session, name)
         people.CHANGES[change](session, account)  # type: ignore[index]
         audit.note_typed(session, "user change", account.name, change)
@@ -117,7 +117,7 @@ def _set_subject(
     as_json: AsJson = False,
 ) -> None:
     """Link an account to an identity provider: "https://provider 1234"."""
-    with _installed() as (_settings, session):
+    with _open_session() as (_settings, session):
         account = people.named(session, name)
         people.set_subject(session, account, subject.strip())
         audit.note_typed(session, "user subject", account.name, subject.strip())
@@ -133,7 +133,7 @@ def _make_token(
     as_json: AsJson = False,
 ) -> None:
     """Print a token that may only upload one watched run, as its owner."""
-    with _installed() as (_settings, session):
+    with _open_session() as (_settings, session):
         owner = session.get_one(User, runs.get(session, run).owner_id)
         token, row = accounts.make_api_token(
             session, owner, f"run {run}", ONE_RUN, run_id=run, days=days

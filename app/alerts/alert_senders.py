@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import httpx2
 
 from app.alerts import smtp
-from app.http.url_policy import Forbidden, port_of, resolved
+from app.http.url_policy import Forbidden, port_of, resolve
 from db.alerts.channels import EMAIL, SLACK, ChannelAddress
 from db.alerts.deliveries import ANSWER_CHARACTERS, Outcome
 from db.errors import Invalid
@@ -58,7 +58,7 @@ async def deliver(
     except Invalid as error:
         return Outcome(False, f"not sent: {error}")
     except (OSError, httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:
-        return Outcome(False, _masked(str(error) or type(error).__name__, target.address))
+        return Outcome(False, _mask(str(error) or type(error).__name__, target.address))
 
 
 def signature(secret: str, timestamp: str, body: bytes) -> str:
@@ -70,7 +70,7 @@ def signature(secret: str, timestamp: str, body: bytes) -> str:
 async def _post(settings: Settings, target: ChannelAddress, delivery_id: int, body: str) -> Outcome:
     parts = urlsplit(target.address)
     host = parts.hostname or ""
-    address = await resolved(host, port_of(parts), private=settings.alerts_allow_private_addresses)
+    address = await resolve(host, port_of(parts), private=settings.alerts_allow_private_addresses)
     content = _slack(body) if target.kind == SLACK else body.encode()
     headers = {"Host": parts.netloc, "Content-Type": "application/json"}
     headers |= {"User-Agent": "Halfstep", "X-Halfstep-Delivery": str(delivery_id)}
@@ -82,7 +82,7 @@ async def _post(settings: Settings, target: ChannelAddress, delivery_id: int, bo
     url = httpx2.URL(target.address).copy_with(host=address)
     named = {"sni_hostname": host} if parts.scheme == "https" else {}
     options: Any = {"trust_env": False, "follow_redirects": False, "timeout": SECONDS}
-    client = httpx2.AsyncClient(verify=_trusted(), **options)
+    client = httpx2.AsyncClient(verify=_create_ssl_context(), **options)
     async with (
         client,
         client.stream("POST", url, content=content, headers=headers, extensions=named) as answer,
@@ -94,16 +94,16 @@ async def _post(settings: Settings, target: ChannelAddress, delivery_id: int, bo
                 break
     decoded = text[:ANSWER_BYTES].decode(errors="replace").strip()
     printable = "".join(c if c.isprintable() else " " for c in decoded)
-    outcome = _masked(f"{answer.status_code} {printable}".strip(), target.address)
+    outcome = _mask(f"{answer.status_code} {printable}".strip(), target.address)
     return Outcome(answer.is_success, outcome[:ANSWER_CHARACTERS])
 
 
 @cache
-def _trusted() -> ssl.SSLContext:
+def _create_ssl_context() -> ssl.SSLContext:
     return ssl.create_default_context()  # SSL_CERT_FILE overrides the system's certificates
 
 
-def _masked(text: str, address: str) -> str:
+def _mask(text: str, address: str) -> str:
     """Remove the address from a text, and its path, which is the secret of a Slack webhook."""
     path = urlsplit(address).path
     text = text.replace(address, "the address")

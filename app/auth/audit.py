@@ -58,7 +58,7 @@ def reason_unaudited(endpoint: object) -> str:
     return reason
 
 
-def audited_fields(endpoint: object) -> tuple[str, ...]:
+def get_audited_fields(endpoint: object) -> tuple[str, ...]:
     """Return the submitted fields of a route that the audit log records."""
     fields: tuple[str, ...] = getattr(endpoint, "audited_fields", ())
     return fields
@@ -68,7 +68,7 @@ _PENDING = "audit_events"
 
 
 async def _detail(request: Request, posted: Posted) -> str:
-    fields = audited_fields(request.scope["endpoint"])
+    fields = get_audited_fields(request.scope["endpoint"])
     if not fields:
         return ""
     sent: dict[str, Any] = {**request.query_params, **posted}

@@ -101,7 +101,7 @@ class Principal:
         return self.sign_in.csrf_token if self.sign_in else ""
 
 
-def _signed_in(
+def _require_sign_in(
     request: Request,
     session: Db,
     posted: Posted,
@@ -115,10 +115,10 @@ def _signed_in(
             accounts.note_use(session, token)
         elif not known.is_noted:
             _note_later(request, token, background)
-        principal = _admitted(request, session, token, known)
-        return _audited(request, session, principal, detail, known.name)
+        principal = _admit(request, session, token, known)
+        return _audit(request, session, principal, detail, known.name)
     principal = _by_cookie(request, session, str(posted.get("csrf_token", "")))
-    return _audited(request, session, principal, detail)
+    return _audit(request, session, principal, detail)
 
 
 def _full_token(request: Request, session: Session, token: str) -> accounts.KnownToken:
@@ -140,10 +140,10 @@ def _by_cookie(request: Request, session: Session, posted_token: str = "") -> Pr
         sent = request.headers.get("x-csrf-token") or posted_token
         if not hmac.compare_digest(sent.encode(), known.sign_in.csrf_token.encode()):
             raise CsrfError
-    return _admitted(request, session, secret, known)
+    return _admit(request, session, secret, known)
 
 
-def _admitted(
+def _admit(
     request: Request,
     session: Session,
     secret: str,
@@ -166,7 +166,7 @@ def _admitted(
     return Principal(known.user, known.grants, sign_in, may_upload=kind in (FULL, *SENDING))
 
 
-def _audited(
+def _audit(
     request: Request, session: Session, principal: Principal, detail: str, token: str | None = None
 ) -> Principal:
     """Record changes in the audit log, in the same transaction."""
@@ -181,7 +181,7 @@ async def _sender(request: Request, background: BackgroundTasks) -> User:
     if token is None:
         raise SignInNeeded
     async with request.app.state.turns:
-        known = await run_in_threadpool(_known, database, token)
+        known = await run_in_threadpool(_find_token, database, token)
         if known is None:
             raise UnknownToken
         if known.project is not None or known.run_id is not None:
@@ -221,7 +221,7 @@ def check_may_upload(known: accounts.KnownToken, run_id: int | None, project: st
         raise NotForSending
 
 
-def _known(database: Database, token: str) -> accounts.KnownToken | None:
+def _find_token(database: Database, token: str) -> accounts.KnownToken | None:
     with database.read_only() as session:
         return accounts.find_api_token(session, token)
 
@@ -234,13 +234,13 @@ async def _uploader(request: Request, background: BackgroundTasks) -> User:
     """Return the uploader of a file, before its body is read and without holding a session."""
     token, database = bearer_token(request), request.app.state.database
     async with request.app.state.turns:
-        user, is_noted = await run_in_threadpool(_authorized, request, database, token)
+        user, is_noted = await run_in_threadpool(_authorize, request, database, token)
     if token is not None and not is_noted:
         _note_later(request, token, background)
     return user
 
 
-def _authorized(
+def _authorize(
     request: Request, database: Database, token: str | None, posted_token: str = ""
 ) -> tuple[User, bool]:
     with database.reading() as session:
@@ -250,7 +250,7 @@ def _authorized(
             return principal.user, True
         known = _full_token(request, session, token)
         request.state.token, request.state.token_project = known.name, known.project
-        principal = _admitted(request, session, token, known)
+        principal = _admit(request, session, token, known)
         request.state.grants = principal.grants
         return principal.user, known.is_noted
 
@@ -259,18 +259,18 @@ def _authorized(
 Uploader = Annotated[User, Depends(_uploader)]
 
 
-async def _admitted_early(request: Request, posted: Posted) -> User:
+async def _admit_early(request: Request, posted: Posted) -> User:
     """Authorize a request before its session opens, for a check that waits for the network."""
     token, database = bearer_token(request), request.app.state.database
     posted_token = str(posted.get("csrf_token", ""))
     async with request.app.state.turns:
         user, _is_noted = await run_in_threadpool(
-            _authorized, request, database, token, posted_token
+            _authorize, request, database, token, posted_token
         )
     return user
 
 
-AdmittedEarly = Annotated[User, Depends(_admitted_early)]
+AdmittedEarly = Annotated[User, Depends(_admit_early)]
 
 
 def principal_of(request: Request) -> Principal | None:
@@ -314,7 +314,7 @@ def _note_use(database: Database, token: str, noting: set[str]) -> None:
         noting.discard(token)
 
 
-SignedIn = Annotated[Principal, Depends(_signed_in)]
+SignedIn = Annotated[Principal, Depends(_require_sign_in)]
 
 
 def _at_browser(principal: SignedIn) -> SignInSession:

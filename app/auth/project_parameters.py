@@ -36,7 +36,7 @@ def resolve(session: Session, permission: Permission, name: str, action: str = "
     return projects.get(session, name).name
 
 
-def permitted(session: Session, grants: Grants, permission: Permission) -> list[str]:
+def list_permitted(session: Session, grants: Grants, permission: Permission) -> list[str]:
     """Return the projects in which a permission is granted, sorted."""
     known = projects.list_projects(session, grants.projects)
     return [row.name for row in known if grants.may(permission, row.name)]
@@ -48,7 +48,7 @@ def errors_of(
     """Return the error of a project without this permission, by field, if any."""
     if grants.may(permission, name) and session.get(Project, name) is not None:
         return {}
-    allowed = permitted(session, grants, permission)
+    allowed = list_permitted(session, grants, permission)
     if not allowed and permission == Permission.SUBMIT_RUN:
         return {FIELD: NO_SUBMITTING}
     names = ", ".join(map(repr, allowed)) or "none"
@@ -84,7 +84,7 @@ def in_project(
         return body.model_copy(update={field: resolve(session, permission, name, action)})
 
     body_in_project.__annotations__["body"] = model
-    return _declared(body_in_project, field)
+    return _declare(body_in_project, field)
 
 
 def query_project(
@@ -105,7 +105,7 @@ def query_project(
     project_of_query.__annotations__["name"] = Annotated[kind, query]
     if is_required:
         project_of_query.__defaults__ = None
-    return _declared(project_of_query, alias)
+    return _declare(project_of_query, alias)
 
 
 def form_project(
@@ -128,10 +128,10 @@ def form_project(
             return None
         return resolve(session, permission, name, action)
 
-    return _declared(project_of_form, FIELD)
+    return _declare(project_of_form, FIELD)
 
 
-def _declared(dependency: Any, field: str) -> Any:
+def _declare(dependency: Any, field: str) -> Any:
     dependency.__dict__["project_field"] = field
     return Depends(dependency)
 

@@ -88,7 +88,7 @@ class Provider:
         """
         with self._failing():
             begun = {"nonce": generate_token(), "target": target, "time": time.time()}
-            begun |= self._discovered().create_authorization_url(
+            begun |= self._discover().create_authorization_url(
                 f"{self._settings.address}/sign-in/sso/answer", nonce=begun["nonce"]
             )
         return begun.pop("url"), encryption.encrypt(self._settings.secrets_key, json.dumps(begun))
@@ -99,7 +99,7 @@ class Provider:
         if not hmac.compare_digest(state.encode(), begun["state"].encode()):
             raise SsoFailed("This response belongs to a sign-in in another browser.")
         with self._failing():
-            application = self._discovered()
+            application = self._discover()
             token = application.fetch_access_token(
                 f"{self._settings.address}/sign-in/sso/answer",
                 code=code,
@@ -145,7 +145,7 @@ class Provider:
         subject = f"{claims['iss']} {claims['sub']}"
         return Claims(subject, str(name), frozenset({ANY_GROUP, *map(str, groups)}))
 
-    def _discovered(self) -> _Application:
+    def _discover(self) -> _Application:
         if self._known is not None and time.monotonic() - self._known[0] < KNOWN_SECONDS:
             return self._known[1]
         issuer = self._settings.oidc_issuer.rstrip("/")

@@ -233,20 +233,20 @@ def _tiles(report: Report, losses: Sequence[Row], calls: Sequence[Row]) -> list[
             "Lose precision",
             count(len({(row.file, row.line) for row in losses})),
             "lines",
-            _listed("line", lines),
+            _list_numbers("line", lines),
             "bad" if losses else "",
         ),
         Tile(
             "Order of calls",
             count(len(calls)),
             "mistake" if len(calls) == 1 else "mistakes",
-            _listed("line", sorted({row.line for row in calls if row.line})),
+            _list_numbers("line", sorted({row.line for row in calls if row.line})),
         ),
         Tile(
             "Nonfinite steps",
             f"{count(len(steps))}{'+' if has_more else ''}",
             f"of {count(report.steps)}",
-            _listed("step", steps),
+            _list_numbers("step", steps),
         ),
     ]
     if fits:
@@ -266,7 +266,7 @@ def _distance(row: Row) -> str:
     return f"{percent(abs(share))} too {'high' if share > 0 else 'low'}"
 
 
-def _listed(word: str, numbers: Sequence[int]) -> str:
+def _list_numbers(word: str, numbers: Sequence[int]) -> str:
     if not numbers:
         return ""
     shown = ", ".join(map(count, numbers[:STEPS_SHOWN]))
@@ -279,8 +279,8 @@ def _sources(
 ) -> list[Source]:
     """Return the files with findings, that of the script first, and last those without a line."""
     by_file: dict[str, list[Finding]] = {}
-    for each in findings:
-        by_file.setdefault(each.row.file if each.row.line > 0 else "", []).append(each)
+    for finding in findings:
+        by_file.setdefault(finding.row.file if finding.row.line > 0 else "", []).append(finding)
     order = sorted(by_file, key=lambda file: (not file, file != report.script))
     return [
         _source(file, by_file[file], sources.get(file), "" if index == 0 else f"F{index + 1}")
@@ -292,12 +292,12 @@ def _source(file: str, findings: Sequence[Finding], text: str | None, prefix: st
     texts = [] if text is None else lines_of(text)
     parts = parts_of(texts)
     marked: dict[int, list[Finding]] = {}
-    for each in findings:
-        marked.setdefault(max(each.row.line, 0), []).append(each)
+    for finding in findings:
+        marked.setdefault(max(finding.row.line, 0), []).append(finding)
 
     def line(at: int) -> Line:
         found = marked.get(at, [])
-        sources = [each.row.source for each in found]
+        sources = [finding.row.source for finding in found]
         known = texts[at - 1] if 0 < at <= len(texts) else next(filter(None, sources), "")
         return Line(at, html_of(known, parts.get(at, []), sources), f"{prefix}L{at}", found)
 

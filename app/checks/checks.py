@@ -24,7 +24,7 @@ WRITE = Permission.SUBMIT_RUN
 ACTION = "upload checks to"
 
 
-def checked(report: JsonObject, sources: Mapping[str, str]) -> Report:
+def parse_report(report: JsonObject, sources: Mapping[str, str]) -> Report:
     """Return a report that is to be stored. Raises Invalid."""
     errors = flaws(dict(sources), "sources") | nonfinite(report, "report")
     if (problem := unplain(report)) is not None:
@@ -54,7 +54,7 @@ def checked(report: JsonObject, sources: Mapping[str, str]) -> Report:
     return content
 
 
-def stored(report: Report, sources: Mapping[str, str]) -> CheckReport:
+def to_row(report: Report, sources: Mapping[str, str]) -> CheckReport:
     """Return a report as a row without project and author."""
     faults = sum(row.is_fault for row in report.rows)
     return CheckReport(

@@ -11,7 +11,7 @@ from app.auth.authentication import SignedIn
 from app.auth.permissions import SIGNED_IN, requires
 from app.auth.project_parameters import in_project, query_project
 from app.checks.check_view import view_of
-from app.checks.checks import ACTION, WRITE, check_deletable, checked, may_delete, stored
+from app.checks.checks import ACTION, WRITE, check_deletable, may_delete, parse_report, to_row
 from app.dependencies import Db
 from app.html.flash import back_to
 from app.html.rendering import page
@@ -92,7 +92,7 @@ def upload_check(
     principal: SignedIn,
 ) -> CheckRow:
     """Store a report of at most 1,000 rows. Requires permission to submit to the project."""
-    report = stored(checked(body.report, body.sources), body.sources)
+    report = to_row(parse_report(body.report, body.sources), body.sources)
     report.project, report.user_id = body.project, principal.user.id
     return CheckRow(**_row(check_reports.add(session, report), principal.user.name))
 
@@ -144,7 +144,9 @@ def show_checks(
         principal=principal,
         rows=listed.rows,
         next=listed.next,
-        projects=[each.name for each in projects.list_projects(session, principal.grants.projects)],
+        projects=[
+            project.name for project in projects.list_projects(session, principal.grants.projects)
+        ],
         project=project,
     )
 

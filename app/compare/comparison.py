@@ -310,7 +310,7 @@ def queue_variants(
     """
     first, queued = config.get("training", {}).get("seed", 0), []
     for seed in [(first + number) % SEEDS for number in range(seeds)] if seeds > 1 else [None]:
-        group = [_queue_variant(session, user, source, config, *each, seed) for each in changes]
+        group = [_queue_variant(session, user, source, config, *change, seed) for change in changes]
         for run in group:
             run.group_id = group[0].id
         queued += group
@@ -390,7 +390,7 @@ def of_runs(
     labels = [
         run.name if names[run.name] == 1 else f"{run.name} ({run.id})" for run, _owner in members
     ]
-    compared = _compared(session, members, labels, None, settings, metrics, queue)
+    compared = _compare(session, members, labels, None, settings, metrics, queue)
     return replace(compared, missing=missing)
 
 
@@ -411,7 +411,7 @@ def of_group(
     # Few devices support fp8, and TF32 is a setting of fp32 and not a precision.
     shown = {*variants, TF32, FP8}
     return replace(
-        _compared(
+        _compare(
             session,
             members,
             groups.labels(configs),
@@ -429,7 +429,7 @@ def of_group(
     )
 
 
-def _compared(
+def _compare(
     session: Session,
     members: list[tuple[Run, str]],
     labels: list[str],
@@ -444,7 +444,7 @@ def _compared(
     names = comparisons.metric_names(session, ids, most=MOST_METRICS)
     names = [*dict.fromkeys((*names, *metrics))]
     measured = windows.measure_by_run(session, ids, names={*names, *MEASURED})
-    own_metrics = {run.id: _own_metrics(run, measured[run.id]) for run in some_runs}
+    own_metrics = {run.id: _select_own_metrics(run, measured[run.id]) for run in some_runs}
     losses = comparisons.lowest_losses(session, ids)
     summaries = summarise_all(session, members, settings, queue)
     is_low = {name: metric_direction.lowest(name, configs) for name in ("loss", *names)}
@@ -528,7 +528,7 @@ def _named(path: str, values: list[Any]) -> list[str]:
     ]
 
 
-def _own_metrics(run: Run, measured: list[windows.Measured]) -> list[windows.Measured]:
+def _select_own_metrics(run: Run, measured: list[windows.Measured]) -> list[windows.Measured]:
     """Return the metrics without those that have the name of a recorded figure of the run."""
     reserved = {STEP, "seconds", "loss"} if _has_loss(run) else {STEP, "seconds"}
     return [metric for metric in measured if metric.name not in reserved]

@@ -14,7 +14,7 @@ from app.compare.parity import Conclusion, ParityQuery, Value, parity_of
 from app.compare.parity_sentences import sentence
 from app.dependencies import Db, TheSettings
 from app.http.parameters import Body, Name, RowId, RunId, Step, Text, as_run_ids
-from app.http.responses import written
+from app.http.responses import serialize
 from app.runs.summary import Number, RunSummary
 from app.telemetry.series_api import LEAST_POINTS, MOST_POINTS, SERIES, SeriesWindow, windows_of
 from db.access.permissions import Permission
@@ -343,7 +343,10 @@ def get_parity(
     parity = parity_of(
         session, comparison.of_runs(session, ids, settings, [metric] if metric else []), query
     )
-    groups = [{**vars(each), "sentence": sentence(parity, each)} for each in parity.groups]
+    groups = [
+        {**vars(group_parity), "sentence": sentence(parity, group_parity)}
+        for group_parity in parity.groups
+    ]
     derived = {"is_low": parity.is_low, "paired_by": parity.paired_by, "groups": groups}
     return Parity.model_validate({**vars(parity), **derived}, from_attributes=True)
 
@@ -364,7 +367,7 @@ def get_series_of_runs(
 ) -> Response:
     """Return series of several runs, from step first to step last."""
     ids = as_run_ids("runs", runs, most=comparison.MOST_RUNS)
-    return written(series_of(session, ids, series, first, last, points))
+    return serialize(series_of(session, ids, series, first, last, points))
 
 
 def series_of(

@@ -293,7 +293,7 @@ class _Pairing:
         self, name: str, columns: Sequence[Column], base: Sequence[Column]
     ) -> list[GroupParity]:
         """Compare a group with the reference, in each combination of settings of a grid."""
-        crossed = self._crossed(columns, base)
+        crossed = self._find_crossed(columns, base)
         mine, references = (self._by_combination(some, crossed) for some in (columns, base))
         shared = [key for key in references if key in mine]
         if not shared:
@@ -302,7 +302,7 @@ class _Pairing:
             return [GroupParity(name, "unknown", [], PairedTest("unknown", 0, text), [], {})]
         return [self._group(name, dict(key), mine[key], references[key]) for key in shared]
 
-    def _crossed(self, columns: Sequence[Column], base: Sequence[Column]) -> list[str]:
+    def _find_crossed(self, columns: Sequence[Column], base: Sequence[Column]) -> list[str]:
         """Return the settings in which runs of one seed differ within a group, as in a grid.
 
         A setting without a common value, such as a name of each run, cannot pair any.
@@ -312,7 +312,9 @@ class _Pairing:
             path
             for path in self.values
             if path in self.differing
-            and any(len(self._texts(path, runs)) > 1 for each in both for runs in each.values())
+            and any(
+                len(self._texts(path, runs)) > 1 for by_seed in both for runs in by_seed.values()
+            )
             and self._texts(path, columns) & self._texts(path, base)
         ]
 
@@ -366,7 +368,7 @@ class _Pairing:
         elif not self.is_chosen:
             reason = _not_comparable(also_differ)
         needs_none = reason and parity.value != "final"
-        measured = _Measured({}) if needs_none else self._measured(both)
+        measured = _Measured({}) if needs_none else self._measure(both)
         values, also_differ = measured.values, [*also_differ, *measured.also_differ]
         pairs = [
             Pair(
@@ -416,7 +418,7 @@ class _Pairing:
             differing.append("their device")
         return differing
 
-    def _measured(self, columns: Sequence[Column]) -> _Measured:
+    def _measure(self, columns: Sequence[Column]) -> _Measured:
         """Return the values of runs that are compared with each other."""
         if self.parity.value == "final":
             return self._last(columns)

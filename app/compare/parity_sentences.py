@@ -7,7 +7,7 @@ from halfstep.number_formats import count, number, percent, setting
 
 def sentence(parity: Parity, group: GroupParity) -> str:
     """State how a group compares with the reference."""
-    result, metric, name = group.result, _measured(parity, group), group.label
+    result, metric, name = group.result, _describe_value(parity, group), group.label
     if result.interval is None or result.equivalence_interval is None:
         return f"Unknown for {name}: {result.reason}."
     margin = "" if parity.margin is None else f"±{number(parity.margin)}"
@@ -47,7 +47,7 @@ def sentence(parity: Parity, group: GroupParity) -> str:
     return text
 
 
-def _measured(parity: Parity, group: GroupParity) -> str:
+def _describe_value(parity: Parity, group: GroupParity) -> str:
     """Return the name of the compared value of the metric."""
     if parity.value == "time_to_target":
         sign = "≤" if parity.is_metric_low else "≥"

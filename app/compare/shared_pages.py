@@ -28,7 +28,7 @@ from app.html.markdown import SharedReport
 from app.html.rendering import page
 from app.http.credentials import cookie_name, is_secure
 from app.http.parameters import Name, RowId, RunId, Step, Text, as_run_ids
-from app.live.run_updates import skipped_steps
+from app.live.run_updates import list_skipped_steps
 from app.reports import report_html
 from app.runs.key_figures import key_figures
 from app.runs.stepless_figures import stepless_figures
@@ -75,7 +75,7 @@ def _cookie_of(settings: Settings) -> str:
     return f"{cookie_name(settings)}-link"
 
 
-def _shown(request: Request, session: Db, settings: TheSettings, link_id: RowId) -> Shown:
+def _admit(request: Request, session: Db, settings: TheSettings, link_id: RowId) -> Shown:
     """Authorize the holder of a link, and limit the session to the link's runs."""
     shown = shared_links.find(session, request.cookies.get(_cookie_of(settings), ""))
     is_open = access_of(request.scope["endpoint"]).need == SHARED_LINK
@@ -87,14 +87,14 @@ def _shown(request: Request, session: Db, settings: TheSettings, link_id: RowId)
     return shown
 
 
-def _whole_runs(shown: Annotated[Shown, Depends(_shown)]) -> Shown:
+def _whole_runs(shown: Annotated[Shown, Depends(_admit)]) -> Shown:
     """Refuse links to reports, which show of their runs only what the panels do."""
     if shown.report is not None:
         raise NotFound("This link shows a report, and its runs only in the report's panels.")
     return shown
 
 
-ByLink = Annotated[Shown, Depends(_shown)]
+ByLink = Annotated[Shown, Depends(_admit)]
 #: For routes that show all of a run.
 OfWholeRuns = Annotated[Shown, Depends(_whole_runs)]
 
@@ -155,7 +155,7 @@ def show(
     else:
         template, values = (
             "compare/shared_compare.html",
-            template_values(session, _compared(session, shown.runs, settings, view.metrics), view),
+            template_values(session, _compare(session, shown.runs, settings, view.metrics), view),
         )
     return page(request, template, shown=shown, moment=moment, by_link=True, **values)
 
@@ -201,7 +201,7 @@ def get_metric_series(
 @requires(SHARED_LINK)
 def get_comparison(session: Db, settings: TheSettings, shown: OfWholeRuns) -> JSONResponse:
     """Return the figures and settings for scatter plots of the runs."""
-    compared = _compared(session, shown.runs, settings)
+    compared = _compare(session, shown.runs, settings)
     columns = [
         ComparedRun.model_validate(column, from_attributes=True).model_dump(
             mode="json",
@@ -276,7 +276,7 @@ def _report(session: Session, settings: Settings, shown: Shown, report: Report) 
     link = SharedReport(f"/shared/{shown.link.id}", report.id)
 
     def compare(run_ids: list[int]) -> Comparison:
-        return _compared(session, run_ids, settings)
+        return _compare(session, run_ids, settings)
 
     drawn = report_html.draw(session, settings, report.text, shared=link, compare=compare)
     return {"report": report, "drawn": drawn}
@@ -292,11 +292,11 @@ def _run(session: Session, settings: Settings, run_id: int, chosen: Choice) -> d
     return {
         "tabs": TABS,
         "tab": next(iter(TABS)),
-        "run": _redacted(summary),
+        "run": _redact(summary),
         "status_seconds": moment - last.time if last else 0.0,
         "statuses": runs.statuses(session, run_id),
         "figures": key_figures(session, run),
-        "skipped": skipped_steps(session, run_id),
+        "skipped": list_skipped_steps(session, run_id),
         "spikes": spikes(session, run_id),
         "metrics": measured,
         "stepless": stepless_figures(session, run),
@@ -310,18 +310,18 @@ def _run(session: Session, settings: Settings, run_id: int, chosen: Choice) -> d
     }
 
 
-def _compared(
+def _compare(
     session: Session, run_ids: Sequence[int], settings: Settings, metrics: Iterable[str] = ()
 ) -> Comparison:
     compared = comparison.of_runs(session, list(run_ids), settings, metrics)
     return replace(
         compared,
-        columns=[replace(column, run=_redacted(column.run)) for column in compared.columns],
+        columns=[replace(column, run=_redact(column.run)) for column in compared.columns],
         settings=[row for row in compared.settings if row[0] not in NOT_SHOWN],
     )
 
 
-def _redacted(run: RunSummary) -> RunSummary:
+def _redact(run: RunSummary) -> RunSummary:
     """Remove fields that name other runs, workers and their machines."""
     return run.model_copy(
         update={"waiting": None, "waiting_for": [], "ahead": None, "error": None, "workers": []}

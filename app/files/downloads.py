@@ -152,7 +152,7 @@ def download_log(
     if not live:
         headers["Content-Length"] = str(sum(row.size_bytes for row in rows))
     pieces = [*((row.name, _whole(store, row.key)) for row in rows)]
-    pieces += [(part.name, part.compressed()) for part in live]
+    pieces += [(part.name, part.compress()) for part in live]
     pieces.sort(key=itemgetter(0))
     chunks = (chunk for _name, piece in pieces for chunk in piece)
     return StreamingResponse(chunks, headers=headers, media_type="application/gzip")

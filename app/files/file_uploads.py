@@ -72,7 +72,7 @@ class FileUpload(NamedTuple):
         """
         run, _attempt = ingest.lock_attempt(session, self.user, self.run_id, self.attempt)
         if not self._is_blob:
-            return all(row.is_stored for row in self._awaited(session))
+            return all(row.is_stored for row in self._find_awaited(session))
         is_stored = artifact_versions.is_stored(
             session, self.sha256, self.size_bytes, run_id=self.run_id
         )
@@ -93,7 +93,7 @@ class FileUpload(NamedTuple):
             quotas.lock_limits(session, unlocked.project)
         run, _attempt = ingest.lock_attempt(session, self.user, self.run_id, self.attempt)
         if not self._is_blob:
-            ingest.record_stored(run, self._awaited(session), key)
+            ingest.record_stored(run, self._find_awaited(session), key)
             return key
         key = artifact_versions.store_blob(
             session, self.sha256, self.size_bytes, key, run_id=self.run_id
@@ -106,7 +106,7 @@ class FileUpload(NamedTuple):
         """Whether it is content of named artifacts."""
         return self.path == f"{BLOBS}/{self.sha256}"
 
-    def _awaited(self, session: Session) -> list[CheckpointFile | Artifact]:
+    def _find_awaited(self, session: Session) -> list[CheckpointFile | Artifact]:
         return ingest.find_awaited(
             session, self.run_id, self.path, size_bytes=self.size_bytes, sha256=self.sha256
         )

@@ -55,7 +55,7 @@ def encode_again(content: bytes) -> EncodedImage:
     try:
         with Image.open(BytesIO(content), formats=tuple(ENDINGS)) as image:
             kind = "JPEG" if image.format == "MPO" else str(image.format)  # MPO: from phones
-            encoded = _encoded(image, kind)
+            encoded = _encode(image, kind)
     except Invalid:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -67,19 +67,19 @@ def encode_again(content: bytes) -> EncodedImage:
     return EncodedImage(encoded, MEDIA_TYPES[kind], ENDINGS[kind], sha256)
 
 
-def _encoded(image: Image.Image, kind: str) -> bytes:
+def _encode(image: Image.Image, kind: str) -> bytes:
     is_moving = kind != "JPEG" and getattr(image, "is_animated", False)
     frames: list[Image.Image] = []
     durations = []  # of frames, in milliseconds
     for frame in Frames(image) if is_moving else [image]:
         _check_size(image, len(frames) + 1)
         frame.load()
-        durations.append(_bounded(frame.info.get("duration", 0)))
+        durations.append(_clamp(frame.info.get("duration", 0)))
         frames.append(_plain(frame, kind, is_moving=is_moving))
     options = dict(OPTIONS[kind])
     if is_moving:
         options |= {"save_all": True, "append_images": frames[1:], "duration": durations}
-        options |= {"loop": _bounded(image.info["loop"])} if "loop" in image.info else {}
+        options |= {"loop": _clamp(image.info["loop"])} if "loop" in image.info else {}
     out = BytesIO()
     frames[0].save(out, kind, **options)
     return out.getvalue()
@@ -108,6 +108,6 @@ def _plain(frame: Image.Image, kind: str, *, is_moving: bool) -> Image.Image:
     return frame
 
 
-def _bounded(number: float) -> int:
+def _clamp(number: float) -> int:
     """Return a duration or a number of repetitions as formats can express it."""
     return min(max(int(number), 0), 65_535)

@@ -50,7 +50,7 @@ BODY = {
 }
 
 
-async def _encoded(request: Request, _user: Uploader) -> EncodedImage:
+async def _encode(request: Request, _user: Uploader) -> EncodedImage:
     """Read the body and encode the image again; few at once, for their memory."""
     content = await request.body()
     queue: Queue = request.app.state.encoding
@@ -58,7 +58,7 @@ async def _encoded(request: Request, _user: Uploader) -> EncodedImage:
         return await run_in_threadpool(encode_again, content)
 
 
-Encoded = Annotated[EncodedImage, Depends(_encoded)]
+Encoded = Annotated[EncodedImage, Depends(_encode)]
 
 
 class UploadedImage(BaseModel):
@@ -117,7 +117,7 @@ def _store_of_run(
         row = artifacts.attach(session, run_id, name, key=key, size_bytes=size_bytes, sha256=sha256)
         audit.record_now(session, request, user, f"{name}, {size_bytes:,} bytes", run_id)
         address = f"/runs/{run_id}/artifacts/{row.id}/download"
-    return _uploaded(address, image)
+    return _describe_image(address, image)
 
 
 def _store_of_report(
@@ -155,7 +155,7 @@ def _store_of_report(
         if not is_recorded:
             delete_file(open_store(settings, retry_seconds=RETRY_SECONDS), key)
         raise
-    return _uploaded(address, image)
+    return _describe_image(address, image)
 
 
 def _store_of_project(
@@ -176,10 +176,10 @@ def _store_of_project(
     upload = BlobUpload(request.state.grants, version_id, size_bytes, sha256)
     take_file(settings, database, upload, 0, image.content)
     address = f"/api/v1/artifact-versions/{version_id}/files/{entry.path}"
-    return _uploaded(address, image)
+    return _describe_image(address, image)
 
 
-def _uploaded(address: str, image: EncodedImage) -> UploadedImage:
+def _describe_image(address: str, image: EncodedImage) -> UploadedImage:
     return UploadedImage(
         address=address,
         media_type=image.media_type,

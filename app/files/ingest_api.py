@@ -20,7 +20,7 @@ from app.dependencies import Db, TheSettings, ingesting
 from app.files import spool_ingest as pieces
 from app.files.file_uploads import FileUpload, take_file
 from app.files.spool_ingest import SpoolPosition
-from app.http.parameters import RowId, flaws, outsized
+from app.http.parameters import RowId, find_outsized, flaws
 from app.telemetry.environment import Git, SourceFile
 from db.access import projects
 from db.errors import Invalid
@@ -145,7 +145,7 @@ def begin(body: WatchedRun, session: Db, sender: Sender, request: Request) -> Be
     makes_project = named != projects.DEFAULT and not projects.list_projects(session, [named])
     config = json_safe(body.config or {})
     texts = {"versions": body.versions, "command": body.command, "folder": body.folder}
-    if errors := outsized(config) or flaws({"config": config, **texts}):
+    if errors := find_outsized(config) or flaws({"config": config, **texts}):
         raise Invalid(errors)
     attempt = ingest.begin(
         session,
@@ -218,7 +218,7 @@ async def send_sidecar_spool(position: AtPosition, request: Request, body: Piece
 
 async def _take(request: Request, position: SpoolPosition, body: bytes) -> Position:
     def work() -> int:
-        return pieces.take_spool(request.app.state.database, position, _unpacked(request, body))
+        return pieces.take_spool(request.app.state.database, position, _unpack(request, body))
 
     return Position(sequence=position.sequence, offset=await ingesting(request, work))
 
@@ -244,7 +244,7 @@ async def send_file(
     file = FileUpload(sender, run_id, attempt, path, size, sha256)
 
     def work() -> int:
-        piece = _unpacked(request, body)
+        piece = _unpack(request, body)
         return take_file(settings, request.app.state.database, file, offset, piece)
 
     end = await ingesting(request, work)
@@ -286,5 +286,5 @@ def end(
     return Recorded(run=run_id, status=body.status)
 
 
-def _unpacked(request: Request, body: bytes) -> bytes:
-    return pieces.unpacked(body, request.headers.get("content-encoding", ""))
+def _unpack(request: Request, body: bytes) -> bytes:
+    return pieces.unpack(body, request.headers.get("content-encoding", ""))

@@ -36,7 +36,7 @@ class SpoolPosition(NamedTuple):
     writer: ingest.Writer = "training"
 
 
-def unpacked(body: bytes, encoding: str) -> bytes:
+def unpack(body: bytes, encoding: str) -> bytes:
     """Return a piece decompressed. Raises Invalid, HTTPException 413, 415."""
     if encoding in ("", "identity"):
         return body

@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from app.runs.filters import quoted
+from app.runs.filters import quote
 from db.health.health_statement import health_statement
 from db.terminal_codes import without_codes
 from halfstep import number_formats
@@ -99,7 +99,7 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:] if first.isalpha() else text
 
 
-def linked(text: str, named: Iterable[Any]) -> Markup:
+def add_links(text: str, named: Iterable[Any]) -> Markup:
     """Add links to the runs that a text names. named: their ids and labels, in order."""
     html = Markup()
     for run in named:
@@ -129,15 +129,15 @@ FILTERS = {
     "health_label": HEALTHS.__getitem__,
     "state_label": STATES.__getitem__,
     "health_statement": health_statement,
-    "linked": linked,
+    "add_links": add_links,
     "with_code": with_code,
     "recipe_name": recipe_name,
     "sentence": sentence,
-    "quoted": quoted,
+    "quote": quote,
     "number": number,
     "metric": metric,
     "setting_name": setting_name,
-    "printed": without_codes,
+    "without_codes": without_codes,
     "count": count,
     "scale": scale,
     "duration": duration,

@@ -162,7 +162,7 @@ def _embed(state: StateCore) -> None:
     left = MOST_CHARTS
     for token in state.tokens:
         if token.type == "inline" and token.children and left:
-            lines = [_charted(line) for line in _lines(token.children)]
+            lines = [_find_chart(line) for line in _lines(token.children)]
             token.children = [child for line in lines for child in line]
             left -= min(sum(line[0].type == "chart" for line in lines if line), left)
 
@@ -197,7 +197,7 @@ def _lines(tokens: Sequence[Token]) -> Iterator[list[Token]]:
     yield line
 
 
-def _charted(line: list[Token]) -> list[Token]:
+def _find_chart(line: list[Token]) -> list[Token]:
     written = [token for token in line if token.type != "text" or token.content.strip()]
     kinds = [token.type for token in written]
     if kinds == ["text"]:

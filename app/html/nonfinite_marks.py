@@ -50,7 +50,9 @@ def marks(values: Iterable[tuple[int, str | None]], share: Callable[[int], float
     """Return the marks of values, those at the same place as one."""
     places = {(round(MOST * share(step)) / MOST, value) for step, value in values}
     order = list(SIGNS)
-    return [Mark(*each) for each in sorted(places, key=lambda each: (order.index(each[1]), each))]
+    return [
+        Mark(*place) for place in sorted(places, key=lambda place: (order.index(place[1]), place))
+    ]
 
 
 def signs(made: Iterable[Mark]) -> list[tuple[str, str]]:

@@ -67,7 +67,7 @@ def _assets() -> dict[str, Asset]:
     return own | {"plotly.js": _asset(plotly)}
 
 
-def compacted(css: str) -> str:
+def compact(css: str) -> str:
     """Return a stylesheet without comments and needless whitespace; texts in quotes stay."""
     parts = re.split(r'("[^"]*")', re.sub(r"/\*.*?\*/", "", css, flags=re.DOTALL))
     for at in range(0, len(parts), 2):
@@ -79,7 +79,7 @@ def compacted(css: str) -> str:
 def _asset(path: Path) -> Asset:
     body = path.read_bytes()
     if path.suffix == ".css":
-        body = compacted(body.decode()).encode()
+        body = compact(body.decode()).encode()
     fingerprint = hashlib.sha256(body).hexdigest()[:12]
     url = f"/static/{path.stem}.{fingerprint}{path.suffix}"
     return Asset(url, MEDIA_TYPES[path.suffix], body)

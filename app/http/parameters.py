@@ -61,12 +61,12 @@ def nonfinite(value: Any, path: str = "") -> dict[str, str]:
     if isinstance(value, dict | list):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         inner = (nonfinite(item, f"{path}.{name}" if path else str(name)) for name, item in items)
-        return {below: wrong for each in inner for below, wrong in each.items()}
+        return {below: wrong for part in inner for below, wrong in part.items()}
     is_wrong = isinstance(value, float) and not math.isfinite(value)
     return {path: f"{value} is not valid; allowed: finite numbers"} if is_wrong else {}
 
 
-def outsized(value: Any, path: str = "config", depth: int = 0) -> dict[str, str]:
+def find_outsized(value: Any, path: str = "config", depth: int = 0) -> dict[str, str]:
     """Return the values that are too large, too long or too deep, by path."""
     if depth > DEPTH:
         return {path: f"it is nested; allowed: at most {DEPTH} objects or lists within each other"}
@@ -83,7 +83,7 @@ def outsized(value: Any, path: str = "config", depth: int = 0) -> dict[str, str]
         inner = enumerate(value)
     result: dict[str, str] = {}
     for name, item in inner:
-        result |= outsized(item, f"{path}.{name}" if depth else str(name)[:100], depth + 1)
+        result |= find_outsized(item, f"{path}.{name}" if depth else str(name)[:100], depth + 1)
     return result
 
 

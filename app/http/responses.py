@@ -4,6 +4,6 @@ from fastapi import Response
 from pydantic import BaseModel
 
 
-def written(answer: BaseModel) -> Response:
+def serialize(answer: BaseModel) -> Response:
     """Serialize a model to a JSON response; FastAPI would validate it again in a thread."""
     return Response(answer.__pydantic_serializer__.to_json(answer), media_type="application/json")

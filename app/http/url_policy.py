@@ -40,7 +40,7 @@ class Forbidden(Exception):
     """An address within the server's own network."""
 
 
-async def resolved(host: str, port: int, *, private: bool) -> str:
+async def resolve(host: str, port: int, *, private: bool) -> str:
     """Return the address to connect to. private: the server's own network is allowed.
 
     Raises Forbidden, and OSError if the name does not resolve.
@@ -68,7 +68,7 @@ async def forbidden(url: str, *, private: bool) -> str:
     try:
         parts = urlsplit(url)
         async with asyncio.timeout(RESOLVE_SECONDS):
-            await resolved(parts.hostname or "", port_of(parts), private=private)
+            await resolve(parts.hostname or "", port_of(parts), private=private)
     except Forbidden as error:
         allowed = "a public address, or any with HALFSTEP_ALERTS_ALLOW_PRIVATE_ADDRESSES=yes"
         return f"{error}; allowed: {allowed}"

@@ -31,7 +31,7 @@ class LivePart:
     file: BinaryIO
     size: int  # when it was opened; later lines are not read
 
-    def compressed(self) -> Iterator[bytes]:
+    def compress(self) -> Iterator[bytes]:
         """Yield the part as one member of gzip, and close it."""
         with self.file:
             packer = zlib.compressobj(1, wbits=GZIP)

@@ -1,6 +1,6 @@
 """Messages of the live streams, one class per stream; the browser reads them with these names.
 
-A field that is UNSET is left out. `encoded` writes one as the data of a server-sent event.
+A field that is UNSET is left out. `encode` writes one as the data of a server-sent event.
 """
 
 from typing import Any
@@ -77,6 +77,6 @@ class WorkersMessage(Message, frozen=True, kw_only=True):
     keys: list[str]  # ids of all workers, in order
 
 
-def encoded(message: Message) -> str:
+def encode(message: Message) -> str:
     """Return the JSON of a message."""
     return msgspec.json.encode(message).decode()

@@ -17,7 +17,7 @@ from app.files.file_keys import file_keys, key_name
 from app.html.rendering import fragment
 from app.live.json_rows import CheckpointFileRow, Event, LogLine, MetricPoint
 from app.live.live import Poll, Update, Watching
-from app.live.messages import ListMessage, RunEnd, RunMessage, TableRows, encoded
+from app.live.messages import ListMessage, RunEnd, RunMessage, TableRows, encode
 from app.live.run_states import RunStates
 from app.runs import columns as list_columns
 from app.runs import list_facts
@@ -29,7 +29,7 @@ from app.runs.stepless_figures import stepless_figures
 from app.runs.summary import RunSummary, summarise, summarise_all
 from app.telemetry.environment import environment_of
 from app.telemetry.metric_names import FIRST, Choice
-from app.telemetry.suggested_actions import AdvisedFinding, advised
+from app.telemetry.suggested_actions import AdvisedFinding, advise
 from db.access import permissions
 from db.access.permissions import Grants
 from db.database import Database
@@ -129,11 +129,11 @@ def of_run(
                 return _the_end(cursor) if run.status in ENDED else None
             has_new = bool(changes.events or changes.diagnoses or changes.is_over)
             if "fragments" in parts and (has_new or findings is None):
-                findings = advised(session, changes.run)
+                findings = advise(session, changes.run)
             message = _message(
                 session, settings, changes, parts, chosen, findings or [], has_new_findings=has_new
             )
-        return Update(encoded(message), str(changes.cursor), is_last=changes.is_over)
+        return Update(encode(message), str(changes.cursor), is_last=changes.is_over)
 
     return poll
 
@@ -158,7 +158,7 @@ def watching_run(states: RunStates, run_id: int) -> Watching:
 
 
 def _the_end(cursor: str) -> Update:
-    return Update(encoded(RunEnd()), cursor, is_last=True)
+    return Update(encode(RunEnd()), cursor, is_last=True)
 
 
 def waiting_mark(session: Session, run: Run, settings: Settings) -> int:
@@ -205,12 +205,12 @@ def _message(
         diagnosed=sorted({row.kind for row in changes.diagnoses}),
         spikes=spikes(session, run.id) if has_spikes else UNSET,
         steps=steps if "steps" in parts else UNSET,
-        events=_dumped(Event, changes.events) if "events" in parts else UNSET,
-        metrics=_dumped(MetricPoint, metrics) if "metrics" in parts else UNSET,
+        events=_dump(Event, changes.events) if "events" in parts else UNSET,
+        metrics=_dump(MetricPoint, metrics) if "metrics" in parts else UNSET,
         has_all_metrics=changes.has_all_metrics,
         metric_names=names.every if names else UNSET,
-        log=_dumped(LogLine, changes.log_lines) if "log" in parts else UNSET,
-        checkpoints=_dumped(CheckpointFileRow, changes.checkpoints)
+        log=_dump(LogLine, changes.log_lines) if "log" in parts else UNSET,
+        checkpoints=_dump(CheckpointFileRow, changes.checkpoints)
         if "checkpoints" in parts
         else UNSET,
         fragments=fragments,
@@ -258,7 +258,7 @@ def _fragments(
         html = fragment("run/_log_link.html", run=summary, log_bytes=log_bytes, has_log=True)
         fragments["log_link"] = html
     if changes.goes_back:
-        skipped = skipped_steps(session, run.id)
+        skipped = list_skipped_steps(session, run.id)
         fragments["skips"] = fragment("run/_skips.html", run=summary, skipped=skipped)
     tables = dict(_rows(session, summary, changes, metrics))
     return fragments, {name: rows for name, rows in tables.items() if name not in fragments}
@@ -307,8 +307,8 @@ def _rows(
             "run/_artifacts.html", run=run, keys=[key for key in logged if key.name in changed]
         )
         yield "artifacts", TableRows(html=html, keys=[key.name for key in logged])
-    if steps := _shown_skips(session, changes):
-        skipped = skipped_steps(session, run.id, steps=steps)
+    if steps := _find_shown_skips(session, changes):
+        skipped = list_skipped_steps(session, run.id, steps=steps)
         html = fragment("run/_skips.html", run=run, skipped=skipped)
         yield "skips", TableRows(html=html, most=SKIPS_SHOWN)
     if names := {metric.name for metric in changes.metrics}.intersection(metrics):
@@ -328,7 +328,7 @@ def metric_order(name: str) -> tuple[bool, str]:
     return name.startswith("run/"), name
 
 
-def _shown_skips(session: Session, changes: series.Changes) -> set[int]:
+def _find_shown_skips(session: Session, changes: series.Changes) -> set[int]:
     """Return the steps of shown skips whose rows changed."""
     steps = {event.step for event in changes.events if event.kind == "skip"}
     steps |= {row.step for row in changes.diagnoses if row.kind in ("replay", "retry")}
@@ -338,7 +338,7 @@ def _shown_skips(session: Session, changes: series.Changes) -> set[int]:
     return {step for step in steps if step >= first}
 
 
-def skipped_steps(
+def list_skipped_steps(
     session: Session, run_id: int, *, steps: Collection[int] | None = None
 ) -> list[SkippedStep]:
     """Return the latest skips, newest first, each with the results of its replay and retry.
@@ -355,7 +355,7 @@ def skipped_steps(
     ]
 
 
-def _dumped(model: Any, rows: list[Any]) -> list[JsonObject]:
+def _dump(model: Any, rows: list[Any]) -> list[JsonObject]:
     return [model.model_validate(row).model_dump(mode="json") for row in rows]
 
 
@@ -420,7 +420,7 @@ def of_list(
             rows=shown,
             facts=fragment("runs/_facts.html", facts=shown_facts) if shown_facts else UNSET,
         )
-        return Update(encoded(message), now)
+        return Update(encode(message), now)
 
     return poll
 

@@ -1,7 +1,7 @@
 """Messages of a sweep's live stream: a marker that changes with its page."""
 
 from app.live.live import Poll, Update
-from app.live.messages import SweepMessage, encoded
+from app.live.messages import SweepMessage, encode
 from db.database import Database
 from db.sweeps import sweeps
 
@@ -12,6 +12,6 @@ def of_sweep(database: Database, sweep_id: int) -> Poll:
     def poll(cursor: str) -> Update | None:
         with database.read_only() as session:
             mark = sweeps.mark(session, sweep_id)
-        return None if mark == cursor else Update(encoded(SweepMessage(mark=mark)), mark)
+        return None if mark == cursor else Update(encode(SweepMessage(mark=mark)), mark)
 
     return poll

@@ -2,7 +2,7 @@
 
 from app.html.rendering import fragment
 from app.live.live import Poll, Update
-from app.live.messages import WorkersMessage, encoded
+from app.live.messages import WorkersMessage, encode
 from db.access import permissions
 from db.access.permissions import Grants
 from db.database import Database
@@ -28,7 +28,7 @@ def of_workers(database: Database, grants: Grants) -> Poll:
         changed = [row for row in rows if seen.get(str(row.id)) != row.mark]
         html = fragment("workers/_workers.html", rows=changed)
         keys = [str(row.id) for row in rows]
-        return Update(encoded(WorkersMessage(html=html, keys=keys)), now)
+        return Update(encode(WorkersMessage(html=html, keys=keys)), now)
 
     return poll
 

@@ -110,7 +110,7 @@ def read(kind: str, values: Mapping[str, str], errors: dict[str, str] | None = N
     """Return the panel of these values by key; what is wrong is in its errors."""
     errors = dict(errors or {})
 
-    def checked(key: str, parser: Callable[[str], Any], usual: Any) -> Any:
+    def parse_field(key: str, parser: Callable[[str], Any], usual: Any) -> Any:
         try:
             return parser(values[key]) if values.get(key) else usual
         except Invalid as error:
@@ -120,12 +120,12 @@ def read(kind: str, values: Mapping[str, str], errors: dict[str, str] | None = N
     names = "metrics" if kind == "panel" else "columns"
     panel = Panel(
         kind,
-        run_ids=checked("runs", lambda text: as_run_ids("runs", text, most=MOST_RUNS), []),
-        metrics=checked(names, lambda text: _names(names, text), []),
-        title=checked("title", _title, ""),
-        x=checked("x", _axis, "step"),
-        smoothing=checked("smoothing", _smoothing, 0.0),
-        is_log=checked("y", _is_log, False),
+        run_ids=parse_field("runs", lambda text: as_run_ids("runs", text, most=MOST_RUNS), []),
+        metrics=parse_field(names, lambda text: _names(names, text), []),
+        title=parse_field("title", _title, ""),
+        x=parse_field("x", _axis, "step"),
+        smoothing=parse_field("smoothing", _smoothing, 0.0),
+        is_log=parse_field("y", _is_log, False),
         errors=errors,
     )
     if not panel.run_ids and "runs" not in errors:

@@ -55,7 +55,7 @@ def draw(
     numbers = count(1)
     tables_left = blocks.MOST_TABLES  # a preview may have more, which saving refuses
 
-    def compared(run_ids: list[int]) -> Comparison:
+    def compare_runs(run_ids: list[int]) -> Comparison:
         return comparison.of_runs(session, run_ids, settings)
 
     def draw_block(block: Block) -> str:
@@ -75,7 +75,7 @@ def draw(
         if panel.errors or not shown:
             return fragment("reports/_panel_error.html", **values)
         if panel.kind == "runs":
-            table = (compare or compared)([run.id for run in shown])
+            table = (compare or compare_runs)([run.id for run in shown])
             names = {row.name for row in table.rows(every_setting=True)}
             unknown = [name for name in panel.metrics if name not in names]
             values["comparison"] = table

@@ -151,7 +151,7 @@ def erase_report(report_id: RowId, session: Db, principal: SignedIn) -> None:
 
 def _content(session: Session, report: Report) -> ReportContent:
     author, editor = (
-        session.get_one(User, each).name for each in (report.user_id, report.editor_id)
+        session.get_one(User, user_id).name for user_id in (report.user_id, report.editor_id)
     )
     return ReportContent(**_row(report, author, editor), text=report.text, runs=report.run_ids)
 

@@ -58,7 +58,7 @@ def list_reports(
     after: After = "",
 ) -> HTMLResponse:
     """List the reports of one visible project, or of all."""
-    names = [each.name for each in projects.list_projects(session, principal.grants.projects)]
+    names = [project.name for project in projects.list_projects(session, principal.grants.projects)]
     only = None if project is None else [project]
     listed = reports.list_reports(session, only, after=after, limit=PAGE_SIZE)
     return page(
@@ -101,7 +101,7 @@ def add(request: Request, session: Db, posted: Posted, principal: SignedIn) -> R
         name: str(posted.get(name, "")) for name in ("report", "title", "project", *EMPTY_PANEL)
     }
     try:
-        panel = _posted_panel(values) if values["panel_runs"].strip() else None
+        panel = _parse_panel(values) if values["panel_runs"].strip() else None
         if panel and values["report"].isdecimal() and len(values["report"]) < 10:
             report = append(session, principal.user, int(values["report"]), panel)
             return back_to(request, f"/reports/{report.id}", "The panel is added.")
@@ -200,7 +200,7 @@ def preview(
     errors: dict[str, str] = {}
     if posted.get("action") == "add":
         try:
-            panel = _posted_panel(values)
+            panel = _parse_panel(values)
             values |= EMPTY_PANEL
             values["text"] = f"{values['text'].rstrip()}\n\n{panel.block}\n".lstrip()
         except Invalid as error:
@@ -240,7 +240,7 @@ def erase_report(report_id: RowId, request: Request, session: Db, principal: Sig
     return back_to(request, "/trash", "The report is being deleted permanently.")
 
 
-def _posted_panel(values: Mapping[str, str]) -> Panel:
+def _parse_panel(values: Mapping[str, str]) -> Panel:
     """Return the panel of a form. Raises Invalid, with the names of the form's fields."""
     kind = "runs" if values["kind"] == "runs" else "panel"
     fields = {key: " ".join(values[f"panel_{key}"].split()) for key in PANEL_KEYS}

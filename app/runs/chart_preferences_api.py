@@ -26,7 +26,7 @@ SEVERAL_RUNS = "several runs"
 FIRST_PANELS = ("loss", "scale", "norm")
 
 
-def _ordered(limits: tuple[float, float]) -> tuple[float, float]:
+def _check_order(limits: tuple[float, float]) -> tuple[float, float]:
     if not limits[0] < limits[1]:
         raise ValueError(
             f"{number(limits[0])} to {number(limits[1])}; allowed: from lower to higher"
@@ -36,7 +36,7 @@ def _ordered(limits: tuple[float, float]) -> tuple[float, float]:
 
 Names = Annotated[list[Name], Field(default_factory=list, max_length=MOST_PANELS)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
-Limits = Annotated[tuple[Number, Number], AfterValidator(_ordered)]
+Limits = Annotated[tuple[Number, Number], AfterValidator(_check_order)]
 
 
 class PanelSize(Body):

@@ -115,7 +115,7 @@ def _scale(session: Session, run: Run) -> Iterator[tuple[str, Markup]]:
 
 
 def _replay(replays: Sequence[Replay]) -> Iterator[tuple[str, str | Markup]]:
-    found = next((each for each in replays if each.found), None)
+    found = next((replay for replay in replays if replay.found), None)
     if found is None:
         return
     if isinstance(found.defect, Defect):

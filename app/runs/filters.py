@@ -183,7 +183,7 @@ def names(terms: Filter) -> Iterator[str]:
             yield term.condition.name
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """Return a text quoted for a filter."""
     return '"{}"'.format(text.replace('"', '""')) if re.search(r'[\s"<>=:]', text) else text
 
@@ -202,7 +202,7 @@ def _term(word: str, me: str) -> Term:
     term = word[1:] if is_negated else word
     if parts := _SPLIT.fullmatch(term):
         key, sign, value = parts.groups()
-        return Term(_keyed(key, sign, value, me), is_negated)
+        return Term(_parse_condition(key, sign, value, me), is_negated)
     return Term(_bare(_plain(term)), is_negated)
 
 
@@ -217,7 +217,7 @@ def _bare(text: str) -> Word:
     return Word(text)
 
 
-def _keyed(key: str, sign: str, value: str, me: str) -> Condition:
+def _parse_condition(key: str, sign: str, value: str, me: str) -> Condition:
     key, value = _plain(key), _plain(value).strip()
     if not key:
         raise _Misread(f"there is nothing before {sign}; allowed: a key or a name, lr{sign}0.1")
@@ -231,13 +231,13 @@ def _keyed(key: str, sign: str, value: str, me: str) -> Condition:
             raise _Misread(f"it lacks a value; allowed: {KEYS[key]}")
         return _READERS[key](key, value, me)
     if sign == ":":
-        raise _Misread(_unknown_key(key, value))
+        raise _Misread(_explain_unknown_key(key, value))
     if not value:
         raise _Misread(f"it lacks a value; allowed: {key}{sign}0.5")
     return _comparison(SYNONYMS.get(key, key), sign, value)
 
 
-def _unknown_key(key: str, value: str) -> str:
+def _explain_unknown_key(key: str, value: str) -> str:
     if key in NUMBERS or key in SYNONYMS:
         return f"{key} is a number; allowed: {', '.join(f'{key}{sign}…' for sign in COMPARISONS)}"
     text = f"there is no key {key[:50]}; allowed: {', '.join(KEYS)}; of a setting or metric "
@@ -265,7 +265,7 @@ def _status(_key: str, value: str, _me: str) -> Condition:
     return InStatus((Status(word),))
 
 
-def _created(key: str, value: str, _me: str) -> Condition:
+def _parse_created(key: str, value: str, _me: str) -> Condition:
     is_before = key == "before"
     if match := _DURATION.fullmatch(value):
         return Created(is_before, seconds_ago=float(match[1]) * UNITS[match[2]])
@@ -307,8 +307,8 @@ _COLUMNS = {*NUMBERS, *TEXTS}
 _READERS: dict[str, Callable[[str, str, str], Condition]] = {
     **dict.fromkeys(TEXTS, _text),
     "status": _status,
-    "since": _created,
-    "before": _created,
+    "since": _parse_created,
+    "before": _parse_created,
     "owner": _owner,
     "source": _source,
     "sweep": _sweep,

@@ -90,12 +90,12 @@ def list_groups(
         text = f"{sort[:100]!r} is not valid; allowed: {', '.join(allowed)}, descending with -"
         raise Invalid({"sort": text})
     result = group_runs(session, group, names=names, conditions=terms, sort=sort)
-    paired = grouping.paired(session, result)
+    paired = grouping.pair(session, result)
     return GroupList(
         groups=[
             RunGroup(
                 value=row.value,
-                filter=grouping.narrowed(filter, group, result.path, row.value),
+                filter=grouping.narrow(filter, group, result.path, row.value),
                 runs=row.runs,
                 newest=row.newest,
                 statuses=row.statuses,

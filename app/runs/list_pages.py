@@ -102,14 +102,14 @@ def list_runs(
     deleted: id of the run that was just deleted.
     """
     shown, sort = columns.chosen(chosen), sort or NEWEST_FIRST
-    parsed = _parsed(f"{filter_text} {more}".strip(), principal.user.name)
+    parsed = _parse(f"{filter_text} {more}".strip(), principal.user.name)
     group_notes = grouping.notes(session, group) if group else []
     is_grouped = bool(group) and not group_notes
     saved, queue = views.list_views(session, principal.user), Queue.read(session)
-    counted = view_tabs.counted(principal.user, saved)
+    counted = view_tabs.count_expressions(principal.user, saved)
     numbers = [
         *list_facts.numbers(),
-        runs.count_matching(_unended(parsed.terms)),
+        runs.count_matching(_exclude_ended(parsed.terms)),
         *counted.values(),
     ]
     newest, moment, in_trash, counts = trash.newest_and_contents(session, numbers)
@@ -118,12 +118,12 @@ def list_runs(
     if is_grouped and not parsed.mistakes:
         listed = Listed(total=runs.count(session, parsed.terms))
     elif not parsed.mistakes:
-        listed = _listed(session, parsed.terms, sort, before, after, active)
+        listed = _read_page(session, parsed.terms, sort, before, after, active)
     is_usual = not chosen.strip()
     if is_usual and current:
         shown = columns.chosen(current)
     elif is_usual:
-        some = _listed(session, parsed.terms, NEWEST_FIRST) if is_grouped else listed
+        some = _read_page(session, parsed.terms, NEWEST_FIRST) if is_grouped else listed
         shown = columns.usual([run for run, _owner in some.rows], some.metrics)
     figures = grouping.figures(shown)
     names = [column.sort for column in figures]
@@ -131,7 +131,7 @@ def list_runs(
     if is_grouped and not parsed.mistakes:
         group_rows = group_runs(session, group, names=names, conditions=parsed.terms, sort=sort)
         # The runs of all groups that a live page can follow.
-        followed = runs.newest(session, conditions=_unended(parsed.terms), limit=PAGE_SIZE)
+        followed = runs.newest(session, conditions=_exclude_ended(parsed.terms), limit=PAGE_SIZE)
     marks = pending_reasons.marks([run for run, _owner in followed], queue, moment)
     lines = series.sparklines(session, [run for run, _owner in listed.rows])
     values = columns.values(session, [run.id for run, _owner in listed.rows], shown)
@@ -179,10 +179,10 @@ def list_runs(
         unknown_group="" if is_grouped else group,
         groups=group_rows,
         narrowed_filters=[
-            grouping.narrowed(parsed.text, group, group_rows.path, row.value)
+            grouping.narrow(parsed.text, group, group_rows.path, row.value)
             for row in group_rows.groups
         ],
-        paired=grouping.paired(session, group_rows),
+        paired=grouping.pair(session, group_rows),
         figures=figures,
         best={name: metric_direction.lowest(name, []) for name in names},
         grouped_by=GROUPED_BY,
@@ -232,18 +232,18 @@ def _density(request: Request) -> str:
     return chosen if chosen in DENSITIES else "regular"
 
 
-def _parsed(text: str, me: str) -> ParsedFilter:
+def _parse(text: str, me: str) -> ParsedFilter:
     try:
         return ParsedFilter(text, filters.read(text, me=me))
     except filters.BadFilter as error:
         return ParsedFilter(text, mistakes=error.mistakes)
 
 
-def _unended(terms: Filter) -> Filter:
+def _exclude_ended(terms: Filter) -> Filter:
     return (*terms, Term(InStatus(ENDED), is_negated=True))
 
 
-def _listed(
+def _read_page(
     session: Session,
     terms: Filter,
     sort: str,

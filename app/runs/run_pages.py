@@ -16,7 +16,7 @@ from app.dependencies import Db, TheSettings
 from app.files.file_keys import MEDIA, FileKey, file_keys
 from app.html.rendering import page
 from app.http.parameters import RunId
-from app.live.run_updates import ARTIFACTS_SHOWN, labels_mark, skipped_steps, waiting_mark
+from app.live.run_updates import ARTIFACTS_SHOWN, labels_mark, list_skipped_steps, waiting_mark
 from app.projects.project_transfer import elsewhere
 from app.runs.chart_preferences_api import preferences
 from app.runs.diagnosis_evidence import diagnosis_evidence
@@ -29,7 +29,7 @@ from app.telemetry.environment import environment_of
 from app.telemetry.lab_card import lab_card
 from app.telemetry.metric_names import Chosen
 from app.telemetry.step_metrics import step_metrics
-from app.telemetry.suggested_actions import AdvisedFinding, advised
+from app.telemetry.suggested_actions import AdvisedFinding, advise
 from db import clock
 from db.access.permissions import Permission
 from db.files import artifact_versions, artifacts, checkpoints
@@ -86,7 +86,7 @@ def show_run(
     log = series.log_lines(session, run_id, most=LOG_LINES_SHOWN)
     run_settings = config_values.settings_of(session, run)
     summary = summarise(session, run, owner, settings)
-    advice = advised(session, run)
+    advice = advise(session, run)
     measured = windows.measure(session, run_id, names=metric_names.names)
     arranged = preferences(session, principal.user, run.recipe)
     has_diagnosis = bool(advice) and _has_ended_unwell(summary, advice[0])
@@ -111,7 +111,7 @@ def show_run(
         statuses=runs.statuses(session, run_id),
         last=last,
         status_seconds=clock.current(session) - last.time if last else 0.0,
-        skipped=skipped_steps(session, run_id),
+        skipped=list_skipped_steps(session, run_id),
         spikes=spikes(session, run_id),
         figures=key_figures(session, run),
         stepless=stepless,
@@ -154,11 +154,11 @@ def show_run(
         command=_command(run),
         environment=environment_of(session, run),
         settings=run_settings,
-        changed_settings=len(config_values.changed(run_settings)),
+        changed_settings=len(config_values.select_changed(run_settings)),
         most_seeds=comparison.MOST_SEEDS,
         variants=comparison.variants(session, run) if precision_plans.is_measurable(run) else (),
         task=run.task,
-        measured=precision_plans.measured_of(session, run_id),
+        measured=precision_plans.list_measurements(session, run_id),
         lab=lab_card(session, run),
         list_measured_steps=checkpoints.list_measured_steps,
         is_measurable=precision_plans.is_measurable(run),

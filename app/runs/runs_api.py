@@ -14,7 +14,7 @@ from app.auth.project_parameters import in_project
 from app.dependencies import Db, TheSettings
 from app.files import weight_uploads
 from app.http.parameters import Body, RunId, Sort, Text, flaws
-from app.http.responses import written
+from app.http.responses import serialize
 from app.runs import columns, continue_run, filters
 from app.runs.summary import Number, RunSummary, summaries_as_json, summarise
 from app.submission.command_lines import Command, as_submitted
@@ -180,7 +180,7 @@ def list_runs(
         next=rows[-1][0].id if len(rows) == limit else None,
         notes=filters.notes(session, terms, sort, [column.name for column in own]),
     )
-    return written(listed)
+    return serialize(listed)
 
 
 def _lost(_user: AdmittedEarly, body: Submission, settings: TheSettings) -> dict[str, str]:
@@ -217,7 +217,7 @@ def submit_run(
 @requires(Permission.VIEW_RUN)
 def get_run(run_id: RunId, session: Db, settings: TheSettings, _principal: SignedIn) -> Response:
     """Return one run."""
-    return written(_detail(session, run_id, settings))
+    return serialize(_detail(session, run_id, settings))
 
 
 def _detail(session: Session, run_id: int, settings: Settings) -> RunDetail:
@@ -234,7 +234,7 @@ def _detail(session: Session, run_id: int, settings: Settings) -> RunDetail:
         note=run.note,
         command=command,
         config=run.whole_config,
-        changed_settings=config_values.changed(config_values.settings_of(session, run)),
+        changed_settings=config_values.select_changed(config_values.settings_of(session, run)),
         sweep_id=trial.sweep_id if trial else None,
         statuses=statuses,
     )

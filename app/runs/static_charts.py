@@ -155,7 +155,7 @@ _Drawn = tuple[list[StaticLine], list[Label]]
 
 def _marks(curves: Sequence[_Curve], axis: _Axis) -> list[Mark]:
     return nonfinite_marks.marks(
-        (each for curve in curves for each in curve.nonfinite), lambda step: axis.share(step)
+        (step for curve in curves for step in curve.nonfinite), lambda step: axis.share(step)
     )
 
 
@@ -224,7 +224,7 @@ def _line(
     name: str, color: str, curve: _Curve, x_axis: _Axis, axis: _Axis, *, is_stepped: bool = False
 ) -> StaticLine:
     path, is_down = [], False
-    for x, y in _folded(curve, x_axis):
+    for x, y in _fold(curve, x_axis):
         if y is None or (axis.is_log and y <= 0):
             is_down = False
             continue
@@ -244,7 +244,7 @@ def _line(
     return StaticLine(name, color, "".join(path), text)
 
 
-def _folded(curve: _Curve, axis: _Axis) -> Iterator[tuple[int, float | None]]:
+def _fold(curve: _Curve, axis: _Axis) -> Iterator[tuple[int, float | None]]:
     """Yield each column with its first, lowest, highest and last value, in their order."""
     columns = groupby(
         zip(curve.x, curve.y, strict=True),

@@ -28,7 +28,9 @@ class Tab:
     filter: str = ""  # shown as its title
 
 
-def counted(user: User, saved: Sequence[SavedView]) -> dict[str, ColumnElement[int | None]]:
+def count_expressions(
+    user: User, saved: Sequence[SavedView]
+) -> dict[str, ColumnElement[int | None]]:
     """Return the SQL expressions of the counts by filter; "" for all runs."""
     texts = [MINE, *(view.filter for view in saved[:MOST_COUNTED])]
     read = {text: terms for text in texts if (terms := _terms(text, user)) is not None}
@@ -39,7 +41,7 @@ def counted(user: User, saved: Sequence[SavedView]) -> dict[str, ColumnElement[i
 def tabs(saved: Sequence[SavedView], counts: dict[str, int | None]) -> list[Tab]:
     """Return the tabs; "Mine" is left out if all runs are the user's.
 
-    counts: values of the expressions of `counted`, by filter.
+    counts: values of the expressions of `count_expressions`, by filter.
     """
     rows = [Tab("All runs", list_address(), counts[""])]
     if counts.get(MINE) != counts[""]:

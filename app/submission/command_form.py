@@ -53,7 +53,7 @@ class CommandForm:
     patch: str = ""  # in base64, which keeps each byte of it in a browser
 
 
-def shown(command: Mapping[str, Any], config: Mapping[str, Any]) -> CommandForm:
+def form_of(command: Mapping[str, Any], config: Mapping[str, Any]) -> CommandForm:
     """Return the form of an existing command."""
     rows = []
     for name, rules in command["parameters"].items():
@@ -68,7 +68,7 @@ def shown(command: Mapping[str, Any], config: Mapping[str, Any]) -> CommandForm:
     return CommandForm(texts, variables, tuple(command["secrets"]), tuple(rows), patch)
 
 
-def typed(posted: FormData, errors: Mapping[str, str]) -> CommandForm:
+def read_form(posted: FormData, errors: Mapping[str, str]) -> CommandForm:
     """Return the posted form, with a row for each placeholder of its line."""
     texts = {name: _text(posted, f"command.{name}") for name in TEXTS}
     rows = []
@@ -83,7 +83,7 @@ def typed(posted: FormData, errors: Mapping[str, str]) -> CommandForm:
     return CommandForm(texts, variables, secrets, tuple(rows), patch)
 
 
-def submitted(form: CommandForm) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
+def parse_submission(form: CommandForm) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
     """Return the command, its configuration, and parse errors by path."""
     errors, variables = {}, {}
     for line in filter(None, map(str.strip, form.variables.splitlines())):
@@ -107,11 +107,11 @@ def submitted(form: CommandForm) -> tuple[dict[str, Any], dict[str, Any], dict[s
     return command | {"parameters": parameters}, config, errors
 
 
-def searched(
+def parse_search(
     form: CommandForm,
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, str]]:
     """Return a sweep's command, common configuration, search space, and parse errors."""
-    command, config, errors = submitted(form)
+    command, config, errors = parse_submission(form)
     space = {
         row.name: row.value
         for row in form.rows

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
-from app.http.parameters import flaw, flaws, outsized
+from app.http.parameters import find_outsized, flaw, flaws
 from app.submission import config_schema
 from app.submission.config_schema import Schema
 from db.access import secrets
@@ -108,7 +108,7 @@ def check(
     """Return the command to store, all parameter values, and errors by path."""
     stored = command.model_dump(exclude={"parameters"}) | {"parameters": {}}
     submitted = {"command": command.model_dump(exclude={"patch"}), "config": config}
-    if errors := outsized(submitted) or flaws(submitted):
+    if errors := find_outsized(submitted) or flaws(submitted):
         return stored, config, errors
     errors = _mistakes(session, command, devices)
     if "command.line" in errors:
@@ -117,7 +117,7 @@ def check(
     for name in command.parameters.keys() - set(names):
         errors[f"command.parameters.{name}"] = f"the line has no placeholder {{{name}}}"
     for name in names:
-        parameter = command.parameters.get(name) or _inferred(config.get(name))
+        parameter = command.parameters.get(name) or _infer(config.get(name))
         stored["parameters"][name] = _property(name, parameter)
         errors |= _mistakes_of_parameter(name, parameter)
     if errors:
@@ -132,11 +132,11 @@ def check(
         if config.get(name) is None:
             wrong[name] = f"the placeholder {{{name}}} needs a value or a default"
         elif config[name] == "":
-            [field] = (each for each in config_schema.properties(whole) if each.path == name)
+            [field] = (prop for prop in config_schema.properties(whole) if prop.path == name)
             wrong[name] = f"{{{name}}} is empty; enter {field.allowed}"
     if not wrong:
-        config = config_schema.parsed(whole, config)
-        wrong = outsized(config)
+        config = config_schema.parse(whole, config)
+        wrong = find_outsized(config)
     return stored, config, {f"config.{path}": text for path, text in wrong.items()}
 
 
@@ -219,7 +219,7 @@ def _environment_mistakes(session: Session, command: Command) -> dict[str, str]:
     return errors
 
 
-def _inferred(value: Any) -> Parameter:
+def _infer(value: Any) -> Parameter:
     if isinstance(value, bool):
         return Parameter(type="boolean")
     return Parameter(type="number" if isinstance(value, int | float) else "string")

@@ -172,16 +172,16 @@ def mistakes(schema: Schema, config: JsonObject) -> dict[str, str]:
     return errors
 
 
-def parsed(schema: Schema, value: Any) -> Any:
+def parse(schema: Schema, value: Any) -> Any:
     """Return a valid value in the schema's type: 2.0 is 2 where integers are expected."""
     options = schema.get("anyOf", (schema,))
     kinds = {option.get("type"): option for option in options}
     if isinstance(value, dict):
         fields = kinds.get("object", {}).get("properties", {})
-        return {name: parsed(fields.get(name, {}), item) for name, item in value.items()}
+        return {name: parse(fields.get(name, {}), item) for name, item in value.items()}
     if isinstance(value, list):
         items = kinds.get("array", {}).get("items", {})
-        return [parsed(items, item) for item in value]
+        return [parse(items, item) for item in value]
     if isinstance(value, float) and "integer" in kinds and "number" not in kinds:
         return int(value)
     return value

@@ -142,13 +142,15 @@ def _parts(whole: FieldSet) -> list[FieldSet]:
 
 def main_settings(field_sets: list[FieldSet]) -> tuple[list[Input], list[FieldSet]]:
     """Split off the main settings; groups without other settings are left out."""
-    controls = {control.source.path: control for each in field_sets for control in each.inputs}
+    controls = {
+        control.source.path: control for field_set in field_sets for control in field_set.inputs
+    }
     main = [controls[path] for path in MAIN if path in controls]
     others = [
-        replace(each, inputs=[control for control in each.inputs if control not in main])
-        for each in field_sets
+        replace(field_set, inputs=[control for control in field_set.inputs if control not in main])
+        for field_set in field_sets
     ]
-    return main, [each for each in others if each.inputs]
+    return main, [field_set for field_set in others if field_set.inputs]
 
 
 def precision_input(schema: Schema, config: JsonObject, errors: dict[str, str]) -> Input:
@@ -180,11 +182,13 @@ def read(schema: Schema, posted: Mapping[str, Any]) -> dict[str, Any]:
     """Return the posted configuration."""
     config: JsonObject = {}
     for prop in properties(schema):
-        put(config, prop.path, parsed(prop, str(posted.get(prop.path, "")).strip()))
+        put(config, prop.path, parse(prop, str(posted.get(prop.path, "")).strip()))
     return config
 
 
-def carried(before: Schema, after: Schema, config: JsonObject) -> tuple[dict[str, Any], list[str]]:
+def carry_over(
+    before: Schema, after: Schema, config: JsonObject
+) -> tuple[dict[str, Any], list[str]]:
     """Return the changed values that another recipe accepts, for its form.
 
     Also returns the paths of those that it does not accept, which get its defaults.
@@ -203,7 +207,7 @@ def carried(before: Schema, after: Schema, config: JsonObject) -> tuple[dict[str
     return accepted, rejected
 
 
-def parsed(prop: Property, text: str) -> Any:
+def parse(prop: Property, text: str) -> Any:
     """Return text in a setting's type, or unchanged if it cannot be parsed."""
     kind = prop.rules.get("type")
     if kind == "boolean":

@@ -43,7 +43,7 @@ def new_command(
     values = {"name": run.name, "tags": run.tags, "priority": str(run.priority)}
     values["project"] = run.project
     values["devices_per_node"] = str(run.devices_per_node)
-    form = command_form.shown(run.command, run.config)
+    form = command_form.form_of(run.command, run.config)
     return _form(request, session, principal, form, values)
 
 
@@ -52,8 +52,8 @@ def new_command(
 def submit_command(request: Request, session: Db, posted: Posted, principal: SignedIn) -> Response:
     """Queue the command, or show the form with its errors."""
     values = {name: str(posted.get(name, "")).strip() for name in RUN_FIELDS}
-    form = command_form.typed(posted, {})
-    command, config, errors = command_form.submitted(form)
+    form = command_form.read_form(posted, {})
+    command, config, errors = command_form.parse_submission(form)
     options, wrong = numbers(values, posted)
     try:
         submission = Submission.model_validate(
@@ -76,7 +76,7 @@ def submit_command(request: Request, session: Db, posted: Posted, principal: Sig
     else:
         return RedirectResponse(f"/runs/{run.id}", status_code=303)
     errors = bounded(errors)
-    form = command_form.typed(posted, errors)
+    form = command_form.read_form(posted, errors)
     return _form(request, session, principal, form, values, errors)
 
 

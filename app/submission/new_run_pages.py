@@ -110,7 +110,7 @@ def new_run(
         values |= {"name": run.name, "tags": run.tags, "priority": str(run.priority)}
         if is_same and run.task != TRAIN:
             if settings.get("lab.task") == TRAIN:
-                like, config = precision_plans.planned(session, run)
+                like, config = precision_plans.find_planned(session, run)
                 values["name"] = ""
             values |= _parent(like)
         values["project"] = run.project
@@ -125,7 +125,7 @@ def new_run(
         if step is not None:
             config.pop("weights", None)  # the checkpoint contains the weights
             values |= {"parent_id": str(run.id), "parent_step": str(step)}
-            values["name"] = _continued(run.name, step)
+            values["name"] = _name_of_fork(run.name, step)
             if step >= run.steps_total:  # no step would be left
                 config_schema.put(config, "training.steps", step + run.steps_total)
     for path, value in settings.items():
@@ -133,7 +133,7 @@ def new_run(
     return form(request, session, principal, recipe, config, values)
 
 
-def _continued(name: str, step: int) -> str:
+def _name_of_fork(name: str, step: int) -> str:
     """Return a name for a run that starts from a step of another."""
     ending = f" from step {step}"
     return name[: LENGTHS["name"] - len(ending)] + ending
@@ -182,7 +182,7 @@ def other_recipe(
     refused: list[str] = []
     if before and after:
         typed = forms.read(before["schema"], posted)
-        config, refused = forms.carried(before["schema"], after["schema"], typed)
+        config, refused = forms.carry_over(before["schema"], after["schema"], typed)
     return form(request, session, principal, other, config, values, refused=refused)
 
 
@@ -259,7 +259,7 @@ def _name(session: Session, recipe: str) -> str:
     return str(offered["name"]) if offered else recipe
 
 
-def _measured(
+def _measure(
     session: Session, recipe: dict[str, Any], config: dict[str, Any], values: dict[str, str]
 ) -> dict[str, Measured]:
     """Return what runs of the form's sizes have measured, by precision."""
@@ -313,7 +313,7 @@ def form(
         precisions={p for worker, up in everyone if up for p in workers.precisions(worker.devices)},
         workers_up=any(alive for _worker, alive in everyone),
         precision=forms.precision_input(schema, config, errors or {}) if chosen else None,
-        measured=_measured(session, chosen, config, values) if chosen else {},
+        measured=_measure(session, chosen, config, values) if chosen else {},
         main=main,
         field_sets=field_sets,
         projects=projects,

@@ -36,7 +36,7 @@ def save(
         raise Invalid(wrong)
     schema = workers.recipe(session, submission.recipe)["schema"]
     whole = config_schema.with_defaults(schema, submission.config)
-    config, _none = forms.carried(schema, schema, whole)
+    config, _none = forms.carry_over(schema, schema, whole)
     place = submission.model_dump(include=set(presets.PLACE))
     return presets.save(
         session, user, project, name, recipe=submission.recipe, config=config, place=place

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sqlalchemy.orm import Session
 
 from app.auth import project_parameters
-from app.http.parameters import LARGEST_STEP, flaw, flaws, outsized
+from app.http.parameters import LARGEST_STEP, find_outsized, flaw, flaws
 from app.submission import command_lines, config_schema, forms
 from app.submission.command_lines import Command
 from db.access import permissions, projects
@@ -40,7 +40,7 @@ LENGTHS = {name: run_metadata.LENGTHS[name] for name in ("name", "tags")}
 LENGTHS["project"] = projects.NAME_CHARACTERS
 
 
-def _bounded(name: str, default: Any, description: str) -> Any:
+def _declare_bounded(name: str, default: Any, description: str) -> Any:
     """Declare a bounded field; `check` validates it, with our error message."""
     bounds: dict[str, Any] = {}
     if name in LIMITS:
@@ -66,18 +66,26 @@ class Submission(BaseModel):
             description="Values by the recipe's JSON Schema; for a command, values by placeholder"
         ),
     ] = {}
-    name: str = _bounded("name", "", "Empty: derived from recipe and precision, or from the script")
-    tags: str = _bounded("tags", "", "Separated by commas")
-    project: str | None = _bounded(
+    name: str = _declare_bounded(
+        "name", "", "Empty: derived from recipe and precision, or from the script"
+    )
+    tags: str = _declare_bounded("tags", "", "Separated by commas")
+    project: str | None = _declare_bounded(
         "project", None, "Null: that of its parent run, or else the first one with permission"
     )
-    priority: int = _bounded("priority", 0, "Higher starts sooner")
-    nodes: int = _bounded("nodes", 1, "Number of workers")
-    devices_per_node: int = _bounded("devices_per_node", 1, "Number of devices of each node")
-    after_id: int | None = _bounded("after_id", None, "Start after the end of this run")
-    parent_id: int | None = _bounded("parent_id", None, "Start from a checkpoint of this run")
-    parent_step: int | None = _bounded("parent_step", None, "Step of that checkpoint")
-    compared_with: int | None = _bounded("compared_with", None, "Compare with this run, in a group")
+    priority: int = _declare_bounded("priority", 0, "Higher starts sooner")
+    nodes: int = _declare_bounded("nodes", 1, "Number of workers")
+    devices_per_node: int = _declare_bounded(
+        "devices_per_node", 1, "Number of devices of each node"
+    )
+    after_id: int | None = _declare_bounded("after_id", None, "Start after the end of this run")
+    parent_id: int | None = _declare_bounded(
+        "parent_id", None, "Start from a checkpoint of this run"
+    )
+    parent_step: int | None = _declare_bounded("parent_step", None, "Step of that checkpoint")
+    compared_with: int | None = _declare_bounded(
+        "compared_with", None, "Compare with this run, in a group"
+    )
 
 
 def submit(
@@ -130,7 +138,7 @@ def submit(
         return runs.submit(session, user, Run(command=checked.command, name=name, **options))
     options |= {"parent_id": submission.parent_id, "parent_step": submission.parent_step}
     recipe = _recipe_name(session, submission)
-    expected = _expected_seconds(session, submission, recipe, checked.config)
+    expected = _estimate_seconds(session, submission, recipe, checked.config)
     options |= {"nodes": submission.nodes, "expected_seconds": expected}
     run = runs.submit(session, user, Run(recipe=recipe, name=name, **options))
     if submission.compared_with is not None:
@@ -138,7 +146,7 @@ def submit(
     return run
 
 
-def _expected_seconds(
+def _estimate_seconds(
     session: Session, submission: Submission, recipe: str, config: JsonObject
 ) -> float | None:
     """Return the time of the slowest similar run; None if there is none."""
@@ -260,7 +268,7 @@ def check_sources(
 
 def may_submit_to(session: Session, grants: Grants) -> list[str]:
     """Return the projects to which the user may submit."""
-    return project_parameters.permitted(session, grants, Permission.SUBMIT_RUN)
+    return project_parameters.list_permitted(session, grants, Permission.SUBMIT_RUN)
 
 
 def _recipe_name(session: Session, submission: Submission) -> str:
@@ -326,12 +334,12 @@ def _check_recipe(
     except NotFound as error:
         return {}, {"recipe": str(error)}
     config = config_schema.with_defaults(schema, submission.config)
-    if errors := outsized(config):
+    if errors := find_outsized(config):
         return config, errors | config_schema.beyond(schema, config, errors)
     errors = config_schema.mistakes(schema, config) | flaws(config)
     if not errors:
-        config = config_schema.parsed(schema, config)
-        if errors := outsized(config):
+        config = config_schema.parse(schema, config)
+        if errors := find_outsized(config):
             return config, errors
     if not any(path.startswith("weights") for path in errors):
         errors |= _find_weights(session, config)
@@ -382,14 +390,14 @@ def _contradictions_of(config: JsonObject) -> dict[str, str]:
         RunConfig[Any].model_validate({"recipe": {}} | config)
     except ValidationError as error:
         return dict(
-            _blamed(config, flaw["loc"], str(flaw["ctx"]["error"]))
+            _find_blamed(config, flaw["loc"], str(flaw["ctx"]["error"]))
             for flaw in error.errors()
             if flaw["type"] == "value_error"
         )
     return {}
 
 
-def _blamed(config: JsonObject, group: tuple[int | str, ...], message: str) -> tuple[str, str]:
+def _find_blamed(config: JsonObject, group: tuple[int | str, ...], message: str) -> tuple[str, str]:
     """Return the setting or group that a message begins with, and the message."""
     path = [*map(str, group), *message.split(maxsplit=1)[0].split(".")]
     value: Any = config

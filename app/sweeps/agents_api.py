@@ -112,7 +112,7 @@ def claim_point(sweep_id: SweepId, body: Agent, session: Db, principal: SignedIn
     """
     if not principal.may_upload:
         raise NotForSending
-    sweep = sweep_submission.locked(session, sweep_id)
+    sweep = sweep_submission.lock(session, sweep_id)
     claimed = agent_claims.take(
         session,
         sweep,

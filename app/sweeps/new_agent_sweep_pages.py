@@ -73,18 +73,18 @@ def _read(text: str) -> tuple[JsonObject, SpaceGiven]:
         if name in config or name in space:
             raise Invalid({"settings": f"{name:.100} has two lines; allowed: one"})
         if value[0] in "[{\"'":  # one value, although it may contain commas
-            config[name] = _parsed_json(name, value)
+            config[name] = _parse_json(name, value)
             continue
-        field = Property(name, "", search_space.guessed(value))
+        field = Property(name, "", search_space.guess(value))
         if search_space.is_search(field, value):
             space[name] = value
             continue
         is_boolean = field.rules.get("type") == "boolean"
-        config[name] = forms.parsed(field, value.lower() if is_boolean else value)
+        config[name] = forms.parse(field, value.lower() if is_boolean else value)
     return config, space
 
 
-def _parsed_json(name: str, text: str) -> Any:
+def _parse_json(name: str, text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -44,7 +44,7 @@ def new_sweep(request: Request, session: Db, principal: SignedIn) -> HTMLRespons
 def from_run(request: Request, session: Db, posted: Posted, principal: SignedIn) -> HTMLResponse:
     """Show the form with the values of a run's form."""
     values = {name: str(posted[name])[:TYPED] for name in TAKEN if name in posted}
-    form = command_form.typed(posted, {})
+    form = command_form.read_form(posted, {})
     return _form(request, session, principal, form, FIELDS | values)
 
 
@@ -55,8 +55,8 @@ def begin(
 ) -> HTMLResponse | RedirectResponse:
     """Begin the sweep if its number of runs is confirmed; otherwise show that or the errors."""
     values = {name: str(posted.get(name, usual)).strip()[:TYPED] for name, usual in FIELDS.items()}
-    form = command_form.typed(posted, {})
-    command, config, space, errors = command_form.searched(form)
+    form = command_form.read_form(posted, {})
+    command, config, space, errors = command_form.parse_search(form)
     try:
         fields = {"command": command, "config": config, "space": space, **plan(values)}
         submission = SweepSubmission.model_validate(fields)
@@ -67,7 +67,7 @@ def begin(
     except Invalid as error:
         errors |= error.errors
     if errors := bounded(errors):
-        form = command_form.typed(posted, errors)
+        form = command_form.read_form(posted, errors)
         return _form(request, session, principal, form, values, errors)
     if str(posted.get("confirmed", "")) != str(checked.runs):
         audit.discard(request)
@@ -87,7 +87,7 @@ def _form(
     errors: dict[str, str] | None = None,
     runs: int | None = None,
 ) -> HTMLResponse:
-    _command, _config, space, _errors = command_form.searched(form)
+    _command, _config, space, _errors = command_form.parse_search(form)
     return page(
         request,
         "sweeps/new_command_sweep.html",

@@ -73,7 +73,7 @@ def from_run(request: Request, session: Db, posted: Posted, principal: SignedIn)
         schema = workers.recipe(session, recipe)["schema"]
     except NotFound:
         return _form(request, session, principal, recipe, {}, FIELDS)
-    typed = _typed(schema, posted)
+    typed = _read_fields(schema, posted)
     for field in config_schema.properties(schema):
         if field.rules.get("type") == "boolean" and not typed[field.path]:
             typed[field.path] = "false"  # an unchecked box sends nothing
@@ -91,7 +91,7 @@ def begin(
     typed: dict[str, str] = {}
     try:
         schema = workers.recipe(session, recipe)["schema"]
-        typed = _typed(schema, posted)
+        typed = _read_fields(schema, posted)
         submission = _submission(recipe, schema, typed, values)
         checked = sweep_submission.check(session, principal.user, submission)
         if checked.errors:
@@ -110,7 +110,7 @@ def begin(
     return RedirectResponse(f"/sweeps/{sweep.id}", status_code=303)
 
 
-def changed(session: Session, sweep: Sweep) -> list[tuple[str, Any]]:
+def list_changed(session: Session, sweep: Sweep) -> list[tuple[str, Any]]:
     """Return the fixed settings of a sweep that differ from the recipe's defaults.
 
     For a command all fixed settings.
@@ -129,7 +129,7 @@ def changed(session: Session, sweep: Sweep) -> list[tuple[str, Any]]:
     ]
 
 
-def _typed(schema: Schema, posted: FormData) -> dict[str, str]:
+def _read_fields(schema: Schema, posted: FormData) -> dict[str, str]:
     """Return the text of each field; checked boxes are separated by commas."""
     return {
         field.path: ", ".join(str(text).strip() for text in posted.getlist(field.path))[:10_000]
@@ -176,7 +176,7 @@ def plan(values: Mapping[str, str]) -> dict[str, Any]:
 def _value(field: Property, text: str) -> Any:
     if field.rules.get("type") == "boolean" and not text:
         return text  # no box is checked, which the schema rejects
-    return None if text == "off" and field.is_nullable else forms.parsed(field, text)
+    return None if text == "off" and field.is_nullable else forms.parse(field, text)
 
 
 def _form(

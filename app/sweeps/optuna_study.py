@@ -39,7 +39,7 @@ SMALLEST_QUANTILE = 1e-9
 # ---- Points ----------------------------------------------------------------------------------
 
 
-def suggested(space: Space, kind: str, goal: str, seed: int, trials: Sequence[Trial]) -> JsonObject:
+def suggest(space: Space, kind: str, goal: str, seed: int, trials: Sequence[Trial]) -> JsonObject:
     """Return the next point of a sweep, which depends only on its trials, in order."""
     _quieten()
     study = _study(goal, sampler=_sampler(kind, (seed + len(trials) + 1) % 2**32, seed % 2**32))
@@ -93,7 +93,7 @@ def _frozen(trial: Trial, space: Space) -> "optuna.trial.FrozenTrial":
     return create_trial(
         state=states.get(trial.state, TrialState.FAIL),
         value=trial.value if trial.state == COMPLETE else None,
-        params={path: _encoded(trial.params[path], search) for path, search in tried.items()},
+        params={path: _encode(trial.params[path], search) for path, search in tried.items()},
         distributions={path: _distribution(search) for path, search in tried.items()},
     )
 
@@ -116,7 +116,7 @@ def _skip(study: "optuna.Study", space: Space, count: int) -> None:
     distributions = {
         path: _distribution(search) for path, search in space.items() if "when" not in search
     }
-    params = {path: getattr(each, "low", 0) for path, each in distributions.items()}
+    params = {path: getattr(distribution, "low", 0) for path, distribution in distributions.items()}
     study.add_trial(create_trial(value=0.0, params=params, distributions=distributions))
     for _ in range(count):
         study.ask(distributions)
@@ -127,11 +127,11 @@ def _point(trial: "optuna.Trial", space: Space) -> JsonObject:
     for path, search in space.items():
         if not is_active(search, point):
             continue
-        point[path] = _decoded(_suggested(trial, path, _distribution(search)), search)
+        point[path] = _decode(_suggest(trial, path, _distribution(search)), search)
     return point
 
 
-def _suggested(
+def _suggest(
     trial: "optuna.Trial", path: str, distribution: "BaseDistribution"
 ) -> float | str | bool | None:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
@@ -166,7 +166,7 @@ def _distribution(search: JsonObject) -> "BaseDistribution":
     )
 
 
-def _encoded(value: Any, search: JsonObject) -> Any:
+def _encode(value: Any, search: JsonObject) -> Any:
     """Return the value that Optuna has for a setting's."""
     if "values" in search:
         indexes = (i for i, other in enumerate(search["values"]) if other == value)
@@ -181,7 +181,7 @@ def _encoded(value: Any, search: JsonObject) -> Any:
     return min(max(value, search["low"]), search["high"])
 
 
-def _decoded(value: Any, search: JsonObject) -> Any:
+def _decode(value: Any, search: JsonObject) -> Any:
     """Return the setting's value for Optuna's, rounded for reading."""
     if "probabilities" in search:
         ends = accumulate(search["probabilities"])
@@ -197,7 +197,7 @@ def _decoded(value: Any, search: JsonObject) -> Any:
     rounded = value if isinstance(value, int) else float(f"{value:.{DIGITS}g}")
     if "low" not in search:
         return rounded
-    return type(rounded)(_encoded(rounded, search))  # within the bounds
+    return type(rounded)(_encode(rounded, search))  # within the bounds
 
 
 def _inside(quantile: float) -> float:

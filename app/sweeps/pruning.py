@@ -60,7 +60,7 @@ class Pruner(BaseModel):
     ] = 3
 
 
-def stored(pruner: Pruner | None, *, is_recipe: bool) -> JsonObject | None:
+def to_stored(pruner: Pruner | None, *, is_recipe: bool) -> JsonObject | None:
     """Return a pruner as the sweep's row has it."""
     if pruner is None:
         return None

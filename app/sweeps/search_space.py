@@ -25,7 +25,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from app.http.parameters import flaws, outsized
+from app.http.parameters import find_outsized, flaws
 from app.submission import config_schema, forms
 from app.submission.config_schema import Property, Schema
 from halfstep import number_formats
@@ -122,7 +122,7 @@ def _with_condition(
             values = [_value(fields[name], part) for part in values.split(",")]
         elif not isinstance(values, list):
             values = [values]
-        conditions[name] = [_allowed(fields[name], value) for value in values]
+        conditions[name] = [_parse_allowed(fields[name], value) for value in values]
     return entry | {"when": conditions}
 
 
@@ -149,7 +149,7 @@ def is_active(search: JsonObject, point: JsonObject) -> bool:
     return all(name in point and point[name] in values for name, values in when.items())
 
 
-def guessed(given: Any) -> Schema:
+def guess(given: Any) -> Schema:
     """Return the type of an undeclared setting, inferred from its search values."""
     if isinstance(given, dict) and "distribution" in given:
         return {"type": _drawn_type(given["distribution"], given.get("step"))}
@@ -222,12 +222,12 @@ def _search(field: Property, given: Any) -> JsonObject:
             raise Unreadable(text)
         return _of_text(field, given.strip())
     if isinstance(given, list):
-        return {"values": _checked(field, given)}
+        return {"values": _check(field, given)}
     if isinstance(given, dict) and isinstance(given.get("values"), list):
         if given.keys() == {"values"}:
-            return {"values": _checked(field, given["values"])}
+            return {"values": _check(field, given["values"])}
         if given.keys() == {"values", "probabilities"}:
-            return _weighted(_checked(field, given["values"]), given["probabilities"])
+            return _weigh(_check(field, given["values"]), given["probabilities"])
     if isinstance(given, dict) and "distribution" in given:
         name, step = given["distribution"], given.get("step")
         for bounds in (("low", "high"), ("mean", "std")):
@@ -236,12 +236,16 @@ def _search(field: Property, given: Any) -> JsonObject:
     raise Unreadable(f"{str(given)[:100]} is not valid; allowed: {NOTATION}")
 
 
-def _weighted(values: list[Any], given: Any) -> JsonObject:
+def _weigh(values: list[Any], given: Any) -> JsonObject:
     """Return values with their probabilities, which are divided by their sum."""
     is_list = isinstance(given, list) and len(given) == len(values)
-    if not is_list or not all(_is_finite(each) and each >= 0 for each in given) or not sum(given):
+    if (
+        not is_list
+        or not all(_is_finite(weight) and weight >= 0 for weight in given)
+        or not sum(given)
+    ):
         raise Unreadable(f"probabilities is {str(given)[:100]}; allowed: one number for each value")
-    return {"values": values, "probabilities": [each / sum(given) for each in given]}
+    return {"values": values, "probabilities": [weight / sum(given) for weight in given]}
 
 
 def _is_finite(value: Any) -> bool:
@@ -256,8 +260,8 @@ def _of_text(field: Property, text: str) -> JsonObject:
         step = _read(match[3]) if match[3] else None
         return _distribution(field, match[1], bounds[0], bounds[1], step)
     if match := _RANGE.match(text):
-        return {"values": _checked(field, _steps(field, text, *match.groups()))}
-    return {"values": _checked(field, [_value(field, part) for part in text.split(",")])}
+        return {"values": _check(field, _steps(field, text, *match.groups()))}
+    return {"values": _check(field, [_value(field, part) for part in text.split(",")])}
 
 
 def _value(field: Property, text: str) -> Any:
@@ -268,7 +272,7 @@ def _value(field: Property, text: str) -> Any:
         return _WORDS.get(text.lower(), text)
     if field.rules.get("type") == "number" and re.fullmatch(r"-?[0-9]{1,15}", text):
         return int(text)  # so that a script which parses integers receives 16, not 16.0
-    return forms.parsed(field, text) if text else text
+    return forms.parse(field, text) if text else text
 
 
 def _steps(field: Property, text: str, first: str, last: str, step: str | None) -> list[Any]:
@@ -287,11 +291,11 @@ def _steps(field: Property, text: str, first: str, last: str, step: str | None) 
     return [int(value) if value == value.to_integral() else float(value) for value in values]
 
 
-def _checked(field: Property, values: list[Any]) -> list[Any]:
+def _check(field: Property, values: list[Any]) -> list[Any]:
     if not 1 <= len(values) <= MOST_VALUES:
         text = f"it has {len(values):,} values"
         raise Unreadable(f"{text}; allowed: 1 to {MOST_VALUES:,}")
-    checked = [_allowed(field, value) for value in values]
+    checked = [_parse_allowed(field, value) for value in values]
     for index, value in enumerate(checked):
         if any(
             value == other and isinstance(value, bool) is isinstance(other, bool)
@@ -321,7 +325,7 @@ def _distribution(field: Property, name: Any, low: Any, high: Any, step: Any = N
     ends = "two numbers greater than 0" if name == LOGUNIFORM else "two numbers"
     is_turned = all(isinstance(bound, int | float) for bound in (low, high)) and low > high
     if not is_turned:
-        low, high = _allowed(field, low), _allowed(field, high)
+        low, high = _parse_allowed(field, low), _parse_allowed(field, high)
     is_ordered = low is not None and high is not None and low < high
     if not is_ordered or (name == LOGUNIFORM and low <= 0):
         text = f"{name}({_word(low)}, {_word(high)})"
@@ -334,13 +338,13 @@ def _distribution(field: Property, name: Any, low: Any, high: Any, step: Any = N
     return {"distribution": name, "low": low, "high": high} | more
 
 
-def _allowed(field: Property, value: Any) -> Any:
+def _parse_allowed(field: Property, value: Any) -> Any:
     """Return a value in the schema's type. Raises Unreadable."""
     is_finite = not isinstance(value, float) or math.isfinite(value)
-    is_storable = not outsized(value) and not flaws(value)
+    is_storable = not find_outsized(value) and not flaws(value)
     if not (is_finite and is_storable and Draft202012Validator(field.schema).is_valid(value)):
         raise Unreadable(config_schema.violation(field, _word(value)[:100] if is_storable else "…"))
-    return config_schema.parsed(field.schema, value)
+    return config_schema.parse(field.schema, value)
 
 
 def grid_size(space: Space) -> int:

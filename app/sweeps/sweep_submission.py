@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from sqlalchemy.orm import Session
 
 from app.auth import project_parameters
-from app.http.parameters import LARGEST_INTEGER, flaw, flaws, nonfinite, outsized
+from app.http.parameters import LARGEST_INTEGER, find_outsized, flaw, flaws, nonfinite
 from app.submission import command_lines, config_schema
 from app.submission.command_lines import Command, Parameter
 from app.submission.config_schema import Schema
@@ -125,7 +125,7 @@ def check(session: Session, user: User, submission: SweepSubmission) -> Checked:
     errors = _check_plan(submission) | _check_project(session, user, submission)
     if submission.command is not None:
         submission = submission.model_copy(
-            update={"command": _declared(submission.command, submission.space)}
+            update={"command": _declare(submission.command, submission.space)}
         )
     schema, wrong = _schema(session, user, submission)
     errors |= wrong
@@ -140,7 +140,7 @@ def check(session: Session, user: User, submission: SweepSubmission) -> Checked:
     point = (
         next(search_space.grid(space))
         if submission.kind == GRID
-        else optuna_study.suggested(space, submission.kind, "", submission.seed, [])
+        else optuna_study.suggest(space, submission.kind, "", submission.seed, [])
     )
     runs, wrong = _count(submission, space)
     if submission.agents:
@@ -182,14 +182,14 @@ def _check_task(submission: SweepSubmission) -> dict[str, str]:
     return {"lab.task": f"{text}; allowed: {TRAIN}, since a sweep compares trainings"}
 
 
-def _declared(command: Command, space: SpaceGiven) -> Command:
+def _declare(command: Command, space: SpaceGiven) -> Command:
     """Return a command with a declared type for each searched placeholder."""
     try:
         names = command_line.placeholders(command.line)
     except ValueError:
         return command  # its line is rejected later
     searched = {name: space[name] for name in names if name in space}
-    guessed = {name: Parameter(**search_space.guessed(text)) for name, text in searched.items()}
+    guessed = {name: Parameter(**search_space.guess(text)) for name, text in searched.items()}
     return command.model_copy(update={"parameters": guessed | command.parameters})
 
 
@@ -218,18 +218,18 @@ def _schema_of_agents(submission: SweepSubmission) -> tuple[Schema, dict[str, st
     if submission.recipe or submission.command:
         return {}, {"agents": "with a recipe or a command; allowed: one of the three"}
     config = {"config": submission.config}
-    wrong = outsized(submission.config) or flaws(config) | nonfinite(config)
+    wrong = find_outsized(submission.config) or flaws(config) | nonfinite(config)
     wrong |= {
         path[:100]: "allowed: a name of at most 200 characters"
         for path in submission.space
         if not path.strip() or len(path) > METRIC_CHARACTERS or flaw(path)
     }
-    return _guessed_schema(submission.space), wrong
+    return _guess_schema(submission.space), wrong
 
 
-def _guessed_schema(space: SpaceGiven) -> Schema:
+def _guess_schema(space: SpaceGiven) -> Schema:
     """Return the schema of searched settings, with types inferred from their values."""
-    properties = {path: search_space.guessed(search) for path, search in space.items()}
+    properties = {path: search_space.guess(search) for path, search in space.items()}
     return {"type": "object", "properties": properties}
 
 
@@ -369,7 +369,7 @@ def begin(
         config=checked.config,
         space=checked.space,
         kind=submission.kind,
-        pruner=pruning.stored(submission.pruner, is_recipe=bool(submission.recipe)),
+        pruner=pruning.to_stored(submission.pruner, is_recipe=bool(submission.recipe)),
         metric=submission.metric,
         goal=checked.goal,
         seed=submission.seed,
@@ -398,7 +398,7 @@ def extend(
     space: SpaceGiven | None = None,
 ) -> Sweep:
     """Add runs to a sweep; to a grid, values to its settings. Raises Invalid, Conflict."""
-    sweep = locked(session, sweep_id)
+    sweep = lock(session, sweep_id)
     _check_may_submit(session, user, sweep)
     if sweep.status not in (RUNNING, PAUSED):
         text = f"Sweep {sweep_id} is {sweep.status}: only a running or paused one can be extended."
@@ -427,7 +427,7 @@ def _lengthen(sweep: Sweep, runs: int) -> None:
 def _widen(session: Session, sweep: Sweep, searches: SpaceGiven) -> None:
     """Add values to settings of a grid, and a run for each new point."""
     if sweep.is_for_agents:
-        schema = _guessed_schema(searches)
+        schema = _guess_schema(searches)
     elif sweep.command is None:
         schema = workers.recipe(session, sweep.recipe)["schema"]
     else:
@@ -462,7 +462,7 @@ def _check_may_submit(session: Session, user: User, sweep: Sweep) -> None:
 
 def resume(session: Session, sweep_id: int, user: User) -> None:
     """Resume a paused or failed sweep. Raises Conflict, Invalid."""
-    sweep = locked(session, sweep_id)
+    sweep = lock(session, sweep_id)
     _check_may_submit(session, user, sweep)
     sweeps.resume(sweep)
     session.flush()
@@ -471,7 +471,7 @@ def resume(session: Session, sweep_id: int, user: User) -> None:
 
 def retry(session: Session, sweep_id: int, user: User) -> None:
     """Run the failed points of a sweep again, as new runs. Raises Conflict, Invalid."""
-    sweep = locked(session, sweep_id)
+    sweep = lock(session, sweep_id)
     _check_may_submit(session, user, sweep)
     if sweep.status not in (RUNNING, PAUSED):
         text = f"Sweep {sweep_id} is {sweep.status}: only a running or paused one can be retried."
@@ -485,10 +485,10 @@ def continue_sweep(session: Session, sweep_id: int) -> None:
 
     Raises Invalid, or another error of the submission.
     """
-    _continue(session, locked(session, sweep_id))
+    _continue(session, lock(session, sweep_id))
 
 
-def locked(session: Session, sweep_id: int) -> Sweep:
+def lock(session: Session, sweep_id: int) -> Sweep:
     """Return a sweep and its project, locked until the commit."""
     projects.lock_within(session, Sweep, sweep_id)
     return sweeps.get(session, sweep_id, lock=True)
@@ -521,7 +521,7 @@ def next_point(session: Session, sweep: Sweep) -> dict[str, Any]:
         tried = sweeps.params(session, sweep.id)
         return next(point for point in search_space.grid(sweep.space) if point not in tried)
     trials = sweeps.all_trials(session, sweep)
-    return optuna_study.suggested(sweep.space, sweep.kind, sweep.goal, sweep.seed, trials)
+    return optuna_study.suggest(sweep.space, sweep.kind, sweep.goal, sweep.seed, trials)
 
 
 def submit_due(database: Database, queued_per_user: int = 0) -> None:

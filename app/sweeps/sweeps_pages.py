@@ -101,7 +101,7 @@ def _page(
         pace=pace,
         seconds_left=pace.seconds_left(shown.runs_total - ended, shown.at_once),
         waits=_limits(session, sweep, needs_runs=shown.open < shown.at_once),
-        config_changes=new_sweep_pages.changed(session, sweep),
+        config_changes=new_sweep_pages.list_changed(session, sweep),
         trials=[
             (trial, run)
             for trial, (_row, run) in zip(api.trials_of(session, sweep, rows), rows, strict=True)
@@ -111,7 +111,7 @@ def _page(
             for trial, run in best
             if trial.state == sweeps.COMPLETE and run.deleted_at is None
         ],
-        paired=_paired(session, sweep),
+        paired=_list_paired(session, sweep),
         binned={run.id for _trial, run in (*rows, *best) if run.deleted_at is not None},
         sort=sort,
         after=after,
@@ -123,7 +123,7 @@ def _page(
     )
 
 
-def _paired(session: Session, sweep: Sweep) -> list[int]:
+def _list_paired(session: Session, sweep: Sweep) -> list[int]:
     """Return all runs of a sweep over seeds and another setting, if they can be compared.
 
     Runs that failed are included: their pairs are unknown, not absent.

@@ -45,6 +45,6 @@ def _setting(run: Run, path: str, value: Any, field: config_schema.Property | No
     )
 
 
-def changed(settings: list[Setting]) -> list[Setting]:
+def select_changed(settings: list[Setting]) -> list[Setting]:
     """Return the settings that are known to differ from their defaults."""
     return [setting for setting in settings if setting.has_default and setting.is_changed]

@@ -13,7 +13,7 @@ from app.http.parameters import RunId
 from app.runs.summary import Number
 from app.telemetry import precision_diffs
 from app.telemetry.precision_diffs import PrecisionDiffs
-from app.telemetry.suggested_actions import AdvisedFinding, advised
+from app.telemetry.suggested_actions import AdvisedFinding, advise
 from db.access.permissions import Permission
 from db.files import artifacts
 from db.paging import page_of_list
@@ -100,7 +100,7 @@ def get_findings(
     run_id: RunId, session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
 ) -> Findings:
     """Return the findings about a run, the most severe first, with actions possible now."""
-    page = page_of_list(advised(session, runs.get(session, run_id)), after=after, limit=limit)
+    page = page_of_list(advise(session, runs.get(session, run_id)), after=after, limit=limit)
     return Findings(findings=list(page.rows), total=page.total, next=page.next)
 
 

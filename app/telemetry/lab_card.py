@@ -76,11 +76,11 @@ class LabCard:
 
 def lab_card(session: Session, run: Run) -> LabCard:
     """Return the card of a run, with its newest plan."""
-    measured = precision_plans.measured_of(session, run.id)
-    plans = [each for each in measured if each.task == PRECISION_PLAN]
-    for each in plans:
-        if plan := precision_plans.of_run(session, each):
-            return LabCard(each, LabResult(each, plan))
-        if each.status not in ENDED:
-            return LabCard(each)
+    measured = precision_plans.list_measurements(session, run.id)
+    plans = [measurement for measurement in measured if measurement.task == PRECISION_PLAN]
+    for measurement in plans:
+        if plan := precision_plans.of_run(session, measurement):
+            return LabCard(measurement, LabResult(measurement, plan))
+        if measurement.status not in ENDED:
+            return LabCard(measurement)
     return LabCard(plans[0]) if plans else LabCard()

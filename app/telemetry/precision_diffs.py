@@ -146,7 +146,7 @@ def of_run(session: Session, run: Run, step: int | None = None) -> PrecisionDiff
         return PrecisionDiffs(steps=steps, diff=None)
     suggestions = suggestions_of(diff)
     fields = fields_of(diff) | {
-        "suggestions": [each._asdict() for each in suggestions],
+        "suggestions": [suggestion._asdict() for suggestion in suggestions],
         "remains": suggestions.remains,
     }
     return PrecisionDiffs(steps=steps, diff=PrecisionDiff.model_validate(fields))
@@ -159,7 +159,7 @@ def table(session: Session, run: Run) -> DiffTable | None:
         return None
     rows, unit = diff.rows, ROUNDING_UNIT[diff.dtype]
     suggestions = suggestions_of(diff)
-    names = {each.name for each in suggestions}
+    names = {suggestion.name for suggestion in suggestions}
     finite = [float(row.error) for row in rows if math.isfinite(float(row.error))]
     most = max(MOST_UNITS, *(error / unit for error in finite), 1)
 
@@ -186,7 +186,7 @@ def table(session: Session, run: Run) -> DiffTable | None:
         parameters=[call for (_, number), call in calls.items() if not number],
         noise=width(NOISE_UNITS * unit),
         steps=_steps(session, run.id),
-        fork=_fork(run, [each.name for each in suggestions if each.name != LOSS]),
+        fork=_fork(run, [suggestion.name for suggestion in suggestions if suggestion.name != LOSS]),
     )
 
 

@@ -199,7 +199,7 @@ def form(run: Run, point: PlannedPoint) -> str:
 
 def best_points(plan: Plan) -> list[PlannedPoint]:
     """Return the best points within the bounds that settings alone make a run of."""
-    usable = [each for each in plan.points if each.is_within and not each.is_loss_in_fp32]
+    usable = [point for point in plan.points if point.is_within and not point.is_loss_in_fp32]
     return sorted(usable, key=lambda point: point.rank)[:BEST]
 
 
@@ -212,11 +212,11 @@ def queue_best(session: Session, user: User, run: Run, seeds: int) -> list[Run]:
     if not any(point.precision == "fp32" for point in points):
         points.append(replace(points[0], precision="fp32", fp32=[], bf16=[], init_scale=None))
     variants = [(str(point), changes(point)) for point in points]
-    source, config = planned(session, run)
+    source, config = find_planned(session, run)
     return comparison.queue_variants(session, user, source, variants, seeds, config)
 
 
-def planned(session: Session, run: Run) -> tuple[Run, JsonObject]:
+def find_planned(session: Session, run: Run) -> tuple[Run, JsonObject]:
     """Return the run that a measurement is of, or itself, and the configuration to train.
 
     Settings are those that were measured, and the initial weights those of the run that it is of.
@@ -232,7 +232,7 @@ def planned(session: Session, run: Run) -> tuple[Run, JsonObject]:
     return source, config
 
 
-def measured_of(session: Session, run_id: int) -> list[Run]:
+def list_measurements(session: Session, run_id: int) -> list[Run]:
     """List the measurements of a run's checkpoints, the newest first."""
     return [fork for fork in runs.forks(session, run_id) if fork.task != TRAIN][::-1]
 

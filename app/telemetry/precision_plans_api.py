@@ -72,5 +72,5 @@ def queue_best(
     seeds = body.seeds if body else Seeds().seeds
     run = runs.get(session, run_id)
     queued = precision_plans.queue_best(session, principal.user, run, seeds)
-    audit.set_runs(session, [each.id for each in queued])
-    return QueuedRuns(queued=[each.id for each in queued])
+    audit.set_runs(session, [run.id for run in queued])
+    return QueuedRuns(queued=[run.id for run in queued])

@@ -95,7 +95,7 @@ def queue_best(
     """Queue the best points of a plan, and fp32, with several seeds, and compare them."""
     run = runs.get(session, run_id)
     queued = precision_plans.queue_best(session, principal.user, run, seeds)
-    audit.set_runs(session, [each.id for each in queued])
-    query = {"runs": ",".join(str(each.id) for each in queued), "metric": metric}
+    audit.set_runs(session, [run.id for run in queued])
+    query = {"runs": ",".join(str(run.id) for run in queued), "metric": metric}
     query |= {"margin": str(margin)} if margin else {}
     return RedirectResponse(f"/compare?{urlencode(query, safe=',')}#parity", status_code=303)

@@ -12,7 +12,7 @@ from app.auth.permissions import requires
 from app.dependencies import Db
 from app.http.list_pages import After, Limit, ListPage
 from app.http.parameters import Name, RunId, Step
-from app.http.responses import written
+from app.http.responses import serialize
 from app.live.json_rows import CheckpointFileRow, Event, LogLine, MetricPoint
 from app.telemetry.metric_names import Choice, Chosen, NamedMetrics
 from db.access.permissions import Permission
@@ -177,7 +177,7 @@ def get_series(
     points: Annotated[int, Query(ge=LEAST_POINTS, le=MOST_POINTS)] = MOST_POINTS,
 ) -> Response:
     """Return the series from step first to step last, and those of a page of metrics."""
-    return written(page_of_series(session, run_id, first, last, points, chosen))
+    return serialize(page_of_series(session, run_id, first, last, points, chosen))
 
 
 def page_of_series(
@@ -228,7 +228,7 @@ def windows_of(
     return {
         run.id: _window(run, by_run[run.id], measured[run.id], before[run.id], names_shown)
         if run.id in by_run
-        else _logged(run, measured[run.id], first, names_shown)
+        else _window_of_logged(run, measured[run.id], first, names_shown)
         for run in some_runs
     }
 
@@ -259,7 +259,7 @@ def _window(
     )
 
 
-def _logged(
+def _window_of_logged(
     run: Run, measured: dict[str, windows.Line], first: int, names_shown: set[str]
 ) -> SeriesWindow:
     """Return the window of a run that only logs metrics, over the steps of these."""
@@ -395,7 +395,7 @@ def get_metric_series(
     last: Step | None = None,
 ) -> Response:
     """Return the series of some metrics from step first to step last."""
-    return written(series_of_metrics(session, run_id, metric, first, last))
+    return serialize(series_of_metrics(session, run_id, metric, first, last))
 
 
 def series_of_metrics(

@@ -54,7 +54,7 @@ class AdvisedFinding(BaseModel):
     actions: Annotated[list[Action], Field(description="Actions that are currently possible")]
 
 
-def advised(session: Session, run: Run) -> list[AdvisedFinding]:
+def advise(session: Session, run: Run) -> list[AdvisedFinding]:
     """Return the findings about a run with their actions, which only open forms."""
     rows = findings.of_run(session, run)
     fields: dict[str, config_schema.Property] = {}

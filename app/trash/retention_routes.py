@@ -94,7 +94,7 @@ def preview_rule(
     return RulePreview(
         runs=preview.count,
         stored_bytes=preview.stored_bytes,
-        largest=[_pruned(row) for row in preview.largest],
+        largest=[_describe_pruned(row) for row in preview.largest],
         not_looked_at=preview.not_looked_at,
     )
 
@@ -130,7 +130,7 @@ def _row(rule: RetentionRule) -> Rule:
     return Rule(scope=scope_of(rule.project), set_at=rule.set_at, **days)
 
 
-def _pruned(pruning: Pruning) -> PrunedRun:
+def _describe_pruned(pruning: Pruning) -> PrunedRun:
     figures = {name: getattr(pruning, name) for name in PrunedRun.model_fields if name != "steps"}
     return PrunedRun(steps=len(pruning.steps), **figures)
 

@@ -56,7 +56,7 @@ def list_trash(
     """List deleted runs that are not erased yet."""
     listed = trash.list_runs(session, after=after, limit=limit)
     return Trash(
-        runs=[deleted(run, owner, settings) for run, owner in listed.rows],
+        runs=[describe_deleted(run, owner, settings) for run, owner in listed.rows],
         stored_bytes=trash.contents(session).stored_bytes,
         total=listed.total,
         next=listed.next,
@@ -84,7 +84,7 @@ def erase_run(run_id: RunId, session: Db, principal: SignedIn) -> None:
     trash.erase(session, run_id, principal.user)
 
 
-def deleted(run: Run, owner: str, settings: Settings) -> DeletedRun:
+def describe_deleted(run: Run, owner: str, settings: Settings) -> DeletedRun:
     """Return the representation of a run in the trash, for the API and the page."""
     columns = ("id", "name", "status", "stored_bytes", "deleted_at", "erasing")
     fields = {name: getattr(run, name) for name in columns}
@@ -107,7 +107,7 @@ def show_trash(
         request,
         "trash/trash.html",
         principal=principal,
-        rows=[deleted(run, owner, settings) for run, owner in runs_page.rows],
+        rows=[describe_deleted(run, owner, settings) for run, owner in runs_page.rows],
         reports=reports.list_deleted(session, limit=PAGE_SIZE),
         may_delete=partial(may_delete, grants=principal.grants),
         older=runs_page.next,

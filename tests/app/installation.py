@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import JSON, Boolean, Integer, LargeBinary, Table, func, insert, select
 from sqlalchemy.orm import Session
 
-from app.checks.checks import stored
+from app.checks.checks import to_row
 from app.sweeps.sweep_submission import SweepSubmission, begin
 from db.access import accounts, projects, shared_links
 from db.access.permissions import MAINTAINER, MEMBER, VIEWER
@@ -283,7 +283,7 @@ def _kept(session: Session, side: Side) -> None:
     file = f"{side.mark}.py"
     row = Row(kind="overflow", is_fault=True, title="", text=f"{side.mark} text", file=file, line=1)
     report = Report(script=file, torch="2", steps=1, rows=[row], unknown_operators={}, errors=[])
-    check = stored(report, {file: f"{side.mark} = 1\n"})
+    check = to_row(report, {file: f"{side.mark} = 1\n"})
     check.user_id, check.project = side.owner.id, side.project
     session.add(check)
     session.flush()

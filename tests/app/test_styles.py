@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.http.assets import compacted
+from app.http.assets import compact
 
 APP = Path(__file__).resolve().parents[2] / "app"
 #: Sent of all files, and of those that one page loads before it paints.
@@ -16,7 +16,7 @@ COMPLETED = re.compile(r"(dash|line)-\d|change-(added|removed)")
 CONTEXTUAL = {"differs", "run", "run-name", "settings"}
 
 
-FILES = {path.stem: compacted(path.read_text()) for path in sorted((APP / "static").rglob("*.css"))}
+FILES = {path.stem: compact(path.read_text()) for path in sorted((APP / "static").rglob("*.css"))}
 TEMPLATES = {
     str(path.relative_to(APP / "templates")): path.read_text()
     for path in (APP / "templates").rglob("*.html")
@@ -82,4 +82,4 @@ def test_each_class_is_in_use() -> None:
 def test_compacting_keeps_what_a_stylesheet_says() -> None:
     """Spaces between selectors and in quotes stay; comments and others go."""
     css = '/* a */\n.a .b, .c > d { content: ": ; "; f: 0 1; }\n@media (width < 9px) { e { f: g } }'
-    assert compacted(css) == '.a .b,.c > d{content:": ; ";f:0 1}@media (width < 9px){e{f:g}}'
+    assert compact(css) == '.a .b,.c > d{content:": ; ";f:0 1}@media (width < 9px){e{f:g}}'

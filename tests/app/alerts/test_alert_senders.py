@@ -161,7 +161,7 @@ def test_no_name_is_looked_up_for_a_stranger(
     stranger: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Host names are resolved neither without a sign-in nor for an unknown token."""
-    monkeypatch.setattr(url_policy, "resolved", None)  # raises, were it called
+    monkeypatch.setattr(url_policy, "resolve", None)  # raises, were it called
     wanted = {"kind": "webhook", "name": "hook", "address": "http://internal.example"}
     for headers in ({}, {"Authorization": "Bearer hs_unknown"}):
         answer = stranger.post("/api/v1/alerts/channels", json=wanted, headers=headers)
@@ -390,7 +390,7 @@ def test_a_certificate_must_have_the_name(
         socket, "getaddrinfo", lambda _host, *rest, **more: known("127.0.0.1", *rest, **more)
     )
     trusting = ssl.create_default_context(cafile=str(certificate))
-    monkeypatch.setattr(alert_senders, "_trusted", lambda: trusting)
+    monkeypatch.setattr(alert_senders, "_create_ssl_context", lambda: trusting)
     with http_receiver(context) as hook:
         assert sent(inside, "slack", f"https://hook.example:{hook.port}/").is_delivered
         outcome = sent(inside, "slack", f"https://other.example:{hook.port}/")

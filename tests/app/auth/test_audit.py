@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from sqlalchemy import select
 from starlette.testclient import TestClient
 
-from app.auth.audit import DETAIL_CHARACTERS, audited_fields
+from app.auth.audit import DETAIL_CHARACTERS, get_audited_fields
 from db.access import accounts, projects
 from db.database import Database
 from db.tables import AuditEvent, User
@@ -39,7 +39,7 @@ def recorded(database: Database) -> list[tuple[str | None, str, str, int | None]
 
 def test_no_route_audits_a_secret_field(app: FastAPI) -> None:
     """The fields that routes name for the audit log hold no secrets."""
-    fields = {field for *_, route in routes_of(app) for field in audited_fields(route)}
+    fields = {field for *_, route in routes_of(app) for field in get_audited_fields(route)}
     assert {"role", "scale", "before_id"} <= fields
     assert not SECRETS & fields
 

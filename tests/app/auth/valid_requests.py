@@ -228,7 +228,7 @@ def _add_sweeps(session: Session, owner: User, side: Side, rows: Rows) -> None:
     sweeps.pause(session, rows.ids["paused sweep"])
     claimed = agent_claims.take(
         session,
-        sweep_submission.locked(session, rows.ids["agents"]),
+        sweep_submission.lock(session, rows.ids["agents"]),
         owner,
         AGENT,
         next_point=sweep_submission.next_point,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from app.checks.checks import stored
+from app.checks.checks import to_row
 from db.database import Database
 from db.runs import check_reports
 from db.tables import User
@@ -149,7 +149,7 @@ def body(made: Report | None = None, **changes: Any) -> JsonObject:
 def add_check(database: Database, user: User, made: Report | None = None, **changes: Any) -> int:
     """Store a report with the source of its script; return its id."""
     made = full_report() if made is None else made
-    row = stored(made, changes.pop("sources", {SCRIPT: SOURCE}))
+    row = to_row(made, changes.pop("sources", {SCRIPT: SOURCE}))
     with database.writing() as session:
         for name, value in {"project": "", "user_id": user.id, **changes}.items():
             setattr(row, name, value)

@@ -6,14 +6,14 @@ import json
 import pytest
 from starlette.testclient import TestClient
 
-from app.http.assets import STATIC, Assets, compacted
+from app.http.assets import STATIC, Assets, compact
 
 
 def test_files_are_kept_for_ever_under_their_fingerprint(stranger: TestClient) -> None:
     """The URL of a file has its fingerprint, so browsers need not request it again."""
     answer = stranger.get(Assets().url("base.css"))
     assert answer.headers["cache-control"].endswith("immutable")
-    assert answer.text == compacted((STATIC / "base" / "base.css").read_text())
+    assert answer.text == compact((STATIC / "base" / "base.css").read_text())
     assert stranger.get("/static/base.000000000000.css").status_code == 404
 
 

@@ -80,7 +80,7 @@ def test_a_part_that_grows_while_it_is_sent_is_sent_as_it_was(
     [part] = live_parts(settings, running.id)
     log.write(b"after\n")
     log.flush()
-    assert gzip.decompress(b"".join(part.compressed())) == b"before\n"
+    assert gzip.decompress(b"".join(part.compress())) == b"before\n"
 
 
 @pytest.mark.parametrize("place", ["part", "folder", "run", "node", "pipe"])
@@ -121,7 +121,7 @@ def test_nodes_have_parts_of_their_own(settings: Settings, running: Run) -> None
         log.write(f"of node {node}\n".encode())
         log.flush()
     parts = live_parts(settings, running.id)
-    result = [gzip.decompress(b"".join(part.compressed())).decode() for part in parts]
+    result = [gzip.decompress(b"".join(part.compress())).decode() for part in parts]
     for log in logs:
         log.close()
     assert sorted(result) == ["of node 0\n", "of node 2\n"]

@@ -262,7 +262,7 @@ def test_a_filter_is_read_in_time_that_grows_with_its_length(text: str) -> None:
 def test_a_text_that_is_quoted_is_read_as_it_is(text: str) -> None:
     """A quoted text is parsed as it is, so any tag can be a filter."""
     if text.strip():
-        [term] = filters.read(f"tag:{filters.quoted(text)}", me="ada")
+        [term] = filters.read(f"tag:{filters.quote(text)}", me="ada")
         assert term.condition == filters.Text("tag", text.strip())
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.submission.config_schema import mistakes, parsed, put, with_defaults
+from app.submission.config_schema import mistakes, parse, put, with_defaults
 from tests.app.conftest import CONFIG, SCHEMA
 
 
@@ -85,7 +85,7 @@ def test_a_valid_configuration_is_converted_to_the_types_of_the_schema() -> None
     }
     schema = {"type": "object", "properties": {"a": {"type": "object", "properties": fields}}}
     given = {"count": 3.0, "keep": 2.0, "rate": 2.0, "sizes": [8.0, 16], "word": "2.0"}
-    found = parsed(schema, {"a": given, "precision": "fp16"})
+    found = parse(schema, {"a": given, "precision": "fp16"})
     expected = {"count": 3, "keep": 2, "rate": 2.0, "sizes": [8, 16], "word": "2.0"}
     assert repr(found) == repr({"a": expected, "precision": "fp16"})
-    assert parsed(fields["keep"], None) is None
+    assert parse(fields["keep"], None) is None

@@ -42,7 +42,7 @@ def take(database: Database, ada: User, sweep_id: int, agent: str = A) -> tuple[
     with database.writing() as session:
         return agent_claims.take(
             session,
-            sweep_submission.locked(session, sweep_id),
+            sweep_submission.lock(session, sweep_id),
             session.get_one(User, ada.id),
             agent,
             next_point=sweep_submission.next_point,

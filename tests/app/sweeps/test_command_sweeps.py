@@ -153,7 +153,7 @@ def test_an_undeclared_direction_is_that_of_the_tried_values(
     tried: Any, kind: dict[str, Any]
 ) -> None:
     """Values say their type, as they do of a single run."""
-    assert search_space.guessed(tried) == kind
+    assert search_space.guess(tried) == kind
 
 
 def test_only_who_may_run_commands_has_them_swept(

@@ -9,7 +9,7 @@ import optuna
 import pytest
 
 from app.sweeps import optuna_study, search_space
-from app.sweeps.search_space import Space, grid, grid_size, guessed, in_words
+from app.sweeps.search_space import Space, grid, grid_size, guess, in_words
 from db.sweeps.sweeps import COMPLETE, MAXIMISE, MINIMISE, OPEN
 from db.tables import Sweep, Trial
 
@@ -20,7 +20,7 @@ SQUARE: Space = {
 
 
 def read(given: dict[str, Any], kind: str = "random") -> Space:
-    schema = {"properties": {path: guessed(search) for path, search in given.items()}}
+    schema = {"properties": {path: guess(search) for path, search in given.items()}}
     space, errors = search_space.read(schema, given, kind)
     assert not errors
     return space
@@ -32,8 +32,8 @@ def searched(
     """Try so many points one after the other."""
     trials: list[Trial] = []
     for number in range(1, runs + 1):
-        point = optuna_study.suggested(space, kind, MINIMISE, 7, trials)
-        assert point == optuna_study.suggested(space, kind, MINIMISE, 7, trials)
+        point = optuna_study.suggest(space, kind, MINIMISE, 7, trials)
+        assert point == optuna_study.suggest(space, kind, MINIMISE, 7, trials)
         trials.append(Trial(number=number, params=point, state=COMPLETE, value=value(point)))
     return trials
 
@@ -50,11 +50,11 @@ def test_cmaes_continues_as_if_it_had_never_stopped() -> None:
     """To the digits that are stored, although its state is in no row."""
     sampler = optuna.samplers.CmaEsSampler(seed=7, warn_independent_sampling=False)
     study, trials = optuna.create_study(sampler=sampler), list[Trial]()
-    study.enqueue_trial(optuna_study.suggested(SQUARE, "cmaes", MINIMISE, 7, []))
+    study.enqueue_trial(optuna_study.suggest(SQUARE, "cmaes", MINIMISE, 7, []))
     for number in range(1, 31):
         asked = study.ask()
         point = {name: asked.suggest_float(name, -5, 5) for name in SQUARE}
-        suggested = optuna_study.suggested(SQUARE, "cmaes", MINIMISE, 7, trials)
+        suggested = optuna_study.suggest(SQUARE, "cmaes", MINIMISE, 7, trials)
         assert suggested == pytest.approx(point, rel=1e-5)
         value = (point["x"] - 1) ** 2 + (point["y"] - 2) ** 2
         study.tell(asked, value)
@@ -66,7 +66,7 @@ def test_open_trials_get_no_second_run() -> None:
     for kind in ("random", "tpe", "cmaes", "qmc"):
         trials: list[Trial] = []
         for number in range(1, 6):
-            point = optuna_study.suggested(SQUARE, kind, MAXIMISE, 1, trials)
+            point = optuna_study.suggest(SQUARE, kind, MAXIMISE, 1, trials)
             trials.append(Trial(number=number, params=point, state=OPEN, value=None))
         assert len({str(trial.params) for trial in trials}) == 5, kind
 
