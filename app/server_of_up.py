@@ -64,7 +64,7 @@ def _found_by_scripts(settings: Settings, database: Database) -> Iterator[None]:
             try:
                 token = _token_of_scripts(settings, database)
                 url = commands.local_address(settings)
-                stack.enter_context(local_server.announced(settings.data, url, token))
+                stack.enter_context(local_server.announce(settings.data, url, token))
             except (OSError, RuntimeError, Invalid) as error:  # RuntimeError: no home folder
                 say(f"Scripts on this machine need a token: {error}")
         yield

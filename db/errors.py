@@ -43,7 +43,7 @@ class Invalid(HalfstepError):
     """
 
     def __init__(self, errors: dict[str, str]) -> None:
-        self.errors = field_errors.bounded(errors)
+        self.errors = field_errors.bound(errors)
         super().__init__(field_errors.summary(self.errors))
 
 

@@ -87,7 +87,7 @@ def __getattr__(name: str) -> Any:
     if name in DROP_IN or (name in SHARED and "halfstep.wandb_compat.calls" in sys.modules):
         from halfstep.wandb_compat import calls
 
-        return calls.served(name)
+        return calls.get_attribute(name)
     if name in ("Audio", "Histogram", "Html", "Video"):
         from halfstep.session import logged_values
 

@@ -24,12 +24,12 @@ def data_path(named: str | Path, field: str) -> Path:
         raise ConfigError(f"{field} is {str(named)!r}: {error}") from error
     if place.is_relative_to(Path(gettempdir()).resolve()):  # temporary files of the run
         return place
-    if any(place.is_relative_to(each) for each in (*SYSTEM, *_listed(PRIVATE))):
+    if any(place.is_relative_to(folder) for folder in (*SYSTEM, *_list_paths(PRIVATE))):
         raise ConfigError(
             f"{field} is {str(named)!r}: runs may not read it; not allowed: "
             f"{', '.join(map(str, SYSTEM))} and the folder of the service's own data"
         )
-    roots = _listed(ROOTS)
+    roots = _list_paths(ROOTS)
     if roots and not any(place.is_relative_to(root) for root in roots):
         raise ConfigError(
             f"{field} is {str(named)!r}; allowed on this worker: below "
@@ -38,6 +38,6 @@ def data_path(named: str | Path, field: str) -> Path:
     return place
 
 
-def _listed(variable: str) -> list[Path]:
+def _list_paths(variable: str) -> list[Path]:
     named = os.environ.get(variable, "").split(os.pathsep)
-    return [Path(each).expanduser().resolve() for each in named if each]
+    return [Path(path).expanduser().resolve() for path in named if path]

@@ -29,19 +29,23 @@ def _listen(watched: watch_session.Watch, engine: Any) -> None:
     external.leave_out(inner)
     backward, step, guard = engine.backward, engine.step, watched._guard
 
-    places = {each: _Place(each) for each in engine.module.parameters() if each.requires_grad}
+    places = {
+        parameter: _Place(parameter)
+        for parameter in engine.module.parameters()
+        if parameter.requires_grad
+    }
     names: dict[Any, str] = watched._loop.state.names
-    names |= {place: names[each] for each, place in places.items() if each in names}
+    names |= {place: names[parameter] for parameter, place in places.items() if parameter in names}
 
     def measure() -> None:
         partitioned = _partition(optimizer)
-        for each, place in places.items():
-            place.grad = each.grad if partitioned is None else partitioned.get(each)
+        for parameter, place in places.items():
+            place.grad = parameter.grad if partitioned is None else partitioned.get(parameter)
         external.gradients(list(places.values()), _scale(optimizer), inner.param_groups[0]["lr"])
 
     def report() -> None:
-        external.decided(bool(getattr(optimizer, "overflow", False)))
-        external.updated(_scale(optimizer))
+        external.on_decision(bool(getattr(optimizer, "overflow", False)))
+        external.on_update(_scale(optimizer))
 
     @functools.wraps(backward)
     def going_backward(loss: Any, *args: Any, **kwargs: Any) -> Any:

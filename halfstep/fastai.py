@@ -40,28 +40,28 @@ class Watch(Callback):  # type: ignore[misc]
         self._external = None
         is_of_torch = isinstance(self.learn.opt, OptimWrapper) or _has_scaler(self.learn)
         if self.watched.files is not None and not is_of_torch:
-            self._guarded(self._listen)
+            self._guard(self._listen)
 
     def after_loss(self) -> None:
         """Record the loss of a training batch."""
         if self._external and self.learn.training:
-            self._guarded(lambda: self._external.loss(self.learn.loss_grad))
+            self._guard(lambda: self._external.loss(self.learn.loss_grad))
 
     def before_step(self) -> None:
         """Measure the gradients."""
         if self._external:
-            self._guarded(self._measure)
+            self._guard(self._measure)
 
     def after_step(self) -> None:
         """Close the step."""
         if self._external:
-            self._guarded(lambda: self._external.updated(1.0))
+            self._guard(lambda: self._external.on_update(1.0))
 
     def after_epoch(self) -> None:
         """Log what the recorder shows of the epoch."""
-        self._guarded(self._log_epoch)
+        self._guard(self._log_epoch)
 
-    def _guarded(self, call: Callable[[], None]) -> None:
+    def _guard(self, call: Callable[[], None]) -> None:
         if self.watched:
             self.watched._guard(call)
 
@@ -72,9 +72,11 @@ class Watch(Callback):  # type: ignore[misc]
 
     def _measure(self) -> None:
         optimizer = self.learn.opt
-        parameters = [each for each in optimizer.all_params().itemgot(0) if each.requires_grad]
+        parameters = [
+            parameter for parameter in optimizer.all_params().itemgot(0) if parameter.requires_grad
+        ]
         self._external.gradients(parameters, 1.0, float(optimizer.hypers[-1]["lr"]))
-        self._external.decided(False)
+        self._external.on_decision(False)
 
     def _log_epoch(self) -> None:
         recorder: Any = self.learn.recorder

@@ -46,7 +46,7 @@ def reason(error: Mapping[str, Any]) -> str:
     return f"allowed: {allowed.format(**error.get('ctx', {}))}" if allowed else str(error["msg"])
 
 
-def bounded(errors: Mapping[str, str]) -> dict[str, str]:
+def bound(errors: Mapping[str, str]) -> dict[str, str]:
     """Return the messages of the first fields, cut to a length, and the number of the others."""
     # One more than the limit may be the number of the others, from an earlier call.
     is_cut = len(errors) > MOST_FIELDS + 1

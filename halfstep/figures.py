@@ -26,7 +26,7 @@ class Plot:
 
     content: dict[str, Any]
 
-    def encoded(self) -> bytes:
+    def encode(self) -> bytes:
         """Return the bytes of the plot's file."""
         return json.dumps(self.content, allow_nan=False).encode()
 
@@ -46,15 +46,15 @@ def of_plotly(figure: Any) -> Plot:
 def bar(table: Any, label: str, value: str, title: str = "", split_table: bool = False) -> Plot:
     """Return a bar for each row of a table. label, value: names of its columns."""
     bars = {"type": "bar", "orientation": "h", "x": _column(table, value)}
-    labels = [str(each) for each in _thinned(_values(table, label))]
+    labels = [str(cell) for cell in _thin(_values(table, label))]
     layout = _axes(value, "") | {"yaxis": {"type": "category", "autorange": "reversed"}}
     return _plot([bars | {"y": labels}], layout, title or value)
 
 
 def histogram(table: Any, value: str, title: str = "", split_table: bool = False) -> Plot:
     """Return a histogram of a column."""
-    given = (_number(each) for each in _values(table, value))
-    values = np.array([each for each in given if each is not None], np.float64)
+    given = (_number(cell) for cell in _values(table, value))
+    values = np.array([number for number in given if number is not None], np.float64)
     counts, edges = np.histogram(values, BINS)
     middles = ((edges[:-1] + edges[1:]) / 2).tolist()
     bars = {"type": "bar", "x": middles, "y": counts.tolist()}
@@ -78,12 +78,12 @@ def line(
 ) -> Plot:
     """Return a line over the rows, or one for each value of the column `stroke`."""
     rows = list(zip(_values(table, x), _values(table, y), strict=True))
-    names = [""] * len(rows) if stroke is None else [str(each) for each in _values(table, stroke)]
+    names = [""] * len(rows) if stroke is None else [str(cell) for cell in _values(table, stroke)]
     lines: dict[str, list[tuple[Any, Any]]] = {}
     for name, row in zip(names, rows, strict=True):
         lines.setdefault(name, []).append(row)
     traces = [_line(name, *zip(*points, strict=True)) for name, points in lines.items()]
-    return _plot(_bounded(traces), _axes(x, y), title or f"{y} over {x}")
+    return _plot(_check_count(traces), _axes(x, y), title or f"{y} over {x}")
 
 
 def line_series(
@@ -95,15 +95,15 @@ def line_series(
     split_table: bool = False,
 ) -> Plot:
     """Return several lines. xs: one list for all lines, or one for each."""
-    ys = [list(each) for each in ys]
+    ys = [list(y) for y in ys]
     shares_xs = not (len(xs) and hasattr(xs[0], "__len__"))
-    all_xs = [list(xs)] * len(ys) if shares_xs else [list(each) for each in xs]
+    all_xs = [list(xs)] * len(ys) if shares_xs else [list(x) for x in xs]
     names = [str(number) for number in range(len(ys))] if keys is None else list(map(str, keys))
     if not len(all_xs) == len(ys) == len(names):
         given = f"{len(all_xs)} xs, {len(ys)} ys and {len(names)} keys"
         raise ValueError(f"line_series has {given}; allowed: as many of each")
-    traces = [_line(*each) for each in zip(names, all_xs, ys, strict=True)]
-    return _plot(_bounded(traces), _axes(xname, ""), title or "Lines")
+    traces = [_line(*parts) for parts in zip(names, all_xs, ys, strict=True)]
+    return _plot(_check_count(traces), _axes(xname, ""), title or "Lines")
 
 
 def _line(name: str, xs: Sequence[Any], ys: Sequence[Any]) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def _line(name: str, xs: Sequence[Any], ys: Sequence[Any]) -> dict[str, Any]:
     return trace | {"x": _numbers(xs), "y": _numbers(ys)}
 
 
-def _bounded(traces: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _check_count(traces: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if len(traces) > MOST_LINES:
         raise ValueError(f"it has {len(traces)} lines; allowed: at most {MOST_LINES}")
     return traces
@@ -141,14 +141,14 @@ def _values(table: Any, name: str) -> list[Any]:
         raise ValueError(f"the table has no column {name!r}; allowed: its columns") from error
 
 
-def _thinned(values: Sequence[Any]) -> list[Any]:
+def _thin(values: Sequence[Any]) -> list[Any]:
     count = min(len(values), MOST_POINTS)
     return [values[at] for at in np.linspace(0, len(values) - 1, count).round().astype(int)]
 
 
 def _numbers(values: Sequence[Any]) -> list[Any]:
     """Return values for an axis: numbers, and texts as they are."""
-    return [_number(each) for each in _thinned(values)]
+    return [_number(value) for value in _thin(values)]
 
 
 def _number(value: Any) -> Any:

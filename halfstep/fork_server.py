@@ -32,7 +32,7 @@ from typing import NamedTuple, NoReturn
 
 import msgspec
 
-from halfstep.process import end_with_parent, started
+from halfstep.process import end_with_parent, read_start_ticks
 
 #: How long to wait for a fork, which takes 10 ms for 300 MiB on a quiet machine.
 REPLY_SECONDS = 10.0
@@ -127,7 +127,7 @@ class Forked:
             client.settimeout(patience)
             socket.send_fds(client, [msgspec.json.encode(request)], [life, *files])
             self.pid = int(client.recv(REQUEST_BYTES))
-            self._started = started(self.pid)
+            self._started = read_start_ticks(self.pid)
             client.setblocking(False)
         except (OSError, ValueError) as error:
             self.release()  # if it is forked later, it ends at once
@@ -159,7 +159,7 @@ class Forked:
                 code = b""
             if code:
                 self._exit_code = int(code)
-            elif self._started != started(self.pid):  # it was killed with its server
+            elif self._started != read_start_ticks(self.pid):  # it was killed with its server
                 self._exit_code = -signal.SIGKILL
         return self._exit_code
 
@@ -178,7 +178,7 @@ class Forked:
         except ProcessLookupError:
             return True
         try:
-            is_same = self._started == started(self.pid)
+            is_same = self._started == read_start_ticks(self.pid)
             return not is_same or bool(select.select([process], [], [], seconds)[0])
         finally:
             os.close(process)

@@ -49,7 +49,9 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
         from halfstep.watching.external_scaler import ExternalScaler
 
         optimizer, variables = self.model.optimizer, self.model.trainable_variables
-        watch._loop.state.names |= {each.value: each.path.replace("/", ".") for each in variables}
+        watch._loop.state.names |= {
+            variable.value: variable.path.replace("/", ".") for variable in variables
+        }
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         external = ExternalScaler(watch, type(inner).__name__)
         guard = watch._guard
@@ -61,10 +63,10 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
             return (inner.loss_scale_factor or 1.0) if own is None else own.value
 
         def measure(trainable_variables: Any) -> None:
-            parameters = [each.value for each in trainable_variables or variables]
+            parameters = [variable.value for variable in trainable_variables or variables]
             external.gradients(parameters, scale(), _rate(inner))
             if check_finite is None:
-                external.decided(False)
+                external.on_decision(False)
 
         def scaling(loss: Any) -> Any:
             guard(external.loss, loss)
@@ -72,13 +74,13 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
 
         def checking(grads: Any) -> Any:
             finite = check_finite(grads)
-            guard(lambda: external.decided(~finite))
+            guard(lambda: external.on_decision(~finite))
             return finite
 
         def applying(grads: Any, trainable_variables: Any = None) -> None:
             guard(measure, trainable_variables)
             apply(grads, trainable_variables)
-            guard(lambda: external.updated(scale()))
+            guard(lambda: external.on_update(scale()))
 
         wraps = {"scale_loss": scaling, "apply": applying}
         if check_finite is not None:

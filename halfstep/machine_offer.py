@@ -10,8 +10,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from halfstep.telemetry.plain_json import JsonObject, shown
-from halfstep.telemetry.validation import explained
+from halfstep.telemetry.plain_json import JsonObject, safe_repr
+from halfstep.telemetry.validation import explain
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class _Answer(Struct, kw_only=True):
     versions: dict[str, str | None]
 
 
-def encoded_offer(offer: MachineOffer) -> str:
+def encode_offer(offer: MachineOffer) -> str:
     """Return an offer as one line of JSON."""
     return msgspec.json.encode(offer).decode()
 
@@ -95,14 +95,14 @@ def read_offer(text: str | bytes) -> MachineOffer:
     try:
         answer = msgspec.json.decode(text, type=_Answer)
     except msgspec.DecodeError as error:
-        raise ValueError(f"the machine's offer is damaged: {error}: {shown(text)}") from error
+        raise ValueError(f"the machine's offer is damaged: {error}: {safe_repr(text)}") from error
     recipes = []
     for fields in answer.recipes:
         try:
             recipes.append(msgspec.convert(fields, RecipeOffer))
         except msgspec.ValidationError as error:
-            name, why = fields.get("name"), explained(error, fields, RecipeOffer)
-            logger.error("recipe %s is not offered: %s", shown(name), why)
+            name, why = fields.get("name"), explain(error, fields, RecipeOffer)
+            logger.error("recipe %s is not offered: %s", safe_repr(name), why)
     return MachineOffer(devices=answer.devices, recipes=recipes, versions=answer.versions)
 
 

@@ -26,20 +26,20 @@ def watch(objective: Objective, **named: Any) -> Objective:
     """
 
     @functools.wraps(objective)
-    def watched(trial: optuna.Trial) -> Any:
+    def wrapper(trial: optuna.Trial) -> Any:
         if not _is_training.acquire(blocking=False):
             why = "another trial is running in this process; use n_jobs=1, or several processes"
             say(f"trial {trial.number} is not watched: {why}")
             return objective(trial)
         try:
-            return _watched(objective, trial, named)
+            return _watch_trial(objective, trial, named)
         finally:
             _is_training.release()
 
-    return watched
+    return wrapper
 
 
-def _watched(objective: Objective, trial: optuna.Trial, named: dict[str, Any]) -> Any:
+def _watch_trial(objective: Objective, trial: optuna.Trial, named: dict[str, Any]) -> Any:
     if active_run.active is not None:
         say(
             f"trial {trial.number} is recorded in the run that is already active; call finish() "

@@ -82,7 +82,7 @@ def pr_curve(
 ) -> Plot:
     """Return precision over recall for each class, with the average precision."""
     lines = []
-    for name, hits in _ranked(y_true, y_probas, labels, classes_to_plot):
+    for name, hits in _rank(y_true, y_probas, labels, classes_to_plot):
         found = np.cumsum(hits)
         precision = found / np.arange(1, len(hits) + 1)
         recall = found / max(int(found[-1]), 1)
@@ -101,7 +101,7 @@ def roc_curve(
 ) -> Plot:
     """Return the true-positive over the false-positive rate for each class, with its area."""
     lines = []
-    for name, hits in _ranked(y_true, y_probas, labels, classes_to_plot):
+    for name, hits in _rank(y_true, y_probas, labels, classes_to_plot):
         true, false = np.cumsum(hits), np.cumsum(~hits)
         x = np.r_[0.0, false / max(int(false[-1]), 1)]
         y = np.r_[0.0, true / max(int(true[-1]), 1)]
@@ -118,7 +118,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'halfstep.plot' has no attribute {name!r}")
 
 
-def _ranked(
+def _rank(
     y_true: Any, y_probas: Any, labels: Sequence[str] | None, chosen: Sequence[int] | None
 ) -> list[tuple[str, NDArray[np.bool_]]]:
     """Return for each class whether the examples belong to it, by falling score.
@@ -134,13 +134,13 @@ def _ranked(
         scores = np.column_stack([1 - scores[:, 0], scores[:, 0]])
     names = _names("labels", labels, scores.shape[1])
     plotted = list(chosen if chosen is not None else [1] if is_binary else range(len(names)))
-    if wrong := [each for each in plotted if not 0 <= each < len(names)]:
+    if wrong := [index for index in plotted if not 0 <= index < len(names)]:
         allowed = f"0 to {len(names) - 1}"
         raise ValueError(f"classes_to_plot has {wrong[0]}; allowed: indices of classes, {allowed}")
-    orders = (np.argsort(-scores[:, each], kind="stable") for each in plotted[:MOST_CURVES])
+    orders = (np.argsort(-scores[:, index], kind="stable") for index in plotted[:MOST_CURVES])
     return [
-        (names[each], true[order] == each)
-        for each, order in zip(plotted[:MOST_CURVES], orders, strict=True)
+        (names[index], true[order] == index)
+        for index, order in zip(plotted[:MOST_CURVES], orders, strict=True)
     ]
 
 
@@ -183,7 +183,7 @@ def _names(name: str, names: Sequence[str] | None, classes: int) -> list[str]:
     if len(names) < classes:
         allowed = f"one for each of {classes} classes"
         raise ValueError(f"{name} has {len(names)} names; allowed: {allowed}")
-    return [str(each) for each in names][:MOST_CLASSES]
+    return [str(class_name) for class_name in names][:MOST_CLASSES]
 
 
 def _curve(

@@ -84,7 +84,7 @@ def loading_modules() -> Iterator[None]:
         gc.enable()
 
 
-def started(pid: int) -> int | None:
+def read_start_ticks(pid: int) -> int | None:
     """Return a process's start time in kernel ticks since boot; None if it is gone."""
     try:
         # The name is in parentheses, and may contain anything.
@@ -95,8 +95,8 @@ def started(pid: int) -> int | None:
 
 
 def lives(pid: int, since: int | None) -> bool:
-    """Return whether the process is still alive. since: its start time, from `started`."""
-    return since is not None and started(pid) == since
+    """Return whether the process is still alive. since: its start time, from `read_start_ticks`."""
+    return since is not None and read_start_ticks(pid) == since
 
 
 def pid_space() -> str | None:

@@ -52,9 +52,9 @@ def source(text: str, *secrets: str | None) -> str:
 def without(value: Any, *secrets: str | None) -> Any:
     """Return plain JSON with the given secrets hidden in every text."""
     if isinstance(value, dict):
-        return {key: without(each, *secrets) for key, each in value.items()}
+        return {key: without(item, *secrets) for key, item in value.items()}
     if isinstance(value, list):
-        return [without(each, *secrets) for each in value]
+        return [without(item, *secrets) for item in value]
     if isinstance(value, str):
         for secret in secrets:
             if secret and len(secret) >= SHORTEST:

@@ -150,21 +150,21 @@ def config_schema(recipe: type[Configurable]) -> dict[str, Any]:
     schema = config_model(recipe).model_json_schema()
     definitions = schema.pop("$defs")
 
-    def resolved(node: Any) -> Any:
+    def resolve(node: Any) -> Any:
         if isinstance(node, list):
-            return [resolved(item) for item in node]
+            return [resolve(item) for item in node]
         if not isinstance(node, dict):
             return node
         if "$ref" in node:
             definition = definitions[node["$ref"].removeprefix("#/$defs/")]
             node = definition | {key: value for key, value in node.items() if key != "$ref"}
-        return _bounded({key: resolved(value) for key, value in node.items()})
+        return _add_bounds({key: resolve(value) for key, value in node.items()})
 
-    result: JsonObject = resolved(schema)
+    result: JsonObject = resolve(schema)
     return result
 
 
-def _bounded(node: dict[str, Any]) -> dict[str, Any]:
+def _add_bounds(node: dict[str, Any]) -> dict[str, Any]:
     """Add missing bounds to a number's schema."""
     most = BOUNDS.get(str(node.get("type")))
     if most is None or "enum" in node or "const" in node:
@@ -185,7 +185,7 @@ def parse_config(recipe: type[Configurable], values: JsonObject) -> RunConfig[An
         }
         lines = [
             text if path == field_errors.FURTHER else f"{path} is {text}"
-            for path, text in field_errors.bounded(errors).items()
+            for path, text in field_errors.bound(errors).items()
         ]
         raise ConfigError("\n".join(lines)) from error
 

@@ -88,7 +88,7 @@ class Sandbox:
         """
         attributes = _Ruleset(ALL, 0, SCOPES if version() >= WITH_SIGNALS else 0)
         size = ctypes.sizeof(attributes)
-        ruleset = _checked_syscall(CREATE_RULESET, ctypes.byref(attributes), size, 0)
+        ruleset = _syscall(CREATE_RULESET, ctypes.byref(attributes), size, 0)
         try:
             for place in _paths_except([DEV, *map(Path, self.private)]):
                 _allow(ruleset, place, READ)
@@ -112,13 +112,13 @@ class Sandbox:
         return ruleset
 
 
-def deferred(variables: Mapping[str, str]) -> dict[str, str]:
+def defer(variables: Mapping[str, str]) -> dict[str, str]:
     """Return variables under names that have no effect before `apply_deferred`."""
     return {f"{DEFERRED}{name}": value for name, value in variables.items()}
 
 
 def apply_deferred(environment: MutableMapping[str, str]) -> None:
-    """Set the variables of `deferred` under their own names, once the sandbox is active."""
+    """Set the variables of `defer` under their own names, once the sandbox is active."""
     for name in [name for name in environment if name.startswith(DEFERRED)]:
         environment[name.removeprefix(DEFERRED)] = environment.pop(name)
 
@@ -126,7 +126,7 @@ def apply_deferred(environment: MutableMapping[str, str]) -> None:
 def enforce(rules: int) -> None:
     """Apply `Sandbox.rules` to this thread and everything that it starts. Raises OSError."""
     try:
-        _checked_syscall(RESTRICT_SELF, rules, 0)
+        _syscall(RESTRICT_SELF, rules, 0)
     finally:
         os.close(rules)
 
@@ -139,7 +139,7 @@ def is_supported() -> bool:
 def version() -> int:
     """Return the kernel's Landlock version, 0 without Landlock."""
     try:
-        return _checked_syscall(CREATE_RULESET, None, 0, ASK_VERSION)
+        return _syscall(CREATE_RULESET, None, 0, ASK_VERSION)
     except OSError:
         return 0
 
@@ -147,25 +147,25 @@ def version() -> int:
 def give_up_privileges() -> None:
     """Drop root's capabilities except those for files: others could bypass the sandbox."""
     libc = _libc()
-    for each in CAPABILITIES:
-        if not RETAINED >> each & 1:
-            libc.prctl(PR_CAPBSET_DROP, each, 0, 0, 0)
+    for capability in CAPABILITIES:
+        if not RETAINED >> capability & 1:
+            libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
     held = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable, twice 32 of them
     if libc.capget(header, held) == 0:
-        reduced = (ctypes.c_uint32 * 6)(*(each & RETAINED for each in held[:3]), 0, 0, 0)
+        reduced = (ctypes.c_uint32 * 6)(*(bits & RETAINED for bits in held[:3]), 0, 0, 0)
         libc.capset(header, reduced)
 
 
 def _paths_except(private: Iterable[Path]) -> Iterable[Path]:
     """Yield all paths except private ones and the folders above them."""
-    closed = {each.resolve() for each in private}
-    leading = {folder for each in closed for folder in each.parents}
+    closed = {path.resolve() for path in private}
+    leading = {folder for path in closed for folder in path.parents}
     for folder in leading - closed:
-        if not any(each in closed for each in folder.parents):
+        if not any(parent in closed for parent in folder.parents):
             with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-                yield from (each for each in folder.iterdir() if each not in closed | leading)
+                yield from (path for path in folder.iterdir() if path not in closed | leading)
 
 
 def _folder_of_threads(user: int | None) -> Path:
@@ -177,7 +177,7 @@ def _folder_of_threads(user: int | None) -> Path:
     the threads of the process alone, unless those files are read-only, as in a container.
     """
     is_root = (os.geteuid() if user is None else user) == 0
-    is_open = is_root and any(os.access(PROC / each, os.W_OK) for each in KERNEL)
+    is_open = is_root and any(os.access(PROC / name, os.W_OK) for name in KERNEL)
     return PROC / "self/task" if is_open else PROC
 
 
@@ -191,12 +191,12 @@ def _allow(ruleset: int, place: Path, rights: int) -> None:
         return
     try:
         rule = _Beneath(rights if place.is_dir() else rights & OF_FILES, opened)
-        _checked_syscall(ADD_RULE, ruleset, PATH_BENEATH, ctypes.byref(rule), 0)
+        _syscall(ADD_RULE, ruleset, PATH_BENEATH, ctypes.byref(rule), 0)
     finally:
         os.close(opened)
 
 
-def _checked_syscall(*arguments: object) -> int:
+def _syscall(*arguments: object) -> int:
     libc = _libc()
     result = int(libc.syscall(*arguments))
     if result < 0:

@@ -190,9 +190,9 @@ def agent(
     ignored. Raises ApiError.
     """
     if further:
-        from halfstep.wandb_compat.unsupported import ignored
+        from halfstep.wandb_compat.unsupported import report_ignored
 
-        ignored("agent", further)
+        report_ignored("agent", further)
     if function is None:
         raise ApiError(
             0, "agent() needs a function; for a command: `halfstep agent SWEEP -- COMMAND`"
@@ -277,7 +277,7 @@ def run_command(
             raise ValueError(
                 f"{{{unknown[0]}}} is no setting of sweep {sweep_id}; allowed: {', '.join(values)}"
             )
-        return _run_process(command_line.filled(line, values), is_lost)
+        return _run_process(command_line.fill_placeholders(line, values), is_lost)
 
     return Agent(client, sweep_id).run(work, count)
 

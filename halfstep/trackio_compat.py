@@ -10,7 +10,7 @@ from typing import Any
 from halfstep.telemetry.run_folder import read_run, runs_called, runs_folder
 from halfstep.wandb_compat import calls, media, unsupported
 from halfstep.wandb_compat.run import Run
-from halfstep.wandb_compat.unsupported import Unserved, ignored, say_once, unraised
+from halfstep.wandb_compat.unsupported import Unserved, report_exceptions, report_ignored, say_once
 
 #: Names of Trackio that do nothing here.
 UNSERVED = (
@@ -40,7 +40,7 @@ def init(
     ValueError without it. GPUs, processors and memory are sampled as `watch` does.
     """
     sources = {"space_id": space_id, "server_url": server_url, "dataset_id": dataset_id}
-    ignored("init", sources | {"bucket_id": bucket_id, "webhook_url": webhook_url})
+    report_ignored("init", sources | {"bucket_id": bucket_id, "webhook_url": webhook_url})
     before = None
     if resume in ("must", "allow") and name is not None:
         before = _latest(name, project)
@@ -60,7 +60,7 @@ def log(metrics: Any, step: int | None = None) -> None:
 
 def log_system(metrics: Any) -> None:
     """Log values of the machine at the current step of the active run."""
-    run = calls.served("run")
+    run = calls.get_attribute("run")
     if run is None:
         say_once("log_system() without init() is ignored")
         return
@@ -77,7 +77,7 @@ def alert(
     title: str, text: str | None = None, level: Any = None, webhook_url: str | None = None
 ) -> None:
     """Alert the owner of the active run."""
-    ignored("alert", {"webhook_url": webhook_url})
+    report_ignored("alert", {"webhook_url": webhook_url})
     calls.alert(title, text or "", level)
 
 
@@ -93,7 +93,7 @@ def show(project: str | None = None, **further: Any) -> tuple[None, str, None, s
     return None, page, None, page
 
 
-def _sampled(name: str, *_: Any, **__: Any) -> dict[str, float]:
+def _sample(name: str, *_: Any, **__: Any) -> dict[str, float]:
     say_once(f"{name}() does nothing: the machine is sampled every two seconds")
     return {}
 
@@ -137,9 +137,9 @@ SERVED: dict[str, Any] = {
     "init": init,
     "log": log,
     "log_artifact": log_artifact,
-    "log_cpu": partial(_sampled, "log_cpu"),
-    "log_gpu": partial(_sampled, "log_gpu"),
-    "log_system": unraised(log_system),
+    "log_cpu": partial(_sample, "log_cpu"),
+    "log_gpu": partial(_sample, "log_gpu"),
+    "log_system": report_exceptions(log_system),
     "save": save,
     "show": show,
     **{name: Unserved(name) for name in UNSERVED},

@@ -43,7 +43,7 @@ class _How(ctypes.Structure):
 
 def open_file(root: Path, path: str) -> BinaryIO:
     """Open a regular file for reading. Raises OSError."""
-    with _opened(root) as folder:
+    with _open(root) as folder:
         descriptor = _open_beneath(folder, path, os.O_RDONLY | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -172,7 +172,7 @@ def give(root: Path, user: int, earlier: range) -> None:
     A file with several names changes its owner only if that is one of `earlier` users: another
     name of it may belong to another user. Raises OSError.
     """
-    with _opened(root) as folder:
+    with _open(root) as folder:
         try:
             for _place, folders, files, descriptor in os.fwalk(dir_fd=folder):
                 for name in (*folders, *files):
@@ -208,7 +208,7 @@ def _delete_folder(folder: int, name: str) -> None:
 
 
 @contextmanager
-def _opened(root: Path) -> Iterator[int]:
+def _open(root: Path) -> Iterator[int]:
     descriptor = os.open(root, FOLDER)
     try:
         yield descriptor
@@ -219,7 +219,7 @@ def _opened(root: Path) -> Iterator[int]:
 @contextmanager
 def _folder(root: Path, path: str) -> Iterator[int]:
     """Open a folder in the root, or the root itself for an empty path."""
-    with _opened(root) as above:
+    with _open(root) as above:
         descriptor = _open_beneath(above, path, FOLDER) if path else os.dup(above)
     try:
         yield descriptor
@@ -289,7 +289,7 @@ def _is_same(file: BinaryIO, target: Path) -> bool:
 
 def _link(file: BinaryIO, target: Path) -> None:
     """Link an open file to a new path, or copy it where links are not possible."""
-    with _opened(Path("/proc/self/fd")) as opened:
+    with _open(Path("/proc/self/fd")) as opened:
         try:
             os.link(str(file.fileno()), target, src_dir_fd=opened, follow_symlinks=True)
         except OSError as error:

@@ -18,7 +18,7 @@ import torch
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from halfstep.machine_offer import Device, MachineOffer, RecipeOffer, encoded_offer
+from halfstep.machine_offer import Device, MachineOffer, RecipeOffer, encode_offer
 from halfstep.recipe import Recipe
 from halfstep.run_config import config_schema
 from trainer import machine, registered_recipes
@@ -42,7 +42,7 @@ MOST_TITLE, MOST_DESCRIPTION, MOST_ERROR = 200, 2000, 4000
 def main() -> NoReturn:
     """Print devices, recipes and versions, and exit."""
     answer = MachineOffer(devices=devices(), recipes=recipes(), versions=machine.versions())
-    sys.stdout.write(encoded_offer(answer) + "\n")
+    sys.stdout.write(encode_offer(answer) + "\n")
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # unloading torch takes up to a second, in which the worker would wait

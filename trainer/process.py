@@ -21,7 +21,7 @@ import psutil
 from halfstep.isolation import PARENT, Isolation
 from halfstep.process import end_with_parent
 from halfstep.telemetry.attempt_files import AttemptFiles
-from halfstep.telemetry.attempt_messages import Status, TrainingOutcome, encoded
+from halfstep.telemetry.attempt_messages import Status, TrainingOutcome, encode
 from trainer.distributed.local_ranks import NodeRank, start_ranks
 from trainer.distributed.sockets import shorten
 from trainer.lease_guard import Guard
@@ -143,7 +143,7 @@ def write_outcome(
     path = files.outcome
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with temporary.open("w") as file:
-        file.write(encoded(outcome))
+        file.write(encode(outcome))
         file.flush()
         os.fsync(file.fileno())
     with suppress(FileExistsError):

@@ -9,7 +9,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from halfstep.process import lives, started
+from halfstep.process import lives, read_start_ticks
 
 LAUNCH = """
 echo 0 2>/dev/null >/proc/self/oom_score_adj
@@ -32,7 +32,7 @@ class Detached:
         )
         self._log = log
         self._pid = int(launched.stdout)
-        self._started = started(self._pid)
+        self._started = read_start_ticks(self._pid)
 
     @property
     def is_alive(self) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from halfstep.fork_server import Forked, ForkFailed, ForkServer, Request, current_umask
-from halfstep.process import started
+from halfstep.process import read_start_ticks
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class SubprocessEngine:
             return None
 
     def _write_handle(self, claim: Path, folder: Path, attempt: int, pid: int) -> Handle:
-        handle = Handle(pid, started(pid) or 0, _boot_id())
+        handle = Handle(pid, read_start_ticks(pid) or 0, _boot_id())
         signature = self._signature(folder, attempt, handle)
         claim.write_text(json.dumps(handle.as_dict() | {"signature": signature}))
         return handle
@@ -142,7 +142,7 @@ class SubprocessEngine:
         """Return whether the supervisor runs."""
         if child := self._children.get(handle.pid):
             return child.poll() is None
-        return handle.boot_id == _boot_id() and handle.started_ticks == started(handle.pid)
+        return handle.boot_id == _boot_id() and handle.started_ticks == read_start_ticks(handle.pid)
 
     def signal(self, handle: Handle, number: signal.Signals) -> None:
         """Send a signal to the supervisor, if it runs."""

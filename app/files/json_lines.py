@@ -26,7 +26,7 @@ from halfstep.session.nesting import flat
 from halfstep.telemetry.event_codec import BadEvent, decode, encode
 from halfstep.telemetry.events import Event, Metric, Resumed
 from halfstep.telemetry.logged_rows import LoggedRow, rows_of
-from halfstep.telemetry.plain_json import LARGEST_WHOLE, NONFINITE, shown
+from halfstep.telemetry.plain_json import LARGEST_WHOLE, NONFINITE, safe_repr
 
 MOST_LINES = 1000
 #: Items per transaction: the first 1,000 take about 50 ms of SQLite's write lock.
@@ -167,20 +167,20 @@ def _line(number: int, text: bytes, started_at: float, received: float) -> _Line
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from error
     if not isinstance(fields, dict):
-        raise ValueError(f"{shown(fields)} is not valid; allowed: an object of numbers")
+        raise ValueError(f"{safe_repr(fields)} is not valid; allowed: an object of numbers")
     step, moment = fields.pop("step", None), fields.pop(TIME, received)
     if isinstance(step, float) and step.is_integer():
         step = int(step)
     if type(step) is not int or not 0 <= step <= LARGEST_COUNT:
-        raise ValueError(f"step is {shown(step)}; allowed: a whole number from 0")
+        raise ValueError(f"step is {safe_repr(step)}; allowed: a whole number from 0")
     if not _is_number(moment) or not 0 <= moment <= LARGEST_TIME:
-        raise ValueError(f"{TIME} is {shown(moment)}; allowed: seconds since 1970")
+        raise ValueError(f"{TIME} is {safe_repr(moment)}; allowed: seconds since 1970")
     numbers = {}
     for name, value in flat(fields, "/").items():
         if value in NONFINITE:
             value = float(value)
         if not _is_number(value):
-            raise ValueError(f"{name:.100} is {shown(value)}; allowed: a number")
+            raise ValueError(f"{name:.100} is {safe_repr(value)}; allowed: a number")
         numbers[name] = float(value)
     return _Line(number, step, round((moment - started_at) * 1000), numbers)
 

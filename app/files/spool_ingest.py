@@ -14,7 +14,7 @@ from db.database import Database, is_outage
 from db.errors import HalfstepError, Invalid
 from db.tables import User
 from db.telemetry import ingest, step_conversion
-from halfstep.telemetry.plain_json import shown
+from halfstep.telemetry.plain_json import safe_repr
 from halfstep.telemetry.spool import SpoolPart, Unrecordable
 
 #: Bytes of the spool per transaction: about 20,000 steps.
@@ -98,7 +98,7 @@ def _record_individually(
                 if isinstance(problem, HalfstepError) or is_outage(problem):
                     raise
                 traceback.print_exception(problem)
-                problems.append(f"{type(problem).__name__}: {shown(item)}")
+                problems.append(f"{type(problem).__name__}: {safe_repr(item)}")
         _record(database, position, [], offset, problems)
 
 

@@ -236,5 +236,5 @@ def _command(run: Run) -> dict[str, Any] | None:
         *((f"Variable {name}", value) for name, value in command["variables"].items()),
         ("Secrets", ", ".join(command["secrets"])),
     ]
-    argv = command_line.filled(command["line"], run.config)
+    argv = command_line.fill_placeholders(command["line"], run.config)
     return {"filled": shlex.join(argv), "facts": [fact for fact in facts if fact[1]]}

@@ -20,7 +20,7 @@ from db.access import secrets
 from db.errors import Conflict, Invalid
 from db.queue import workers
 from db.runs import runs
-from halfstep.field_errors import bounded, of_pydantic
+from halfstep.field_errors import bound, of_pydantic
 from halfstep.telemetry.plain_json import JsonObject
 
 router = APIRouter()
@@ -75,7 +75,7 @@ def submit_command(request: Request, session: Db, posted: Posted, principal: Sig
         errors = error.errors
     else:
         return RedirectResponse(f"/runs/{run.id}", status_code=303)
-    errors = bounded(errors)
+    errors = bound(errors)
     form = command_form.read_form(posted, errors)
     return _form(request, session, principal, form, values, errors)
 

@@ -24,7 +24,7 @@ from db.access import secrets
 from db.errors import Invalid
 from db.queue import workers
 from db.sweeps.sweeps import MAXIMISE, MINIMISE
-from halfstep.field_errors import bounded, of_pydantic
+from halfstep.field_errors import bound, of_pydantic
 
 router = APIRouter()
 
@@ -66,7 +66,7 @@ def begin(
         errors |= of_pydantic(error.errors())
     except Invalid as error:
         errors |= error.errors
-    if errors := bounded(errors):
+    if errors := bound(errors):
         form = command_form.read_form(posted, errors)
         return _form(request, session, principal, form, values, errors)
     if str(posted.get("confirmed", "")) != str(checked.runs):

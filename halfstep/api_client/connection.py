@@ -27,7 +27,7 @@ class Connection:
         url: by default HALFSTEP_URL, that of `halfstep login`, or this machine.
         token: by default HALFSTEP_TOKEN, or that of `halfstep login`; created on the account page.
         """
-        login = credentials.known(url, token, otherwise=URL)
+        login = credentials.find(url, token, otherwise=URL)
         if login is None:
             advice = "create one on the account page, then run `halfstep login` or set"
             raise ApiError(0, f"no API token: {advice} HALFSTEP_TOKEN")

@@ -23,7 +23,7 @@ class Unreadable(ValueError):
     """Given or stored credentials are invalid; the message names the variable or file."""
 
 
-def known(
+def find(
     url: str | None = None, token: str | None = None, *, otherwise: str | None = None
 ) -> Credentials | None:
     """Return URL and token from the arguments, else the environment, else the stored login.
@@ -67,7 +67,7 @@ def is_address(url: str) -> bool:
 
 def flaw(token: str) -> str | None:
     """Return why a token is invalid, without showing the token; None if it is valid."""
-    wrong = [each for each in token if not "!" <= each <= "~"]
+    wrong = [character for character in token if not "!" <= character <= "~"]
     return (
         f"the token has the character {wrong[0]!r}; allowed: ASCII without spaces"
         if wrong

@@ -21,7 +21,7 @@ TRIES, TRY_SECONDS = 20, 0.05  # after them another server of this folder holds 
 
 
 @contextmanager
-def announced(data: Path, url: str, token: str) -> Iterator[None]:
+def announce(data: Path, url: str, token: str) -> Iterator[None]:
     """Let scripts find the server of a data folder while it runs. Raises OSError."""
     path = _file(data)
     write_private(path, {"url": url, "token": token, "machine": process.pid_space()})

@@ -27,9 +27,9 @@ def check_body(value: Any, path: str = "") -> None:
         inner = value.items()
     elif isinstance(value, list | tuple):
         inner = enumerate(value)
-    for name, each in inner:
+    for name, item in inner:
         check_body(name, path)
-        check_body(each, f"{path}.{name}" if path else str(name))
+        check_body(item, f"{path}.{name}" if path else str(name))
 
 
 def _is_unicode(text: str) -> bool:
@@ -108,7 +108,7 @@ def error_of(answer: httpx2.Response) -> ApiError:
         return ApiError(404, message)
     if not isinstance(body, dict):
         return ApiError(answer.status_code, f"{answer.status_code} {answer.reason_phrase}")
-    errors = field_errors.bounded(body.get("errors") or {})
+    errors = field_errors.bound(body.get("errors") or {})
     message = field_errors.summary(errors) or str(body.get("detail", answer.reason_phrase))
     if answer.status_code == 405 and protocol.is_older(answer.headers.get(protocol.HEADER)):
         message = f"{message} {protocol.OLDER_SERVER}"

@@ -13,7 +13,7 @@ from halfstep.api_client.file_calls import FileCalls
 from halfstep.api_client.polling import AWAY_SECONDS, ENDED, POLL_SECONDS, patiently
 from halfstep.api_client.series_calls import SeriesCalls
 from halfstep.cli import command_line, command_sources
-from halfstep.session.nesting import merged
+from halfstep.session.nesting import merge
 from halfstep.telemetry.plain_json import JsonObject
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class RunCalls(FileCalls, SeriesCalls):
             if not steps:
                 raise ApiError(404, f"run {run_id} has no checkpoint to start from")
             step = max(steps)
-        changed = merged(parent["config"], config or {})
+        changed = merge(parent["config"], config or {})
         further |= {"parent_id": run_id, "parent_step": step}
         return self.submit(parent["recipe"], changed, name=name, tags=tags, **further)
 
@@ -217,7 +217,7 @@ class RunCalls(FileCalls, SeriesCalls):
         Raises ApiError, with status 404 if the run has no log file.
         """
         with self._stream(f"/runs/{run_id}/log/download") as answer:
-            yield from _gunzipped(answer.iter_raw())
+            yield from _gunzip(answer.iter_raw())
 
     def pause(self, run_id: int) -> "RunSummary":
         """Pause a run, with a checkpoint."""
@@ -315,7 +315,7 @@ def command_of(
     }
 
 
-def _gunzipped(pieces: Iterable[bytes]) -> Iterator[bytes]:
+def _gunzip(pieces: Iterable[bytes]) -> Iterator[bytes]:
     """Decompress concatenated gzip files."""
     decompressor = zlib.decompressobj(GZIP)
     for piece in pieces:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from halfstep.api_client.errors import ApiError
 from halfstep.api_client.run_calls import RunCalls
-from halfstep.session.nesting import merged
+from halfstep.session.nesting import merge
 from halfstep.telemetry.plain_json import JsonObject
 
 if TYPE_CHECKING:
@@ -101,13 +101,13 @@ class SavedCalls(RunCalls):
         """
         matches = self.presets(name=preset, project=project)
         if len(matches) != 1:
-            of = ", ".join(repr(each["project"]) for each in matches[:10])
+            of = ", ".join(repr(match["project"]) for match in matches[:10])
             text = f"it exists in {of}; set `project`" if matches else "there is none"
             raise ApiError(409 if matches else 404, f"preset is {preset!r}; {text}")
         [saved] = matches
         fields = ("project", "tags", "priority", "nodes", "devices_per_node")
         placement = {field: cast("JsonObject", saved)[field] for field in fields} | further
-        return self.submit(saved["recipe"], merged(saved["config"], config or {}), **placement)
+        return self.submit(saved["recipe"], merge(saved["config"], config or {}), **placement)
 
     def note(self, *run_ids: int, project: str | None = None) -> str:
         """Return the note on a project, or on these runs side by side, in Markdown."""

@@ -124,7 +124,7 @@ def of_steps(text: Iterable[str], first: int, last: float) -> Series:
     whole_steps = columns.pop("step").astype(np.int64)
     unknown = np.concatenate(empty) if empty else np.zeros((0, len(names)), bool)
     return Series(
-        {name: Line(whole_steps, each.copy()) for name, each in columns.items()},
+        {name: Line(whole_steps, column.copy()) for name, column in columns.items()},
         dict(zip(names, unknown.T, strict=True)),
     )
 

@@ -115,7 +115,7 @@ class ApartGuard:
     is_due = False
 
     def __init__(self, sanitizer: Sanitizer, on_error: Callable[[Exception], None]) -> None:
-        self._sanitizer, self.failed = sanitizer, on_error
+        self._sanitizer, self.handle_error = sanitizer, on_error
         self._held, self._apart = 0, ExitStack()
 
     @property

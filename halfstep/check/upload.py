@@ -16,7 +16,7 @@ from halfstep.check.report import (
 )
 from halfstep.client import Client
 from halfstep.shadow.source_files import is_of_script
-from halfstep.telemetry.plain_json import cleaned, plain
+from halfstep.telemetry.plain_json import clean, plain
 
 
 def upload(report: Report, login: Credentials, project: str) -> tuple[str, list[str]]:
@@ -42,14 +42,14 @@ def sources_of(report: Report) -> tuple[dict[str, str], list[str]]:
         if not is_of_script(str(Path(file).absolute())):
             continue
         try:
-            text = cleaned(Path(file).read_text(encoding="utf-8", errors="replace"))
+            text = clean(Path(file).read_text(encoding="utf-8", errors="replace"))
         except OSError:  # generated code
             continue
         size, lines = len(_encoded({file: text})), text.count("\n") + 1
         if size > bytes_left or lines > lines_left or len(sources) == MOST_FILES:
             left_out.append(file)
             continue
-        sources[cleaned(file)] = text
+        sources[clean(file)] = text
         bytes_left, lines_left = bytes_left - size, lines_left - lines
     return sources, left_out
 

@@ -223,7 +223,7 @@ class _Converter:
         if value is None:
             return () if is_many else None
         try:
-            return [self._one(each) for each in value] if is_many else self._one(value)
+            return [self._one(item) for item in value] if is_many else self._one(value)
         except ValueError as error:
             raise typer.BadParameter(str(error), ctx=ctx, param=param) from error
 

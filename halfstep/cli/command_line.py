@@ -35,7 +35,7 @@ def placeholders(line: str) -> list[str]:
     return list(dict.fromkeys(filter(None, names)))
 
 
-def filled(line: str, values: Mapping[str, Value]) -> list[str]:
+def fill_placeholders(line: str, values: Mapping[str, Value]) -> list[str]:
     """Return its arguments with these values in their places. Raises ValueError, KeyError."""
 
     def fill(match: re.Match[str]) -> str:

@@ -36,7 +36,7 @@ def sources_of(words: Sequence[str], folder: str) -> dict[str, str]:
     return found
 
 
-def changed(sources: Mapping[str, str], folder: Path) -> list[str]:
+def list_changed(sources: Mapping[str, str], folder: Path) -> list[str]:
     """Return the paths of the files that have changed, or are gone."""
     return [path for path, digest in sources.items() if _digest(folder / path) != digest]
 

@@ -49,7 +49,7 @@ def health(run: "RunSummary") -> str:
     return HEALTHS.get(known["word"], known["word"]).lower() if known else UNKNOWN
 
 
-def skipped(run: "RunSummary") -> str:
+def format_skipped(run: "RunSummary") -> str:
     """Return the number of skipped steps; unknown without steps."""
     return count(run["skipped"]) if run["own_steps"] else UNKNOWN
 
@@ -70,7 +70,7 @@ def run_line(run: "RunSummary") -> str:
     parts = [f"run {run['id']}  {state(run)}", run["name"], f"step {progress(run)}"]
     parts += [f"loss {loss(run)}"] if loss(run) != UNKNOWN else []
     parts += [f"scale {run_scale(run)}"] if run["scale"] is not None and run["is_scaled"] else []
-    parts += [f"skipped {skipped(run)}"] if run["own_steps"] else []
+    parts += [f"skipped {format_skipped(run)}"] if run["own_steps"] else []
     parts += [health(run)] if run.get("health") else []
     left = run.get("seconds_left")
     parts += [f"ETA {duration(left)}"] if left is not None else []

@@ -21,9 +21,9 @@ def follow_run(client: "Client", run_id: int, *, as_json: bool) -> int:
     """Show the status of a run until it ends; return the exit code."""
     states = client.follow(run_id, on_outage=warn)
     if as_json:
-        return exit_code(_printed(states, lambda run: print_json([run])))
+        return exit_code(_print(states, lambda run: print_json([run])))
     if not sys.stdout.isatty():
-        return exit_code(_printed(states, lambda run: say(formats.run_line(run))))
+        return exit_code(_print(states, lambda run: say(formats.run_line(run))))
     from rich.live import Live
     from rich.text import Text
 
@@ -38,7 +38,7 @@ def follow_run(client: "Client", run_id: int, *, as_json: bool) -> int:
             text.highlight_words([formats.health(run)], style)
             live.update(text, refresh=True)
 
-        return exit_code(_printed(states, show))
+        return exit_code(_print(states, show))
 
 
 def wait_for_run(client: "Client", run_id: int, *, as_json: bool) -> int:
@@ -50,7 +50,7 @@ def wait_for_run(client: "Client", run_id: int, *, as_json: bool) -> int:
     return exit_code(run)
 
 
-def _printed(states: "Iterator[RunDetail]", show: "Callable[[RunDetail], None]") -> "RunDetail":
+def _print(states: "Iterator[RunDetail]", show: "Callable[[RunDetail], None]") -> "RunDetail":
     for run in states:
         show(run)
     return run  # `states` ends with an ended run

@@ -145,7 +145,7 @@ def _run_row(run: "ListedRun", extra: Sequence[str]) -> list[str]:
         formats.progress(run),
         formats.loss(run),
         formats.run_scale(run),
-        formats.skipped(run),
+        formats.format_skipped(run),
         formats.health(run),
         number_formats.duration(left),
         *(more[name] for name in extra),

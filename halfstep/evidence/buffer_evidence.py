@@ -50,5 +50,5 @@ class BufferEvidence:
             for name, parameter in module.named_parameters()
             if not parameter.requires_grad
         )
-        buffers = (each for module in self.modules for each in module.named_buffers())
+        buffers = (buffer for module in self.modules for buffer in module.named_buffers())
         search(chain(buffers, averaged), self._host_copies, report)

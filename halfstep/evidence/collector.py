@@ -121,16 +121,16 @@ class Collector:
         """Record an update of the scaler without an optimizer step."""
         self._tallies[NotStepped].add(step)
 
-    def scaled_clip(self, step: int, optimizer: str, max_norm: Any) -> None:
+    def record_scaled_clip(self, step: int, optimizer: str, max_norm: Any) -> None:
         """Record a clip of gradients that are multiplied by the scale."""
         norm = float(max_norm) if isinstance(max_norm, int | float) else None
         self._tallies[ScaledClip].add(step, optimizer=optimizer, max_norm=norm)
 
-    def unscaled_loss(self, step: int, optimizer: str) -> None:
+    def record_unscaled_loss(self, step: int, optimizer: str) -> None:
         """Record a scaler's step whose gradients hold some of a loss without the scale."""
         self._tallies[UnscaledLoss].add(step, optimizer=optimizer)
 
-    def uncleared(self, step: int, optimizer: str, norms: Tensor, carried: int) -> None:
+    def record_uncleared(self, step: int, optimizer: str, norms: Tensor, carried: int) -> None:
         """A pass added to gradients that nothing cleared since the last step.
 
         norms: of the gradients before the pass.  carried: the number of latest steps whose
@@ -145,7 +145,7 @@ class Collector:
 
         self.host_copies.send(report, norms)
 
-    def arrived(
+    def receive(
         self,
         rows: Sequence[tuple[int, int, Mapping[str, bool]]],
         records: Steps,
@@ -169,7 +169,7 @@ class Collector:
         ):
             self._on_event(event)
         if norms is not None:
-            self.skips.arrived(records, events, norms)
+            self.skips.receive(records, events, norms)
         self.host_copies.report()
 
     def end(self, step: int, known: Sequence[tuple[Gradients, bool]]) -> None:
@@ -181,7 +181,7 @@ class Collector:
         if step:
             self._buffers.read(step, at_end=True)
         for gradients, has_changed in known:
-            self.checks.ended(step, gradients, has_changed=has_changed)
+            self.checks.check_end(step, gradients, has_changed=has_changed)
 
     def drain(self, *, wait: bool) -> None:
         """Report completed copies from a device."""

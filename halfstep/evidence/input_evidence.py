@@ -81,7 +81,7 @@ class InputEvidence:
                 self._judge(step, found, loss_is_finite=math.isfinite(loss))
 
         counts = torch.stack([counts_of(tensor) for tensor in inputs.values()])
-        weights = [p for each in self.modules for p in each.parameters() if p.requires_grad]
+        weights = [p for module in self.modules for p in module.parameters() if p.requires_grad]
         both = torch.stack([total, are_finite(weights, device)])
         self._host_copies.send(judge, counts, both)
 
@@ -90,12 +90,12 @@ class InputEvidence:
             self._by_design |= {name for name, _inf, _nan in found}
             if self.found is not None:
                 first, inputs = self.found
-                left = [each for each in inputs if each[0] not in self._by_design]
+                left = [entry for entry in inputs if entry[0] not in self._by_design]
                 self.found = (first, left) if left else None
                 self.report()
         elif self._searches < MAX_INPUT_SEARCHES:
             self._searches += 1
-            new = [each for each in found if each[0] not in self._by_design]
+            new = [entry for entry in found if entry[0] not in self._by_design]
             if new and self.found is None:
                 self.found = step, new
         else:
@@ -121,7 +121,7 @@ class InputEvidence:
             return
         step, inputs = self.found
         by_design = {name for name, _inf, _nan in nonfinite_inputs()}
-        remaining = [each for each in inputs if each[0] not in by_design]
+        remaining = [entry for entry in inputs if entry[0] not in by_design]
         self.found = (step, remaining) if remaining else None
         self.report()
 

@@ -58,9 +58,9 @@ def nonfinite_tensors(name: str, value: Any) -> Iterator[tuple[str, int, int]]:
 
     The host waits for those on a device.
     """
-    for each, tensor in tensors_in(name, value):
+    for path, tensor in tensors_in(name, value):
         if counts := _counts(tensor.cpu()):
-            yield (each, *counts)
+            yield (path, *counts)
 
 
 def _counts(tensor: Tensor) -> tuple[int, int] | None:

@@ -21,20 +21,20 @@ def search(
         if _has_norm(local):
             by_device.setdefault(local.device, []).append((name, local))
     names = [name for group in by_device.values() for name, _ in group]
-    is_finite = [_is_finite([each for _, each in group]) for group in by_device.values()]
+    is_finite = [_is_finite([tensor for _, tensor in group]) for group in by_device.values()]
 
-    def arrived(flags: list[Tensor]) -> None:
+    def receive(flags: list[Tensor]) -> None:
         sound = [is_sound for group in flags for is_sound in group.tolist()]
         report([name for name, is_sound in zip(names, sound, strict=True) if not is_sound])
 
     if names:
-        host_copies.send(arrived, *is_finite)
+        host_copies.send(receive, *is_finite)
 
 
 def are_finite(tensors: Iterable[Tensor], device: torch.device) -> Tensor:
     """Return whether those of the tensors that are on a device are finite: 1 or 0, there."""
     local = [local_elements(tensor.detach()) for tensor in tensors]
-    own = [each for each in local if each.device == device and _has_norm(each)]
+    own = [tensor for tensor in local if tensor.device == device and _has_norm(tensor)]
     return _is_finite(own).all().float() if own else torch.ones((), device=device)
 
 
@@ -46,4 +46,4 @@ def _has_norm(tensor: Tensor) -> bool:
 
 def _is_finite(tensors: list[Tensor]) -> Tensor:
     largest: list[Tensor] = list(torch._foreach_norm(tensors, torch.inf))
-    return torch.stack([each.float() for each in largest]).isfinite()
+    return torch.stack([norm.float() for norm in largest]).isfinite()

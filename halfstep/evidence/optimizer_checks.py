@@ -40,17 +40,27 @@ class OptimizerChecks:
         #: Parameters that an optimizer has or had: a loop may replace both while it trains.
         self._inside: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
-    def raised(self, step: int, method: str, error: Exception, known: Sequence[Gradients]) -> None:
+    def record_exception(
+        self, step: int, method: str, error: Exception, known: Sequence[Gradients]
+    ) -> None:
         """Record an exception from a method of the scaler."""
         text = " ".join(str(error).split())[:500]
-        if any(each in text for each in OF_ORDER):
+        if any(phrase in text for phrase in OF_ORDER):
             self._once(CallOrder(step=step, method=method, error=text))
         elif "No inf checks" in text:
-            empty = [each.name for each in known if all(p.grad is None for p in each.parameters)]
+            empty = [
+                gradients.name
+                for gradients in known
+                if all(p.grad is None for p in gradients.parameters)
+            ]
             self._once(NoInfChecks(step=step, method=method, optimizers=empty[:NAMES], error=text))
         elif "unscale FP16 gradients" in text:
             named = [
-                *(pair for each in known for pair in zip(each.names, each.parameters, strict=True)),
+                *(
+                    pair
+                    for gradients in known
+                    for pair in zip(gradients.names, gradients.parameters, strict=True)
+                ),
                 # No optimizer has been measured yet if the first step raises.
                 *(pair for module in self.modules for pair in module.named_parameters()),
             ]
@@ -71,7 +81,7 @@ class OptimizerChecks:
                 self._once(AdamEps(step=step, optimizer=gradients.name, eps=eps, count=len(half)))
                 return
 
-    def measured(self, step: int, gradients: Gradients, *, has_changed: bool) -> None:
+    def check(self, step: int, gradients: Gradients, *, has_changed: bool) -> None:
         """Check the measured gradients of an optimizer's step.
 
         has_changed: a backward pass has changed them; a step may clear them itself.
@@ -82,7 +92,7 @@ class OptimizerChecks:
         ):
             self._without_gradient(step, gradients, has_changed=has_changed)
 
-    def ended(self, step: int, gradients: Gradients, *, has_changed: bool) -> None:
+    def check_end(self, step: int, gradients: Gradients, *, has_changed: bool) -> None:
         """Check an optimizer of a loop that has ended, however few steps it made."""
         if gradients.steps and len(gradients.without_gradient) == _needing(gradients):
             self._without_gradient(step, gradients, has_changed=has_changed)
@@ -111,8 +121,8 @@ class OptimizerChecks:
         An optimizer may step copies in fp32 of parameters in half precision, or of all of them.
         """
         having = [p for p in names if p.requires_grad and p.grad is not None]
-        for each in known:
-            for group in each.optimizer.param_groups:
+        for gradients in known:
+            for group in gradients.optimizer.param_groups:
                 self._inside.update(dict.fromkeys(group["params"]))
         stepped = {id(p) for p in self._inside}
         if stepped.isdisjoint(map(id, names)):

@@ -23,7 +23,7 @@ def computing_type(roots: Any) -> DType | None:
     while waiting and len(seen) < MOST_NODES:
         node = waiting.pop()
         if node.name().startswith(WIDE):
-            dtypes.update(each.dtype for each in node._input_metadata[:1])
+            dtypes.update(metadata.dtype for metadata in node._input_metadata[:1])
         for below, _ in node.next_functions:
             if below is not None and below not in seen:
                 seen.add(below)

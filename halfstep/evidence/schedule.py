@@ -31,12 +31,12 @@ class ScheduleEvidence:
         self.is_heard = False  # a torch scheduler has stepped
         self.name = ""
 
-    def stepped(self, row: int, optimizer: str, scheduler: str) -> None:
+    def record_step(self, row: int, optimizer: str, scheduler: str) -> None:
         """Record a scheduler's step after an optimizer's attempt in this row."""
         self.is_heard, self.name = True, scheduler
         self._stepped.setdefault(row, set()).add(optimizer)
 
-    def applied(self, rows: range, optimizers: int) -> None:
+    def count_applied(self, rows: range, optimizers: int) -> None:
         """Process rows in which every optimizer was applied. optimizers: their number."""
         self._attempts += len(rows) * optimizers
         if self._stepped:

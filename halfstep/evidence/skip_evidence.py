@@ -44,7 +44,7 @@ class SkipEvidence:
         self._device_clips = 0  # handed over
 
     def is_for_clip(self, norm: Value) -> bool:
-        """Return whether `clipped` examines gradients of this norm."""
+        """Return whether `record_clip` examines gradients of this norm."""
         if self._is_lost:
             return False
         if self._bad_clip_at is not None or self._armed.left or self._armed.is_armed:
@@ -53,7 +53,7 @@ class SkipEvidence:
             return not math.isfinite(norm)
         return self._device_clips < CLIPS_ON_DEVICE
 
-    def clipped(self, steps: int, norm: Value, loss: Value, optimizer: Optimizer) -> None:
+    def record_clip(self, steps: int, norm: Value, loss: Value, optimizer: Optimizer) -> None:
         """Record that gradients of a loop without a scaler are about to be clipped.
 
         steps: made so far. If the loop skips the step of a nonfinite norm, its weights are
@@ -90,7 +90,7 @@ class SkipEvidence:
         if not math.isfinite(norm):
             self._armed.skipped(steps + 1, 0, 1, 1, loss_is_finite=math.isfinite(loss))
 
-    def closed(
+    def close(
         self,
         step: int,
         row: CurrentStep,
@@ -124,14 +124,14 @@ class SkipEvidence:
         ]
         nan = sum(nan > 0 for counts in counted for _inf, nan in counts.values())
         infinite = sum(nan == 0 < inf for counts in counted for inf, nan in counts.values())
-        total = sum(len(known[each].names) for each in row.measured if each in known)
+        total = sum(len(known[key].names) for key in row.measured if key in known)
         self._armed.skipped(step, infinite, nan, total, loss_is_finite=loss_is_finite)
         if not loss_is_finite:
             self._buffers.read(step)
 
-    def arrived(self, records: Steps, events: Sequence[Event], norms: NDArray[np.float32]) -> None:
+    def receive(self, records: Steps, events: Sequence[Event], norms: NDArray[np.float32]) -> None:
         """Process skips in rows of a device."""
-        skips = [each for each in events if isinstance(each, Scaler) and each.kind == "skip"]
+        skips = [skip for skip in events if isinstance(skip, Scaler) and skip.kind == "skip"]
         of_step = dict(zip(records["step"].tolist(), norms, strict=True))
         for event in skips:
             nan = int(np.isnan(of_step[event.step]).sum())

@@ -51,13 +51,13 @@ def app(
     with Client() as client, Progress(f"run {run_id}") as progress:
         run = client.run(run_id)
         try:
-            path = writer.write(run, _counted(points_of(client, run), progress), folder)
+            path = writer.write(run, _count(points_of(client, run), progress), folder)
         except FileExistsError as error:
             sys.exit(f"halfstep: run {run_id} already exists: {error.filename or error}")
     print_result({"folder": str(path)}, str(path), as_json=as_json)
 
 
-def _counted(points: "Iterable[Point]", progress: "Progress") -> "Iterator[Point]":
+def _count(points: "Iterable[Point]", progress: "Progress") -> "Iterator[Point]":
     for number, point in enumerate(points, start=1):
         if number % 1000 == 0:
             progress(number)

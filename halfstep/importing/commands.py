@@ -53,7 +53,7 @@ def app(
     from halfstep.telemetry.upload import upload
 
     folder = folder or runs_folder()
-    server = None if offline else credentials.known()
+    server = None if offline else credentials.find()
     failures: list[str] = []
     progress = Progress("runs")
 
@@ -64,16 +64,16 @@ def app(
 
     count = 0
     with progress:
-        for each in _runs(source)(path):
+        for run in _runs(source)(path):
             count += 1
             progress(count)
-            if isinstance(each, Damaged):
-                complain(str(each))
+            if isinstance(run, Damaged):
+                complain(str(run))
                 continue
             try:
-                written = write_run(each, folder, complain, project=project)
+                written = write_run(run, folder, complain, project=project)
             except (ValueError, ArithmeticError, OSError) as error:
-                complain(f"{each.name} cannot be imported: {error}")
+                complain(f"{run.name} cannot be imported: {error}")
                 continue
             page = None
             if server is not None:
@@ -91,12 +91,12 @@ def app(
                 }
                 line |= {"steps": written.steps, "numbers": written.numbers}
                 line["media"] = written.media
-                print(json.dumps(line | {"left_out": dict(each.left_out)}), flush=True)
+                print(json.dumps(line | {"left_out": dict(run.left_out)}), flush=True)
             else:
                 was = "" if written.is_new else ", there already"
                 counted = f"{written.steps:,} steps, {written.numbers:,} numbers"
                 counted += f", {written.media:,} media" if written.media else ""
-                print(f"{page or written.folder}: {counted}{was}{_left_out(each)}", flush=True)
+                print(f"{page or written.folder}: {counted}{was}{_left_out(run)}", flush=True)
     if not count:
         complain(f"there are no runs of {source} in {path}")
     raise typer.Exit(1 if failures else 0)

@@ -226,7 +226,7 @@ class _Writing:
         if len(self._media) == media.MOST:
             self._run.left_out[f"{suffix} beyond the first {media.MOST:,} files"] += 1
             return
-        path = self._unused_path(f"artifacts/step-{step:08}/{slug(logged.name)[:80]}", suffix)
+        path = self._find_unused_path(f"artifacts/step-{step:08}/{slug(logged.name)[:80]}", suffix)
         place = self.files.folder / path
         event = Artifact(
             step=step,
@@ -244,7 +244,7 @@ class _Writing:
         else:
             self._media.add(path)
 
-    def _unused_path(self, path: str, suffix: str) -> str:
+    def _find_unused_path(self, path: str, suffix: str) -> str:
         """Return a file name that is unused in this step."""
         free = whole = f"{path}.{suffix}"
         while free in self._media:
@@ -296,7 +296,7 @@ def _place(folder: Path, name: str, run_id: str) -> Path:
 
 def _is_ours(place: Path) -> bool:
     """Return whether a folder is left by an import that was interrupted before run.json existed."""
-    return place.is_dir() and {each.name for each in place.iterdir()} <= {"spool", "artifacts"}
+    return place.is_dir() and {path.name for path in place.iterdir()} <= {"spool", "artifacts"}
 
 
 def _attempt(number: int, run: SourceRun, started: float) -> AttemptEntry:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from halfstep.importing.media import read
-from halfstep.importing.source import Damaged, Media, Point, SourceRun, literal, nested
+from halfstep.importing.source import Damaged, Media, Point, SourceRun, literal, nest
 from halfstep.telemetry.attempt_messages import WatchedStatus
 
 STATUSES: dict[str, WatchedStatus] = {"FAILED": "failed", "KILLED": "terminated"}
@@ -53,7 +53,7 @@ def _of_database(path: Path) -> Iterator[SourceRun | Damaged]:
     try:
         with closing(_open(path)) as database:
             rows = database.execute(query).fetchall()
-            described = [(row, _described(database, row[0])) for row in rows]
+            described = [(row, _describe(database, row[0])) for row in rows]
     except sqlite3.Error as error:
         yield Damaged(f"{path} is not an MLflow database: {error}")
         return
@@ -79,7 +79,7 @@ def _open(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
 
 
-def _described(database: sqlite3.Connection, run_id: str) -> tuple[dict[str, str], Any, int]:
+def _describe(database: sqlite3.Connection, run_id: str) -> tuple[dict[str, str], Any, int]:
     params = database.execute("SELECT key, value FROM params WHERE run_uuid = ?", (run_id,))
     tags = database.execute("SELECT key, value FROM tags WHERE run_uuid = ?", (run_id,))
     counting = "SELECT count(*) FROM metrics WHERE run_uuid = ?"
@@ -97,7 +97,9 @@ def _points_of_database(
     try:
         with closing(_open(path)) as database:
             for key, step, timestamp, value, is_nan in database.execute(query, (run_id,)):
-                yield Point(key, step, timestamp / 1000, math.nan if is_nan else _unbound(value))
+                yield Point(
+                    key, step, timestamp / 1000, math.nan if is_nan else _restore_infinity(value)
+                )
     except sqlite3.Error as error:
         raise Damaged(f"{path} is damaged: {error}") from error
     yield from _media(files, left_out)
@@ -112,7 +114,7 @@ def _artifacts(folder: Path, uri: str | None, run_id: str) -> list[Path]:
     return [*_files(place).values()]
 
 
-def _unbound(value: float) -> float:
+def _restore_infinity(value: float) -> float:
     return math.copysign(math.inf, value) if abs(value) >= INFINITE else value
 
 
@@ -226,7 +228,7 @@ def _media(files: list[Path], left_out: "Counter[str]") -> Iterator[Media]:
 
 
 def _config(params: dict[str, str]) -> dict[str, Any]:
-    return nested({name: literal(value) for name, value in params.items()})
+    return nest({name: literal(value) for name, value in params.items()})
 
 
 def _tags(tags: dict[str, str]) -> tuple[str, ...]:

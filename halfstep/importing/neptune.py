@@ -23,7 +23,7 @@ import pyarrow
 from pyarrow import parquet
 
 from halfstep.importing.media import MOST, histogram_of, inside, named_suffix_of, read
-from halfstep.importing.source import Damaged, Media, Point, SourceRun, nested
+from halfstep.importing.source import Damaged, Media, Point, SourceRun, nest
 from halfstep.telemetry.plain_json import JsonObject
 
 ROWS = 20_000
@@ -78,7 +78,7 @@ def _source_run(files: list[Path]) -> SourceRun:
         fingerprint=" ".join(f"{file.name}:{file.stat().st_size}" for file in files),
         name=str(name),
         project=str(project),
-        config=nested({k: v for k, v in values.items() if not k.startswith("sys/")}),
+        config=nest({k: v for k, v in values.items() if not k.startswith("sys/")}),
         tags=tuple(sorted(values.get("sys/tags") or ())),
         started=_seconds(values.get("sys/creation_time")),
         host=str(values.get("sys/hostname") or ""),
@@ -123,13 +123,13 @@ def _made(row: dict[str, Any], own: Path) -> Iterator[tuple[str, bytes, str] | N
         yield (name, content, "histogram.json") if content else None
     elif isinstance(file, dict) and row["attribute_type"] in FILES:
         path = str(file.get("path"))
-        for each in _below(own, path) if row["attribute_type"] == FILE_SET else [path]:
-            content = None if own.parent.is_symlink() else read(own, each)
+        for member in _below(own, path) if row["attribute_type"] == FILE_SET else [path]:
+            content = None if own.parent.is_symlink() else read(own, member)
             if content is None:
                 yield None
                 continue
-            suffix = named_suffix_of(each, content)
-            below = each.removeprefix(path)  # path within a file_set
+            suffix = named_suffix_of(member, content)
+            below = member.removeprefix(path)  # path within a file_set
             yield f"{name}{below}".removesuffix(f".{suffix}"), content, suffix
 
 
@@ -138,8 +138,8 @@ def _below(own: Path, path: str) -> list[str]:
     folder = inside(own, path)
     if folder is None:
         return [path]
-    files = islice((each for each in folder.rglob("*") if not each.is_dir()), MOST)
-    return sorted(f"{path}/{each.relative_to(folder).as_posix()}" for each in files)
+    files = islice((file for file in folder.rglob("*") if not file.is_dir()), MOST)
+    return sorted(f"{path}/{file.relative_to(folder).as_posix()}" for file in files)
 
 
 def _rows(

@@ -34,7 +34,7 @@ def fields(message: bytes) -> dict[int, list[Any]]:
     return values
 
 
-def signed(number: int) -> int:
+def to_signed(number: int) -> int:
     """Convert a varint to int32 or int64: negative numbers are written as 64 bits."""
     return number - 2**64 if number >= 2**63 else number
 

@@ -62,7 +62,7 @@ def literal(text: str) -> Any:
     return value if isinstance(value, int | float | bool) else text
 
 
-def nested(flat: dict[str, Any]) -> dict[str, Any]:
+def nest(flat: dict[str, Any]) -> dict[str, Any]:
     """Expand "a/b" to b within a; a name that is both value and group stays flat."""
     tree: dict[str, Any] = {}
     for path, value in sorted(flat.items()):

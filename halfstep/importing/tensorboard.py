@@ -96,7 +96,7 @@ def _beginning(file: Path) -> tuple[float | None, dict[str, Any]]:
                     content = value.metadata.plugin_data.content
                     hparams_data = plugin_data_pb2.HParamsPluginData.FromString(content)
                     hparams = hparams_data.session_start_info.hparams
-                    return started, {name: _plain(each) for name, each in hparams.items()}
+                    return started, {name: _plain(hparam) for name, hparam in hparams.items()}
     except Damaged:  # reported by the pass over its points
         return started, {}
     return started, {}

@@ -18,7 +18,7 @@ from struct import Struct
 from typing import Any, BinaryIO
 
 from halfstep.importing.media import histogram_of, read, table_of
-from halfstep.importing.protobuf import double, fields, signed, zigzag
+from halfstep.importing.protobuf import double, fields, to_signed, zigzag
 from halfstep.importing.source import Damaged, Media, Point, SourceRun
 from halfstep.telemetry.attempt_messages import WatchedStatus
 from halfstep.telemetry.plain_json import JsonObject
@@ -60,7 +60,7 @@ def _source_run(files: list[Path]) -> SourceRun:
         elif kind == CONFIG:
             config |= _settings(message)
         elif kind == EXIT:
-            status = "finished" if signed(message.get(1, [0])[0]) == 0 else "failed"
+            status = "finished" if to_signed(message.get(1, [0])[0]) == 0 else "failed"
     if not run:
         raise Damaged(f"{files[0]} has no run record")
     identity = "/".join(_text(run, field) for field in (2, 3, 1))  # entity, project, id
@@ -107,7 +107,7 @@ def _row(
     """Yield the numbers and media of one row of a run's history."""
     items = dict(_item(fields(item)) for item in history.get(1, []))
     step_record = fields(history[2][0]) if 2 in history else {}
-    step = int(items.get(("_step",), signed(step_record.get(1, [0])[0])))
+    step = int(items.get(("_step",), to_signed(step_record.get(1, [0])[0])))
     time = items.get(("_timestamp",))
     inside: dict[tuple[str, ...], dict[str, Any]] = {}  # by path, the values directly below it
     for path, value in items.items():
@@ -121,9 +121,9 @@ def _row(
             continue
         named = own.get("filenames", [own.get("path")])
         is_read = kind in MEDIA and isinstance(named, list)
-        contents = [read(files, str(each)) for each in named] if is_read else [None]
-        yield from (Media(".".join(path), step, time, each) for each in contents if each)
-        left_out.update(str(kind) for each in contents if not each)
+        contents = [read(files, str(place)) for place in named] if is_read else [None]
+        yield from (Media(".".join(path), step, time, data) for data in contents if data)
+        left_out.update(str(kind) for data in contents if not data)
     for path, value in items.items():
         if path[0].startswith("_") or any(path[:end] in kinds for end in range(len(path) + 1)):
             continue

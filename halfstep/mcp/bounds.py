@@ -15,7 +15,7 @@ LEFT_OUT = "left_out"
 UNSEEN = ("Cc", "Cf", "Cn", "Co", "Cs")
 
 
-def bounded(result: JsonObject) -> JsonObject:
+def bound(result: JsonObject) -> JsonObject:
     """Return a result of at most MOST_CHARACTERS as JSON.
 
     The longest lists are halved first; `left_out` has the number of their items that are missing.
@@ -24,7 +24,7 @@ def bounded(result: JsonObject) -> JsonObject:
     left_out: dict[str, int] = {}
     while len(json.dumps(small)) > MOST_CHARACTERS:
         path, items = max(
-            _lists(small), key=lambda each: len(json.dumps(each[1])), default=("", [])
+            _lists(small), key=lambda entry: len(json.dumps(entry[1])), default=("", [])
         )
         if not items:
             return {LEFT_OUT: "the result is too large: request less"}
@@ -42,8 +42,8 @@ def _short(value: Any) -> Any:
     if isinstance(value, float) and math.isfinite(value) and not value.is_integer():
         return float(f"{value:.6g}")
     if isinstance(value, dict):
-        return {_seen(key): _short(each) for key, each in value.items()}
-    return [_short(each) for each in value] if isinstance(value, list) else value
+        return {_seen(key): _short(item) for key, item in value.items()}
+    return [_short(item) for item in value] if isinstance(value, list) else value
 
 
 def _seen(text: str) -> str:
@@ -58,11 +58,11 @@ def _lists(value: Any, path: str = "") -> list[tuple[str, list[Any]]]:
     """Return the lists within a result that are not empty, with their paths."""
     found: list[tuple[str, list[Any]]] = []
     if isinstance(value, dict):
-        for key, each in value.items():
+        for key, item in value.items():
             if key != LEFT_OUT:
-                found += _lists(each, f"{path}.{key}" if path else str(key))
+                found += _lists(item, f"{path}.{key}" if path else str(key))
     elif isinstance(value, list) and value:
         found.append((path, value))
-        for index, each in enumerate(value):
-            found += _lists(each, f"{path}[{index}]")
+        for index, item in enumerate(value):
+            found += _lists(item, f"{path}[{index}]")
     return found

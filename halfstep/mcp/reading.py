@@ -80,7 +80,7 @@ def tools(client: Client) -> list[Callable[..., JsonObject]]:
         return {
             **{"run": summary(client, run), "url": client.page_url(run_id)},
             "findings": [
-                _explained(client, finding) for finding in client.findings(run_id)[:MOST_FINDINGS]
+                _explain(client, finding) for finding in client.findings(run_id)[:MOST_FINDINGS]
             ],
             "skipped": {
                 "count": run["skipped"],
@@ -148,7 +148,7 @@ def summary(client: Client, run: "RunSummary") -> JsonObject:
     return shown | {"url": client.page_url(run["id"])}
 
 
-def _explained(client: Client, finding: "AdvisedFinding") -> JsonObject:
+def _explain(client: Client, finding: "AdvisedFinding") -> JsonObject:
     """Return a finding whose actions have names."""
     names = ("title", "text", "module", "cause", "fix", "is_certain")
     fields = cast("JsonObject", finding)
@@ -191,5 +191,5 @@ def _skips(client: Client, run_id: int) -> Iterator[JsonObject]:
                 "scale_before": event["scale_before"],
                 "scale_after": event["scale_after"],
                 "loss_nonfinite": event["loss_nonfinite"],
-                "overflowed": [each["name"] for each in event["culprits"][:MOST_CULPRITS]],
+                "overflowed": [culprit["name"] for culprit in event["culprits"][:MOST_CULPRITS]],
             }

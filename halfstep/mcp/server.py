@@ -14,7 +14,7 @@ from mcp.types import ToolAnnotations
 
 from halfstep.client import Client
 from halfstep.mcp import reading, writing
-from halfstep.mcp.bounds import bounded
+from halfstep.mcp.bounds import bound
 from halfstep.mcp.tool_errors import tool_errors
 from halfstep.telemetry.plain_json import JsonObject
 from halfstep.version import __version__
@@ -48,18 +48,18 @@ def server_of(client: Client, *, allow_writes: bool = False) -> "MCPServer[Any]"
         "halfstep", version=__version__, instructions=INSTRUCTIONS, log_level="WARNING"
     )
     for tool in reading.tools(client):
-        server.add_tool(_marked(tool), annotations=READS, structured_output=False)
+        server.add_tool(_mark(tool), annotations=READS, structured_output=False)
     for tool in writing.tools(client) if allow_writes else []:
-        server.add_tool(_marked(tool), annotations=WRITES, structured_output=False)
+        server.add_tool(_mark(tool), annotations=WRITES, structured_output=False)
     return server
 
 
-def _marked(tool: Callable[P, JsonObject]) -> Callable[P, JsonObject]:
+def _mark(tool: Callable[P, JsonObject]) -> Callable[P, JsonObject]:
     """Return the tool with a bounded result that is marked as untrusted."""
 
     @tool_errors
     @wraps(tool)
-    def wrapped(*arguments: P.args, **named: P.kwargs) -> JsonObject:
-        return {NOTICE: UNTRUSTED, DATA: bounded(tool(*arguments, **named))}
+    def wrapper(*arguments: P.args, **named: P.kwargs) -> JsonObject:
+        return {NOTICE: UNTRUSTED, DATA: bound(tool(*arguments, **named))}
 
-    return wrapped
+    return wrapper

@@ -16,10 +16,10 @@ def tool_errors(function: Callable[P, Result]) -> Callable[P, Result]:
     """Return the function with API errors converted to tool errors."""
 
     @wraps(function)
-    def wrapped(*arguments: P.args, **named: P.kwargs) -> Result:
+    def wrapper(*arguments: P.args, **named: P.kwargs) -> Result:
         try:
             return function(*arguments, **named)
         except ApiError as error:
             raise ToolError(str(error)) from error
 
-    return wrapped
+    return wrapper

@@ -12,7 +12,7 @@ from halfstep.client import Client
 from halfstep.mcp.confirmation import Answer, Confirmation, check, form, question
 from halfstep.mcp.reading import RunId, summary
 from halfstep.mcp.tool_errors import tool_errors
-from halfstep.session.nesting import merged
+from halfstep.session.nesting import merge
 from halfstep.telemetry.plain_json import JsonObject
 
 FP32_MODULES = "modules.fp32"  # an action names one more
@@ -85,12 +85,12 @@ def tools(client: Client) -> list[Callable[..., JsonObject]]:
         check(confirmation)
         fix = _fix(client, run_id, action)
         parent = client.run(run_id)
-        changes = _nested(fix.settings, parent["config"])
+        changes = _nest(fix.settings, parent["config"])
         if fix.step is not None:
             run = client.fork(run_id, changes, step=fix.step)
         else:
             project = {"project": parent["project"]}
-            run = client.submit(parent["recipe"], merged(parent["config"], changes), **project)
+            run = client.submit(parent["recipe"], merge(parent["config"], changes), **project)
         return summary(client, run) | {"starts": fix.start}
 
     return [submit, fork, queue_fix]
@@ -108,7 +108,9 @@ class Fix(NamedTuple):
 def _fix(client: Client, run_id: int, action: str) -> Fix:
     """Return the action of that name. Raises ApiError."""
     known = {
-        each["label"]: each for finding in client.findings(run_id) for each in finding["actions"]
+        action["label"]: action
+        for finding in client.findings(run_id)
+        for action in finding["actions"]
     }
     if action not in known:
         allowed = ", ".join(map(repr, known)) or "none: the run has no suggested action"
@@ -118,7 +120,7 @@ def _fix(client: Client, run_id: int, action: str) -> Fix:
     return Fix(known[action]["settings"], step, start, client.url_of(known[action]["address"]))
 
 
-def _nested(settings: JsonObject, config: JsonObject) -> JsonObject:
+def _nest(settings: JsonObject, config: JsonObject) -> JsonObject:
     """Return settings by path as a configuration; modules in fp32 are added to the present ones."""
     nested: JsonObject = {}
     for path, value in settings.items():

@@ -109,7 +109,7 @@ class Measured:
 
 
 @contextmanager
-def intercepted(handler: Handler) -> Iterator[None]:
+def intercept(handler: Handler) -> Iterator[None]:
     """Hand every call of a module to a handler, the innermost one."""
     original = nn.Module.__call__
     is_first = not _handlers

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from halfstep.precision_lab.call_records import Leaves, in_backward, intercepted, is_float
+from halfstep.precision_lab.call_records import Leaves, in_backward, intercept, is_float
 from halfstep.precision_lab.dispatch_modes import HALF, EqualOperations
 from halfstep.precision_lab.error_statistics import (
     Errors,
@@ -26,10 +26,10 @@ from halfstep.precision_lab.error_statistics import (
 from halfstep.precision_lab.passes import Setting, check_loss, gradients_of
 from halfstep.precision_lab.preservation import (
     RandomState,
-    copied_state,
+    copy_state,
     no_global_hooks,
-    preserved_attributes,
-    preserved_tensors,
+    preserve_attributes,
+    preserve_tensors,
 )
 from halfstep.recording.gradients import module_names, parameter_names
 
@@ -90,7 +90,7 @@ class Comparison:
         self.is_compiled = any(map(_is_compiled, self._all))
 
     @contextmanager
-    def preserved(self) -> Iterator[None]:
+    def preserve(self) -> Iterator[None]:
         """Leave everything as it was."""
         with ExitStack() as stack:
             stack.callback(self._start.restore)
@@ -103,7 +103,7 @@ class Comparison:
 
     @contextmanager
     def one_pass(self, *, is_reference: bool = False, is_plain: bool = False) -> Iterator[None]:
-        """Start a pass from the same state, and restore it; inside of `preserved`.
+        """Start a pass from the same state, and restore it; inside of `preserve`.
 
         is_plain: without the intercepted operations, which take time on the host; only if passes
         so far have overwritten neither parameters nor the batch.
@@ -112,9 +112,9 @@ class Comparison:
         dtype = self._reference if is_reference else None
         with ExitStack() as stack:
             stack.callback(self._restore_parameters)
-            stack.enter_context(preserved_attributes(self._all))
-            stack.enter_context(copied_state(self._all, dtype))
-            stack.enter_context(preserved_tensors(self._originals, self.setting.kept))
+            stack.enter_context(preserve_attributes(self._all))
+            stack.enter_context(copy_state(self._all, dtype))
+            stack.enter_context(preserve_tensors(self._originals, self.setting.kept))
             stack.callback(torch.clear_autocast_cache)
             if not is_reference and (not is_plain or self.setting.kept.has_copied):
                 stack.enter_context(EqualOperations(self.setting.kept.before_write))
@@ -138,18 +138,18 @@ class Comparison:
     def in_reference(self) -> Iterator[dict[int, Any]]:
         """Compute in the reference's precision; yield the cast parameters by the original's id."""
 
-        def called(module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        def call(module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             args, kwargs = cast_floats((args, kwargs), self._reference)
             return run(*args, **kwargs)
 
         setting = self.setting
-        with setting.in_reference(setting.modules) as casts, intercepted(called):
+        with setting.in_reference(setting.modules) as casts, intercept(call):
             yield casts
 
     def errors(self, mix: Mix, scale: float, references: Mapping[int, Tensor]) -> Errors:
         """Return the errors of the whole gradient in a mix of precisions."""
         with self.one_pass():
-            return self.errors_in(self.mixed(mix), scale, references)
+            return self.errors_in(self.compute_mixed(mix), scale, references)
 
     def errors_in(
         self,
@@ -163,7 +163,7 @@ class Comparison:
         """
         with region:
             loss = self.closure()
-            gradients = self.scaled_gradients(loss, scale)
+            gradients = self.compute_scaled_gradients(loss, scale)
         if bool(loss.isfinite()):
             return whole_errors(gradient_sums(gradients, references, scale))
         return Errors(math.inf, math.inf, math.nan, 0.0, 0.0)
@@ -172,25 +172,25 @@ class Comparison:
         """Return the scale that a scaler would come to; None if the gradients overflow at 1 too."""
         scale = below / SCALE_STEP
         while scale >= 1:
-            with self.one_pass(), self.mixed(mix):
-                gradients = self.scaled_gradients(self.closure(), scale)
+            with self.one_pass(), self.compute_mixed(mix):
+                gradients = self.compute_scaled_gradients(self.closure(), scale)
             if all(bool(gradient.isfinite().all()) for gradient in gradients.values()):
                 return scale
             scale /= SCALE_STEP
         return None
 
-    def scaled_gradients(self, loss: Tensor, scale: float) -> dict[int, Tensor]:
+    def compute_scaled_gradients(self, loss: Tensor, scale: float) -> dict[int, Tensor]:
         """Return the gradients of a loss times a scale."""
         factor = torch.full_like(loss, scale, dtype=torch.float32)
         return gradients_of(loss * factor, self.setting.parameters)
 
     @contextmanager
-    def mixed(self, mix: Mix) -> Iterator[None]:
+    def compute_mixed(self, mix: Mix) -> Iterator[None]:
         """Compute in a mix of precisions, as modules.fp32 and modules.bf16 of a run do."""
         device_type, names, depth = self.setting.device_type, self.setting.names, 0
         outermost: set[nn.Module] = set()  # modules that the loss function calls
 
-        def called(module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        def call(module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             nonlocal depth
             is_outermost = depth == 0 and mix.is_loss_in_fp32 and module in names
             if is_outermost and in_backward():  # activation checkpointing repeats a forward
@@ -213,7 +213,7 @@ class Comparison:
 
         is_on = mix.dtype is not None and not mix.is_loss_in_fp32
         dtype = mix.dtype or torch.bfloat16  # ignored while autocast is disabled
-        with intercepted(called), torch.autocast(device_type, dtype, enabled=is_on):
+        with intercept(call), torch.autocast(device_type, dtype, enabled=is_on):
             yield
 
 
@@ -277,8 +277,8 @@ def gradient_sums(
     sums = {}
     with without_modes():
         for key, reference in references.items():
-            if each := compare([gradients.get(key)], [reference], scale=scale):
-                sums[key] = each
+            if compared := compare([gradients.get(key)], [reference], scale=scale):
+                sums[key] = compared
     return sums
 
 

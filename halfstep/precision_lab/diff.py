@@ -139,7 +139,7 @@ def diff_of(
         raise ValueError(f"causes = {causes}: must be a number of modules from 0 to {PLAN_MODULES}")
     check_models(models)
     diff = _Diff(models, closure, dtype, reference, given, names, is_searched=is_searched)
-    with diff.preserved():
+    with diff.preserve():
         event = diff.event(step, scale)
         return replace(event, causes=diff.causes(event, causes)) if causes else event
 
@@ -215,7 +215,7 @@ class _Diff(Comparison):
         rows = self._rows(reference, low, references, gradients, totals)
         whole = whole_errors(totals)
         self._note(reference, low, len(rows), whole)
-        names, fixed = self._suggested(rows, references, whole)
+        names, fixed = self._suggest(rows, references, whole)
         return PrecisionDiff(
             step=step,
             dtype=LOW[self._dtype],  # type: ignore[arg-type]
@@ -231,27 +231,27 @@ class _Diff(Comparison):
             rows=rows[:PRECISION_ROWS],
         )
 
-    def _suggested(
+    def _suggest(
         self, rows: list[PrecisionRow], references: Mapping[int, Tensor], whole: Errors
     ) -> tuple[list[str], Errors | None]:
         """Return the modules that should stay in fp32, and the errors with them there.
 
         The errors are None without modules, and of half-precision weights.
         """
-        names = [each.name for each in suggest(rows, LOW[self._dtype])]
+        names = [suggestion.name for suggestion in suggest(rows, LOW[self._dtype])]
         if self._mix.dtype is None:
             return names, None
-        fixed = self._repaired(names, references) if names else None
+        fixed = self._repair(names, references) if names else None
         if LOSS in names and fixed is not None:
             others = [name for name in names if name != LOSS]
-            without = self._repaired(others, references) if others else None
+            without = self._repair(others, references) if others else None
             if not fixed.error < STAYING_SHARE * (without or whole).error:
                 names, fixed = others, without
                 self.notes.append(LOSS_UNREPAIRED)
         now = fixed or whole
         if self._is_searched and not is_within(now.error, now.cosine):
-            planned = list(dict.fromkeys([*names, *self._planned()]))
-            after = self._repaired(planned, references) if len(planned) > len(names) else now
+            planned = list(dict.fromkeys([*names, *self._plan()]))
+            after = self._repair(planned, references) if len(planned) > len(names) else now
             is_better = after.error < STAYING_SHARE * now.error
             if is_better or is_within(after.error, after.cosine):
                 return planned, after
@@ -259,13 +259,13 @@ class _Diff(Comparison):
             self.notes.append(UNREPAIRED)
         return names, fixed
 
-    def _repaired(self, names: Collection[str], references: Mapping[int, Tensor]) -> Errors:
+    def _repair(self, names: Collection[str], references: Mapping[int, Tensor]) -> Errors:
         """Return the errors of the gradient with some modules in fp32."""
         own = {m: torch.float32 for m, name in self.setting.names.items() if name in names}
         mix = Mix(self._dtype, own, is_loss_in_fp32=LOSS in names)
         return self.errors(mix, self.setting.scale, references)
 
-    def _planned(self) -> list[str]:
+    def _plan(self) -> list[str]:
         """Return the modules that a precision plan of this batch takes out of low precision."""
         with suppress_errors_of_code():
             bounds, scale = Bounds(MAX_ERROR, MIN_COSINE), max(self.setting.scale, 1.0)
@@ -288,8 +288,8 @@ class _Diff(Comparison):
                 local[row.name] = max(local[row.name], float(row.local))
         types = ModuleTree.of(self.setting.names).types
         references = self.reference_gradients()
-        operations = sum(each.operations for each in work.values())
-        size = sum(each.bytes for each in work.values())
+        operations = sum(module_work.operations for module_work in work.values())
+        size = sum(module_work.bytes for module_work in work.values())
         scale = float(event.scale)
         modules = [
             PlanModule(
@@ -297,7 +297,9 @@ class _Diff(Comparison):
                 names=[name],
                 type=types.get(name, ""),
                 errors={
-                    SHORT[self._dtype]: survey.isolated_error(self, (name,), scale, references)
+                    SHORT[self._dtype]: survey.measure_isolated_error(
+                        self, (name,), scale, references
+                    )
                 },
                 operations=work[name].operations / (operations or 1),
                 memory=work[name].bytes / (size or 1),
@@ -441,4 +443,4 @@ def _underflows(row: PrecisionRow) -> bool:
 def _missing(gradients: Mapping[int, Tensor]) -> list[Sums]:
     """Return the sums of gradients that only the reference has."""
     sums = (compare([None], [gradient]) for gradient in gradients.values())
-    return [each for each in sums if each]
+    return [part for part in sums if part]

@@ -49,7 +49,7 @@ class EqualOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         if (kind := self._kinds.get(func)) is None:
-            kind = self._kinds[func] = _written(func), func.overloadpacket.__name__ in RANDOM
+            kind = self._kinds[func] = _find_written(func), func.overloadpacket.__name__ in RANDOM
         written, is_random = kind
         for index, name in written:
             value = args[index] if index < len(args) else kwargs.get(name)
@@ -63,7 +63,7 @@ class EqualOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
 
-def _written(func: Any) -> list[tuple[int, str]]:
+def _find_written(func: Any) -> list[tuple[int, str]]:
     """Return positions and names of the arguments that an operation changes."""
     arguments = enumerate(func._schema.arguments)
     return [(i, a.name) for i, a in arguments if a.alias_info and a.alias_info.is_write]

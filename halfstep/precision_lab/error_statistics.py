@@ -67,7 +67,7 @@ def together(sums: Sequence[Sums]) -> Sums | None:
     """Return the sums over all elements; None without any."""
     if not sums:
         return None
-    return Sums(_total([each.numbers for each in sums]), sum(each.elements for each in sums))
+    return Sums(_total([part.numbers for part in sums]), sum(part.elements for part in sums))
 
 
 def squared_difference(
@@ -83,7 +83,9 @@ def squared_difference(
         if v is not None and o is not None and v.shape == o.shape
         for own, other in _chunks(v, o)
     ]
-    return torch.stack([each.to(squares[0].device) for each in squares]).sum() if squares else None
+    return (
+        torch.stack([square.to(squares[0].device) for square in squares]).sum() if squares else None
+    )
 
 
 def overflows(value: Tensor, rounded: Tensor) -> Tensor | None:
@@ -144,7 +146,7 @@ def _chunks(value: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 def _total(sums: Sequence[Tensor]) -> Tensor:
     if len(sums) == 1:
         return sums[0]
-    stacked = torch.stack([each.to(sums[0].device) for each in sums])
+    stacked = torch.stack([part.to(sums[0].device) for part in sums])
     total = stacked.sum(0)
     total[3] = stacked[:, 3].max()
     return total

@@ -30,7 +30,7 @@ class ModuleTree:
         types = {name: type(module).__name__ for module, name in names.items()}
         return cls(types, inside | {LOSS: frozenset([LOSS])})
 
-    def covered(self, names: Iterable[str]) -> frozenset[str]:
+    def cover(self, names: Iterable[str]) -> frozenset[str]:
         """Return modules with all that is in them."""
         return frozenset().union(*(self.inside[name] for name in names))
 
@@ -53,7 +53,7 @@ class ModuleTree:
 
     def patterns(self, names: Collection[str]) -> list[str]:
         """Return the fewest patterns that match modules and nothing that is not in them."""
-        covered, patterns = self.covered(names), list[str]()
+        covered, patterns = self.cover(names), list[str]()
         for group in self.groups(self.outermost(names)):
             pattern = wildcard(group[0])
             is_exact = covered.issuperset(n for n in self.types if fnmatchcase(n, pattern))

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
-from halfstep.precision_lab.call_records import Leaves, intercepted, is_float
+from halfstep.precision_lab.call_records import Leaves, intercept, is_float
 from halfstep.precision_lab.comparison import SCALE_STEP, Comparison, Mix
 from halfstep.precision_lab.suggestions import LOSS
 
@@ -38,7 +38,7 @@ class Survey:
     """Own work of each module in a forward pass, and the dtypes of its arguments and results."""
 
     def __init__(self, comparison: Comparison, dtype: torch.dtype | None) -> None:
-        """Make the forward pass; inside of `comparison.preserved`.
+        """Make the forward pass; inside of `comparison.preserve`.
 
         dtype: of autocast; None: as the reference.
         """
@@ -46,7 +46,7 @@ class Survey:
         self._types: dict[nn.Module, tuple[Types, Types]] = {}
         counter = OwnWork()
 
-        def called(module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        def call(module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             if module not in self._names:
                 return run(*args, **kwargs)
             with counter.inside(self._names[module]):
@@ -56,17 +56,19 @@ class Survey:
             return result
 
         is_reference = dtype is None
-        precision = comparison.in_reference() if is_reference else comparison.mixed(Mix(dtype))
+        precision = (
+            comparison.in_reference() if is_reference else comparison.compute_mixed(Mix(dtype))
+        )
         with (
             comparison.one_pass(is_reference=is_reference),
             precision,
-            intercepted(called),
+            intercept(call),
             counter,
         ):
             comparison.closure()
         self.work = counter.work()
 
-    def isolated_error(
+    def measure_isolated_error(
         self,
         comparison: Comparison,
         names: Collection[str],
@@ -81,17 +83,17 @@ class Survey:
         """
         while True:
             with comparison.one_pass():
-                region = self._isolated(comparison.setting.device_type, names)
+                region = self._isolate(comparison.setting.device_type, names)
                 error = comparison.errors_in(region, scale, references).error
             if math.isfinite(error) or scale < SCALE_STEP:
                 return error
             scale /= SCALE_STEP
 
     @contextmanager
-    def _isolated(self, device_type: str, names: Collection[str]) -> Iterator[None]:
+    def _isolate(self, device_type: str, names: Collection[str]) -> Iterator[None]:
         stack = [LOSS in names]  # whether the calling module computes in low precision
 
-        def called(module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        def call(module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             name = self._names.get(module)
             if name is None:
                 return run(*args, **kwargs)
@@ -107,7 +109,7 @@ class Survey:
             return as_types(as_types(result, []), returned if is_caller_low else [])
 
         region = torch.autocast(device_type, self._dtype, enabled=stack[0])
-        with intercepted(called), region:
+        with intercept(call), region:
             yield
 
 
@@ -164,7 +166,7 @@ def forward_ms(comparison: Comparison, mix: Mix) -> dict[str, float]:
         spans: list[tuple[str, str, Any, Any]] = []  # module, its caller, start and end
         stack = [LOSS]
 
-        def called(
+        def call(
             module: nn.Module,
             run: Callable[..., Any],
             args: Any,
@@ -184,7 +186,7 @@ def forward_ms(comparison: Comparison, mix: Mix) -> dict[str, float]:
                 spans.append((stack.pop(), stack[-1], start, end))
 
         first, last = cuda_event(), cuda_event()
-        with comparison.one_pass(is_plain=True), comparison.mixed(mix), intercepted(called):
+        with comparison.one_pass(is_plain=True), comparison.compute_mixed(mix), intercept(call):
             first.record()
             comparison.closure()
             last.record()
@@ -205,9 +207,9 @@ def step_ms(comparison: Comparison, mix: Mix, scale: float) -> float:
     samples: list[float] = []
     for _ in range(TIMED_PASSES + 1):
         start, end = cuda_event(), cuda_event()
-        with comparison.one_pass(is_plain=True), comparison.mixed(mix):
+        with comparison.one_pass(is_plain=True), comparison.compute_mixed(mix):
             start.record()
-            comparison.scaled_gradients(comparison.closure(), scale)
+            comparison.compute_scaled_gradients(comparison.closure(), scale)
             end.record()
         end.synchronize()
         samples.append(start.elapsed_time(end))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
-from halfstep.precision_lab.call_records import Call, Leaves, in_backward, intercepted, is_float
+from halfstep.precision_lab.call_records import Call, Leaves, in_backward, intercept, is_float
 from halfstep.precision_lab.dispatch_modes import HALF, EqualOperations
 from halfstep.precision_lab.error_statistics import (
     Sums,
@@ -32,7 +32,7 @@ from halfstep.precision_lab.preservation import (
     cast_parameters,
     full_fp32,
     no_autocast,
-    preserved_attributes,
+    preserve_attributes,
     set_torch_state,
     state_tensors,
     torch_state,
@@ -94,7 +94,9 @@ class Pass:
         self._stack: list[Call] = []
         self._is_plain = False  # in a call that is not recorded
 
-    def _called(self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _call_module(
+        self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
         is_repeated = in_backward()  # by activation checkpointing
         is_inside = self._stack or is_repeated
         if self._is_plain or module not in self._setting.names or not is_inside:
@@ -112,7 +114,7 @@ class Pass:
                 return run(*args, **kwargs)
             finally:
                 self._is_plain = False
-        return self._recorded(call, run, leaves, values)
+        return self._record(call, run, leaves, values)
 
     def _cast(self, value: Any) -> Any:
         return value
@@ -120,7 +122,7 @@ class Pass:
     def _next_call(self, module: nn.Module) -> Call | None:
         raise NotImplementedError
 
-    def _recorded(
+    def _record(
         self, call: Call, run: Callable[..., Any], leaves: Leaves, values: list[Any]
     ) -> Any:
         raise NotImplementedError
@@ -148,8 +150,8 @@ class ReferencePass(Pass):
     def run(self, loss_fn: Callable[[], Tensor]) -> tuple[Tensor, dict[int, Tensor]]:
         """Return the loss, and the gradients by the id of the parameter."""
         setting = self._setting
-        with setting.in_reference(setting.modules) as casts, intercepted(self._called):
-            loss = self._recorded(self._new(LOSS, None), loss_fn, Leaves(((), {})), [])
+        with setting.in_reference(setting.modules) as casts, intercept(self._call_module):
+            loss = self._record(self._new(LOSS, None), loss_fn, Leaves(((), {})), [])
             check_loss(loss)
             self._has_begun = True
             parameters = {key: casts.get(key, p) for key, p in setting.parameters.items()}
@@ -176,7 +178,7 @@ class ReferencePass(Pass):
             self._stack[-1].children.append(call)
         return call
 
-    def _recorded(
+    def _record(
         self, call: Call, run: Callable[..., Any], leaves: Leaves, values: list[Any]
     ) -> Any:
         keep = self._setting.kept.keep
@@ -189,9 +191,9 @@ class ReferencePass(Pass):
         before = self._random()
         result = self._run(call, run, leaves, watched.values)
         call.random = before, self._random()
-        written = watched.written()
+        written = watched.find_written()
         leaves = Leaves(result)
-        if inner := used_inside(leaves.flat, watched.values):
+        if inner := find_used_inside(leaves.flat, watched.values):
             # Of the loss and the logits, say: views, whose gradients are those of uses outside.
             leaves.flat = [v.view_as(v) if i in inner else v for i, v in enumerate(leaves.flat)]
             result = leaves.rebuild(leaves.flat)
@@ -242,8 +244,8 @@ class LowPass(Pass):
         setting = self._setting
         self._gradients = gradients
         root = self._reference.in_order[0]
-        with intercepted(self._called):
-            loss = self._recorded(root, loss_fn, Leaves(((), {})), [])
+        with intercept(self._call_module):
+            loss = self._record(root, loss_fn, Leaves(((), {})), [])
             self._has_begun = True
             own = gradients_of(
                 loss * torch.full_like(loss, setting.scale, dtype=torch.float32), setting.parameters
@@ -258,7 +260,7 @@ class LowPass(Pass):
         self.unmatched += number <= MOST_CALLS
         return None
 
-    def _recorded(
+    def _record(
         self, call: Call, run: Callable[..., Any], leaves: Leaves, values: list[Any]
     ) -> Any:
         watched = WatchedInputs(values, partial(self._compare_gradient, call))
@@ -364,11 +366,15 @@ class LowPass(Pass):
                 if sums := compare([gradient], [reference]):
                     self.local_sums[key] = sums
         limit = NOISE_UNITS * self._setting.unit
-        results = [each for each in (local.forward, local.backward) if each]
+        results = [result for result in (local.forward, local.backward) if result]
         parameters = {k: self.local_sums[k] for k in local.parameters if k in self.local_sums}
         return (
-            any(not errors_of(each).error <= limit for each in results),
-            {key for key, each in parameters.items() if not errors_of(each).error <= limit},
+            any(not errors_of(result).error <= limit for result in results),
+            {
+                key
+                for key, parameter in parameters.items()
+                if not errors_of(parameter).error <= limit
+            },
         )
 
     def _repeats(self, local: "LocalRun", exact: "LocalRun") -> bool:
@@ -438,7 +444,7 @@ class WatchedInputs:
 
             original.register_hook(store_if_written)  # type: ignore[no-untyped-call]
 
-    def written(self) -> dict[int, int]:
+    def find_written(self) -> dict[int, int]:
         """Return the positions of overwritten arguments by their memory; after the call."""
         return {
             value.untyped_storage().data_ptr(): index
@@ -500,8 +506,8 @@ class LocalRun:
                 )
                 stack.enter_context(torch.set_grad_enabled(has_gradients))
                 stack.enter_context(saved_tensors_hooks(Tensor.detach, _same))
-                stack.enter_context(preserved_attributes(modules))
-                stack.enter_context(intercepted(self._called))
+                stack.enter_context(preserve_attributes(modules))
+                stack.enter_context(intercept(self._call_module))
                 casts: dict[int, Any] = {}
                 if kind != "low":
                     own = setting.modules if call.module is None else list(call.module.modules())
@@ -540,7 +546,7 @@ class LocalRun:
             if is_float(value) and value.requires_grad and gradient is not None:
                 self._starts.append(get_gradient_edge(value))
                 low = call.output_dtypes[index]
-                self._start_gradients.append(self._scaled(gradient, value, low))
+                self._start_gradients.append(self._scale(gradient, value, low))
         if self._starts:
             self._go_back(casts)
         if self._beyond and bool(torch.stack(self._beyond).any()):
@@ -605,7 +611,7 @@ class LocalRun:
         if low is not None and (
             self._kind == "low" or (self._kind == "fp32" and index is not None)
         ):
-            value = self._rounded(reference, low)
+            value = self._round(reference, low)
         if low is not None and self._kind != "low":
             value = value.to(self._setting.reference)
         if gradient is None or self._only is not None:
@@ -617,20 +623,22 @@ class LocalRun:
         return end.clone()  # an in-place operation may overwrite it
 
     @without_modes()
-    def _scaled(self, gradient: Tensor, value: Tensor, low: torch.dtype | None) -> Tensor:
+    def _scale(self, gradient: Tensor, value: Tensor, low: torch.dtype | None) -> Tensor:
         """Return a reference's gradient as it would arrive at a tensor of this run."""
         if self._kind == "reference" or low is None:
             return gradient.to(value.dtype)
-        rounded = self._rounded(gradient * self._setting.scale, low)
+        rounded = self._round(gradient * self._setting.scale, low)
         return rounded if self._kind == "low" else (rounded.to(value.dtype) / self._setting.scale)
 
-    def _rounded(self, value: Tensor, low: torch.dtype) -> Tensor:
+    def _round(self, value: Tensor, low: torch.dtype) -> Tensor:
         rounded = value.to(low)
         if low in HALF and (beyond := overflows(value, rounded)) is not None:
             self._beyond.append(beyond)
         return rounded
 
-    def _called(self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _call_module(
+        self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
         """Return the reference's result of a child instead of calling it."""
         if self._is_plain or module not in self._setting.names:
             return run(*args, **kwargs)
@@ -665,7 +673,7 @@ class LocalRun:
             if is_float(value) and value.requires_grad and value.shape == gradient.shape:
                 self._starts.append(get_gradient_edge(value))
                 low = value.dtype if self._kind == "low" else None
-                self._start_gradients.append(self._scaled(gradient, value, low))
+                self._start_gradients.append(self._scale(gradient, value, low))
 
     def _results(self, child: Call, given: list[Any]) -> list[Any]:
         results: list[Any] = []
@@ -683,7 +691,7 @@ class LocalRun:
         return results
 
 
-def used_inside(results: Sequence[Any], inputs: Sequence[Any]) -> set[int]:
+def find_used_inside(results: Sequence[Any], inputs: Sequence[Any]) -> set[int]:
     """Return the positions of a call's results of which it computed another, or that it repeats."""
     edges = [(index, get_gradient_edge(v)) for index, v in enumerate(results) if _has_gradient(v)]
     if len(edges) < 2:

@@ -159,9 +159,9 @@ def _causes(found: Candidate, dtype: torch.dtype) -> list[str]:
             is_searched=False,
         )
     return [
-        f"{PRECISIONS[dtype]}: a precision diff names {each}. If fp32 does not help, the code "
+        f"{PRECISIONS[dtype]}: a precision diff names {name}. If fp32 does not help, the code "
         "casts to half precision itself."
-        for each in suggest(diff.rows, diff.dtype)[:3]
+        for name in suggest(diff.rows, diff.dtype)[:3]
     ]
 
 
@@ -198,8 +198,8 @@ def _modules(
 ) -> list[PlanModule]:
     """Return the modules in groups, the largest error first."""
     work = measurement.work
-    operations = sum(each.operations for each in work.values()) or 1
-    size = sum(each.bytes for each in work.values()) or 1
+    operations = sum(module_work.operations for module_work in work.values()) or 1
+    size = sum(module_work.bytes for module_work in work.values()) or 1
     dtype = next(iter(errors), None) if measurement.is_timed else None
     rows = []
     for group in measurement.groups():
@@ -212,8 +212,8 @@ def _modules(
                 PRECISIONS[dtype]: math.hypot(*(caused.get(name, 0.0) for name in group))
                 for dtype, caused in errors.items()
             },
-            operations=sum(each.operations for each in own) / operations,
-            memory=sum(each.bytes for each in own) / size,
+            operations=sum(module_work.operations for module_work in own) / operations,
+            memory=sum(module_work.bytes for module_work in own) / size,
             ms=None if dtype is None else measurement.fp32_ms(group, dtype),
         )
         rows.append(row)

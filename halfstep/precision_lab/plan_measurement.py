@@ -49,7 +49,7 @@ class Situation:
         """Yield the comparison, ready for passes that change nothing."""
         if self._load is not None:
             self._load()
-        with self._comparison.preserved():
+        with self._comparison.preserve():
             yield self._comparison
 
 
@@ -134,11 +134,11 @@ class Measurement:
                 break
             scale /= SCALE_STEP
         worst, errors = max(results, key=lambda result: result[1].error)
-        cosine = min(each.cosine for _, each in results)
+        cosine = min(result.cosine for _, result in results)
         by_weights: dict[str, float] = {}
-        for situation, each in results:
+        for situation, result in results:
             label = situation.weights
-            by_weights[label] = max(each.error, by_weights.get(label, 0.0))
+            by_weights[label] = max(result.error, by_weights.get(label, 0.0))
         whole = Errors(errors.error, errors.largest, cosine, errors.flushed, errors.saturated)
         time, memory = self.costs(dtype, state)
         ms = self._fp32_ms
@@ -179,7 +179,7 @@ class Measurement:
         """Return the costs of a mix by counted operations and results."""
         if dtype == torch.float32:
             return Costs(1.0, 1.0)
-        in_fp32 = self.tree.covered(n for n, own in state.items() if own == torch.float32)
+        in_fp32 = self.tree.cover(n for n, own in state.items() if own == torch.float32)
         low = self._low[dtype][0]
         operations, slow, size, whole = 0, 0, 0, 0
         for name in self.work.keys() | low.keys():
@@ -208,7 +208,7 @@ class Measurement:
         time = (after.time - before.time) / before.time
         if self.is_timed:
             forward = sum(self._low[dtype][1].values()) or 1.0
-            time = max(0.0, self.fp32_ms(self.tree.covered(names), dtype) / forward)
+            time = max(0.0, self.fp32_ms(self.tree.cover(names), dtype) / forward)
         return time + max(0.0, after.memory - before.memory) / (before.memory or 1.0)
 
     def batch_deviation(self) -> float | None:
@@ -223,7 +223,7 @@ class Measurement:
             if len(of_batches) < 2:
                 continue
             for key in of_batches[0]:
-                stacked = torch.stack([_of(each, key, of_batches[0]) for each in of_batches])
+                stacked = torch.stack([_of(batch, key, of_batches[0]) for batch in of_batches])
                 mean = stacked.mean(0)
                 square = float((stacked - mean).double().square().sum())
                 squares.append(square / (len(of_batches) - 1))

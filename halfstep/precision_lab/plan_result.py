@@ -63,7 +63,7 @@ class PlanPoint:
     def modules(self) -> str:
         """The modules and their precisions, for a sentence: "a.norm in fp32"."""
         parts = [
-            f"{shortened(names)} in {precision}"
+            f"{shorten(names)} in {precision}"
             for names, precision in (
                 ([*self.fp32, *([LOSS] if self.is_loss_in_fp32 else [])], "fp32"),
                 (self.bf16, "bf16"),
@@ -201,7 +201,7 @@ def module_cells(module: PlanModule) -> tuple[str, ...]:
     return module.role, f"{module.type}{count}", errors, *shares
 
 
-def shortened(names: Sequence[str]) -> str:
+def shorten(names: Sequence[str]) -> str:
     """Return the first names of a list, and how many more there are."""
     more = len(names) - NAMES_SHOWN
     return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

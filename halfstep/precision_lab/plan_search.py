@@ -131,7 +131,9 @@ class PrecisionSearch:
         """Measure the error of modules together, shared equally: as if they were independent."""
         with worst.ready() as comparison:
             for dtype, survey in surveys.items():
-                error = survey.isolated_error(comparison, group, self._scale, worst.references)
+                error = survey.measure_isolated_error(
+                    comparison, group, self._scale, worst.references
+                )
                 squares = self._squares.setdefault(dtype, {})
                 squares |= dict.fromkeys(group, error**2 / len(group))
                 if error <= NOISE_UNITS * ROUNDING_UNIT["float16"]:
@@ -153,19 +155,19 @@ class PrecisionSearch:
         state: dict[str, torch.dtype] = {}
         for _ in range(MOST_MOVES):
             gains = [(self._gain(move, now), move) for move in self._moves]
-            gain, move = max(gains, key=lambda each: each[0])
+            gain, move = max(gains, key=lambda option: option[0])
             if not gain > (0, 0.0):
                 return
-            for name in self._tree.covered(move.names) & now.keys():
+            for name in self._tree.cover(move.names) & now.keys():
                 if now[name] != torch.float32:
                     now[name] = move.dtype
-            state = self._merged(state, move)
+            state = self._merge(state, move)
             yield state
 
     def _gain(self, move: _Move, now: Mapping[str, torch.dtype]) -> tuple[int, float]:
         """Return what a move gains per cost: errors that are not finite, then squares."""
         removed, infinite = 0.0, 0
-        for name in self._tree.covered(move.names) & now.keys():
+        for name in self._tree.cover(move.names) & now.keys():
             if now[name] == torch.float32:
                 continue
             before, after = self._square(name, now[name]), self._square(name, move.dtype)
@@ -181,19 +183,19 @@ class PrecisionSearch:
             return 0.0
         return self._squares[dtype].get(name, self._squares[self._dtype][name])
 
-    def _merged(self, state: Mapping[str, torch.dtype], move: _Move) -> dict[str, torch.dtype]:
+    def _merge(self, state: Mapping[str, torch.dtype], move: _Move) -> dict[str, torch.dtype]:
         """Return a state with a move, without the modules inside of others in fp32."""
         merged = {**state, **dict.fromkeys(move.names, move.dtype)}
         in_fp32 = [name for name, dtype in merged.items() if dtype == torch.float32]
-        inside = frozenset().union(*(self._tree.covered([name]) - {name} for name in in_fp32))
+        inside = frozenset().union(*(self._tree.cover([name]) - {name} for name in in_fp32))
         return {name: dtype for name, dtype in merged.items() if name not in inside}
 
-    def _predicted(self, state: Mapping[str, torch.dtype]) -> float:
+    def _predict(self, state: Mapping[str, torch.dtype]) -> float:
         """Return the error of a mix as if those of modules were independent."""
         of = dict.fromkeys(self._squares[self._dtype], self._dtype)
         for dtype in (torch.bfloat16, torch.float32):
             chosen = [name for name, own in state.items() if own == dtype]
-            of |= dict.fromkeys(self._tree.covered(chosen) & of.keys(), dtype)
+            of |= dict.fromkeys(self._tree.cover(chosen) & of.keys(), dtype)
         return math.sqrt(sum(self._square(name, dtype) for name, dtype in of.items()))
 
     def _first_within(
@@ -205,7 +207,7 @@ class PrecisionSearch:
         """
         most = DOUBT * self._measurement.bounds.max_error
         usable = [state for state in states if self._is_expressible(state)]
-        near = [state for state in usable if self._predicted(state) <= most] or usable[-1:]
+        near = [state for state in usable if self._predict(state) <= most] or usable[-1:]
         last_outside, number = -1, 0
         while number < len(near) and not self._measure(near[number]).is_within:
             last_outside, number = number, 2 * number + 1
@@ -246,9 +248,9 @@ class PrecisionSearch:
         last = best_of(self.candidates)
         if not last.is_within:
             return
-        error, count = self._predicted(last.state), 0
+        error, count = self._predict(last.state), 0
         for state in states:
-            predicted = self._predicted(state)
+            predicted = self._predict(state)
             if count < MORE_POINTS and predicted < error / 2 and self._is_expressible(state):
                 self._measure(state)
                 error, count = predicted, count + 1

@@ -90,7 +90,7 @@ def set_torch_state(devices: Sequence[torch.device], state: Sequence[Tensor]) ->
 
 
 @contextmanager
-def preserved_attributes(modules: Sequence[nn.Module]) -> Iterator[None]:
+def preserve_attributes(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Restore the attributes of modules, and the contents of their containers, also nested ones."""
     before = [(module, dict(vars(module))) for module in modules]
     contents = {
@@ -124,7 +124,7 @@ def containers_of(module: nn.Module) -> Iterator[Any]:
 
 
 @contextmanager
-def preserved_tensors(tensors: Sequence[Tensor], kept: KeptTensors) -> Iterator[None]:
+def preserve_tensors(tensors: Sequence[Tensor], kept: KeptTensors) -> Iterator[None]:
     """Restore the values of tensors that operations seen by `kept` overwrite."""
     slots = [(tensor, kept.keep(tensor)) for tensor in tensors]
     try:
@@ -148,10 +148,10 @@ def state_tensors(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tens
 
 
 @contextmanager
-def copied_state(modules: Sequence[nn.Module], dtype: torch.dtype | None) -> Iterator[None]:
+def copy_state(modules: Sequence[nn.Module], dtype: torch.dtype | None) -> Iterator[None]:
     """Give modules copies of their buffers and attributes; floating ones in a dtype, if given.
 
-    Inside of preserved_attributes, which restores the originals.
+    Inside of preserve_attributes, which restores the originals.
     """
     copies: dict[int, Tensor] = {}
     for module in modules:
@@ -206,7 +206,7 @@ def no_autocast(device_type: str) -> Iterator[None]:
     """Disable autocast, also where a module enables it."""
     enter, ours = torch.autocast.__enter__, threading.get_ident()
 
-    def disabled(region: torch.autocast) -> Any:
+    def enter_disabled(region: torch.autocast) -> Any:
         if threading.get_ident() != ours:
             return enter(region)  # type: ignore[no-untyped-call]
         enabled, region._enabled = region._enabled, False
@@ -215,7 +215,7 @@ def no_autocast(device_type: str) -> Iterator[None]:
         finally:
             region._enabled = enabled
 
-    torch.autocast.__enter__ = disabled  # type: ignore[method-assign]
+    torch.autocast.__enter__ = enter_disabled  # type: ignore[method-assign]
     try:
         with torch.autocast(device_type, enabled=False):
             yield

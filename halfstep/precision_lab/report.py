@@ -85,10 +85,10 @@ class PrecisionReport:
         rest = f"<p>{more} more rows in <code>rows</code>.</p>" if more > 0 else ""
         notes = "".join(f"<p>{escape(note)}</p>" for note in self.event.notes)
         causes = "".join(
-            f"<li>{escape(each.role)}: {number(max(map(float, each.errors.values())))}, "
-            f"{percent(each.operations)} of the operations and {percent(each.memory)} of the "
+            f"<li>{escape(cause.role)}: {number(max(map(float, cause.errors.values())))}, "
+            f"{percent(cause.operations)} of the operations and {percent(cause.memory)} of the "
             "memory of all results</li>"
-            for each in self.causes[:HTML_CAUSES]
+            for cause in self.causes[:HTML_CAUSES]
         )
         if causes:
             causes = f"<p>Gradient error that each module causes alone:</p><ol>{causes}</ol>"

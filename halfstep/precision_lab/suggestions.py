@@ -52,7 +52,7 @@ class Suggestions(list[Suggestion]):
 
 def suggestions_of(diff: PrecisionDiff) -> Suggestions:
     """Return the modules that a diff suggests, with the evidence, and what remains wrong."""
-    known = {each.name: each for each in suggest(diff.rows, diff.dtype)}
+    known = {suggestion.name: suggestion for suggestion in suggest(diff.rows, diff.dtype)}
     found = [known.get(name) or _of_whole(name, diff) for name in diff.suggested]
     return Suggestions(found, _remains(diff))
 
@@ -110,7 +110,7 @@ def suggest(rows: Iterable[PrecisionRow], dtype: str) -> Suggestions:
         for name, texts in evidence.items()
         if not _is_inside(name, list(evidence))
     ]
-    return Suggestions(sorted(found, key=lambda each: -each.error))
+    return Suggestions(sorted(found, key=lambda suggestion: -suggestion.error))
 
 
 def _is_inside(name: str, others: Sequence[str]) -> bool:

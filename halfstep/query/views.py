@@ -93,12 +93,12 @@ class Views:
 
     def _show_files(self, name: str, runs: "list[ListedRun]") -> None:
         """Replace a table by a view of the files of runs, each with the id of its run."""
-        files = {str(self._fetched(run, f"{name}.parquet")): run["id"] for run in runs}
+        files = {str(self._fetch(run, f"{name}.parquet")): run["id"] for run in runs}
         if not files:
             return
-        owners = ", ".join(f"({_quoted(path)}, {run_id})" for path, run_id in files.items())
+        owners = ", ".join(f"({_quote(path)}, {run_id})" for path, run_id in files.items())
         columns = ", ".join(f"file.{column}" for column in TABLES[name] if column != "run_id")
-        listed = ", ".join(map(_quoted, files))
+        listed = ", ".join(map(_quote, files))
         self._connection.execute(f"DROP TABLE {name}")
         self._connection.execute(
             f"CREATE VIEW {name} AS SELECT owner.run_id, {columns} "  # noqa: S608 - our own names
@@ -107,7 +107,7 @@ class Views:
         )
 
     def _settings(self, run: "ListedRun") -> Iterator[dict[str, Any]]:
-        path = self._cached(run, "settings.json")
+        path = self._get_cache_path(run, "settings.json")
         if not path.exists():
             config = self._client.run(run["id"])["config"]
             self._put(path, run, [json.dumps(config).encode()])
@@ -117,14 +117,14 @@ class Views:
             number = value if is_number else None
             yield {"run_id": run["id"], "name": setting, "value": shown, "number": number}
 
-    def _fetched(self, run: "ListedRun", name: str) -> Path:
-        path = self._cached(run, name)
+    def _fetch(self, run: "ListedRun", name: str) -> Path:
+        path = self._get_cache_path(run, name)
         if not path.exists():
             with self._client.export_file(run["id"], name) as pieces:
                 self._put(path, run, pieces)
         return path
 
-    def _cached(self, run: "ListedRun", name: str) -> Path:
+    def _get_cache_path(self, run: "ListedRun", name: str) -> Path:
         return self._folder / f"{run['id']}-{run['revision']}-{name}"
 
     def _put(self, path: Path, run: "ListedRun", pieces: Iterable[bytes]) -> None:
@@ -160,5 +160,5 @@ def _flat(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield f"{prefix}{name}", value
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"

@@ -160,7 +160,7 @@ class Gradients:
                 return torch._foreach_norm(gradients, dtype=self._dtype)
             except (NotImplementedError, RuntimeError):  # sparse, as later ones will be
                 self._is_plain = False
-        local = [summed_elements(gradient) for gradient in gradients]
+        local = [sum_elements(gradient) for gradient in gradients]
         norms = torch._foreach_norm(local, dtype=self._dtype)
         is_far = self.device.type != "cpu"  # where the host reads them, they must be complete
         return [norm.to(self.device, non_blocking=is_far) for norm in norms]
@@ -172,23 +172,23 @@ def parameter_names(modules: tuple[nn.Module, ...]) -> dict[nn.Parameter, str]:
     With several modules each name starts with the class, numbered if two have the same class.
     """
     names: dict[nn.Parameter, str] = {}
-    for prefix, module in _prefixed(modules):
+    for prefix, module in _prefix(modules):
         for path, parameter in module.named_parameters():
-            names.setdefault(parameter, prefix + _unwrapped(path))
+            names.setdefault(parameter, prefix + _unwrap(path))
     return names
 
 
 def module_names(modules: tuple[nn.Module, ...]) -> dict[nn.Module, str]:
     """Name the submodules of modules in the same way; the root has its class name."""
     names: dict[nn.Module, str] = {}
-    for prefix, module in _prefixed(modules):
+    for prefix, module in _prefix(modules):
         for path, inner in module.named_modules():
-            name = (prefix + _unwrapped(path)).rstrip(".")
+            name = (prefix + _unwrap(path)).rstrip(".")
             names.setdefault(inner, name or type(inner).__name__)
     return names
 
 
-def _prefixed(modules: tuple[nn.Module, ...]) -> Iterator[tuple[str, nn.Module]]:
+def _prefix(modules: tuple[nn.Module, ...]) -> Iterator[tuple[str, nn.Module]]:
     inner = [innermost(module) for module in modules]
     classes = [type(module).__name__ for module in inner]
     for index, module in enumerate(inner):
@@ -198,7 +198,7 @@ def _prefixed(modules: tuple[nn.Module, ...]) -> Iterator[tuple[str, nn.Module]]
         yield "" if len(modules) == 1 else many, module
 
 
-def _unwrapped(path: str) -> str:
+def _unwrap(path: str) -> str:
     for wrapper in WRAPPERS:
         path = path.replace(wrapper, "")
     return path
@@ -217,7 +217,7 @@ def local_elements(gradient: Tensor) -> Tensor:
     return local._values() if local.is_sparse else local
 
 
-def summed_elements(gradient: Tensor) -> Tensor:
+def sum_elements(gradient: Tensor) -> Tensor:
     """Return the local part of a gradient, with duplicate rows of a sparse one summed.
 
     Unlike `coalesce` it does not wait for a GPU: surplus rows at the end are zeros.

@@ -221,9 +221,9 @@ class Reader:
 
         before, after = values.scale, self._after(first, values, notes)
         left = self._left(first, before, after)
-        events: list[Event] = self._own(notes, rows, values, records)
+        events: list[Event] = self._find_own(notes, rows, values, records)
         events += self._replacements(notes, values, records, left)
-        events += self._unscaled_culprits(first, norms, values, records)
+        events += self._find_unscaled_culprits(first, norms, values, records)
         replaced = np.array([note.replaced or note.is_continued for note in notes])
         for i in np.flatnonzero(found_inf.any(axis=1) | (left != before) | (before != after)):
             record, scales = records[i], (float(before[i]), float(after[i]))
@@ -254,19 +254,19 @@ class Reader:
         following = [*notes[1:], self._notes.get(first + len(notes), PLAIN)]
         for i, note in enumerate(following):
             if note.set_after:
-                applied = self._applied_after((found_inf | (after != before))[:i])
+                applied = self._count_applied_after((found_inf | (after != before))[:i])
                 after[i] = note.set_after.scale_after(before[i], bool(found_inf[i]), applied)
-        self.applied = self._applied_after(found_inf | (after != before))
+        self.applied = self._count_applied_after(found_inf | (after != before))
         return after
 
-    def _applied_after(self, has_changed: NDArray[np.bool_]) -> int | None:
+    def _count_applied_after(self, has_changed: NDArray[np.bool_]) -> int | None:
         """Return the applied steps since the scale's last change. has_changed: by row."""
         (changes,) = has_changed.nonzero()
         if len(changes):
             return len(has_changed) - 1 - int(changes[-1])
         return None if self.applied is None else self.applied + len(has_changed)
 
-    def _own(
+    def _find_own(
         self, notes: Sequence[RowNotes], rows: Rows, values: Values, records: Steps
     ) -> list[Event]:
         """Return each optimizer's own loss and norm as metrics, if the losses differ."""
@@ -312,7 +312,7 @@ class Reader:
                 )
         return events
 
-    def _unscaled_culprits(
+    def _find_unscaled_culprits(
         self, first: int, norms: Mapping[str, Rows], values: Values, records: Steps
     ) -> list[Event]:
         """Name the culprits of the first step without a scaler that has a nonfinite norm."""

@@ -34,7 +34,7 @@ class Recorder:
     ) -> None:
         """started_at, sends_first: see Ring."""
         self.reader, self.layout, self._on_steps = reader, layout, on_steps
-        self.ring = Ring(layout.columns, device, started_at, self._arrived, sends_first=sends_first)
+        self.ring = Ring(layout.columns, device, started_at, self._receive, sends_first=sends_first)
         self.device = device
         self.zero, self.one = torch.zeros((), device=device), torch.ones((), device=device)
         self.unknown = torch.full((), math.nan, device=device)
@@ -72,7 +72,7 @@ class Recorder:
             except RuntimeError:
                 self._is_mixed = True
         device = self.device
-        values = [each.detach().reshape(()).to(device, non_blocking=True) for each in values]
+        values = [value.detach().reshape(()).to(device, non_blocking=True) for value in values]
         torch.stack(values, out=self.ring.rows[place])
 
     def mean(self, losses: Sequence[Tensor | float]) -> Tensor:
@@ -83,10 +83,10 @@ class Recorder:
             return self.unknown
         device = self.device
         tensors = [
-            each.to(device, non_blocking=True)
-            if isinstance(each, Tensor)
-            else torch.full((), each, dtype=torch.float64, device=device)
-            for each in losses
+            loss.to(device, non_blocking=True)
+            if isinstance(loss, Tensor)
+            else torch.full((), loss, dtype=torch.float64, device=device)
+            for loss in losses
         ]
         dtype = torch.float32 if device.type == "mps" else torch.float64  # which that one lacks
         return torch.stack(tensors).mean(dtype=dtype)
@@ -166,7 +166,7 @@ class Recorder:
             self._knows_after[place] = True
             self.ring.rows[place][SCALE_AFTER].copy_(scale, non_blocking=True)
 
-    def _arrived(self, first: int, rows: Rows, records: Steps) -> None:
+    def _receive(self, first: int, rows: Rows, records: Steps) -> None:
         early, self._early = self._early, []
         events: list[Event] = []
         count = 0

@@ -156,7 +156,7 @@ class Ring:
         if first >= until or clock() - self._known[first % RING_ROWS][1] < EARLY_SECONDS:
             return None
         self._early = until
-        rows, records = self._taken(first, until)
+        rows, records = self._take(first, until)
         return first, rows.copy(), records
 
     @property
@@ -189,19 +189,19 @@ class Ring:
             return
         started = clock()
         with self.lock:
-            rows, records = self._taken(self._read, self.sent)
+            rows, records = self._take(self._read, self.sent)
             first, self._read = self._read, self.sent
             self._on_arrival(first, rows, records)
         if self._read <= self._eager_until:
             self._eager_seconds += clock() - started
 
-    def _taken(self, first: int, until: int) -> tuple[Rows, Steps]:
+    def _take(self, first: int, until: int) -> tuple[Rows, Steps]:
         """Return rows on the host, and records with what the host knows of their steps."""
         slices = _slices(first, until)
         known = [row for part in slices for row in self._known[part]]
         columns = np.fromiter(chain.from_iterable(known), np.float64).reshape(len(known), -1).T
         ring = self._ring.cpu() if self._pinned is None else self._pinned
-        return _joined(ring.numpy(), slices), self._records(*columns)
+        return _join(ring.numpy(), slices), self._records(*columns)
 
     def _records(self, *known: NDArray[np.float64]) -> Steps:
         step, now, seconds, rate, waited_us = known
@@ -214,7 +214,7 @@ class Ring:
         return records
 
 
-def _joined(rows: Rows, slices: list[slice]) -> Rows:
+def _join(rows: Rows, slices: list[slice]) -> Rows:
     """Concatenate slices of rows; a single slice is returned as a view."""
     parts = [rows[part] for part in slices]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -92,7 +92,7 @@ class Values:
             unscaled = np.stack(totals, axis=1) / rows[:, layout.factors]
             #: (N, O): L2 norm of unscaled gradients, NaN if it was not taken.
             self.totals = unscaled.astype(np.float32)
-            self.clipped = self._clipped(layout, rows)  # (N, O): the same after the clip
+            self.clipped = self._compute_clipped(layout, rows)  # (N, O): the same after the clip
 
     def clip(self, layout: Layout, rows: Rows, span: slice, clips: Sequence[Clip]) -> None:
         """Compute the norms after clips, which follow each other, of a span of the rows."""
@@ -106,13 +106,13 @@ class Values:
                 norms[:, columns] *= np.minimum(coefficient, 1)[:, None]
             counts = [len(names) for names in layout.optimizers.values()]
             own = np.split(norms, np.cumsum(counts)[:-1], axis=1)
-            totals = np.stack([np.sqrt(np.square(each).sum(axis=1)) for each in own], axis=1)
+            totals = np.stack([np.sqrt(np.square(norms).sum(axis=1)) for norms in own], axis=1)
             clipped = (totals / rows[span, layout.factors]).astype(np.float32)
         if self.clipped is self.totals:
             self.clipped = self.totals.copy()
         self.clipped[span] = np.where(is_clipped[:, None], clipped, self.clipped[span])
 
-    def _clipped(self, layout: Layout, rows: Rows) -> Rows:
+    def _compute_clipped(self, layout: Layout, rows: Rows) -> Rows:
         if layout.has_clipped:
             return rows[:, layout.clipped]
         if layout.max_grad_norm is None:

@@ -12,7 +12,7 @@ from halfstep.session.logged_values import as_scalar, is_number
 from halfstep.session.stderr import in_a_line, say
 from halfstep.session.step_numbers import BadArgument
 from halfstep.telemetry.event_fields import NAME_CHARACTERS
-from halfstep.telemetry.plain_json import CLEAN, cleaned, is_clean, shown
+from halfstep.telemetry.plain_json import CLEAN, clean, is_clean, safe_repr
 from halfstep.telemetry.run_folder import runs_folder
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def config(value: object, on_loss: OnLoss) -> Any:
         allowed = (
             "a dictionary, or an object that converts to one, such as a namespace or a dataclass"
         )
-        raise BadArgument(f"it is {shown(value)}; allowed: {allowed}")
+        raise BadArgument(f"it is {safe_repr(value)}; allowed: {allowed}")
     return read
 
 
@@ -54,7 +54,7 @@ def loss(value: Any) -> "Tensor | float":
     with suppress(TypeError, OverflowError):
         if is_number(value) and not is_tensor:
             return float(as_scalar(value))
-    raise BadArgument(f"it is {shown(value)}; allowed: a number or a tensor")
+    raise BadArgument(f"it is {safe_repr(value)}; allowed: a number or a tensor")
 
 
 def modules(value: tuple[Any, ...]) -> "tuple[nn.Module, ...]":
@@ -64,7 +64,7 @@ def modules(value: tuple[Any, ...]) -> "tuple[nn.Module, ...]":
             if hasattr(module, "param_groups"):  # an optimizer's repr is a page long
                 kind = type(module).__name__
                 raise BadArgument(f"it got the optimizer {kind}; allowed: optimizers=[…]")
-            raise BadArgument(f"it got {shown(module)}; allowed: modules of torch")
+            raise BadArgument(f"it got {safe_repr(module)}; allowed: modules of torch")
     return value
 
 
@@ -75,10 +75,10 @@ def switch(name: str, value: object) -> bool:
     """
     variable = f"HALFSTEP_{name.upper()}"
     if not isinstance(value, bool):
-        raise ValueError(f"{name} is {shown(value)}; allowed: True or False")
+        raise ValueError(f"{name} is {safe_repr(value)}; allowed: True or False")
     chosen = os.environ.get(variable, "yes").lower()
     if chosen not in ("yes", "no"):
-        raise ValueError(f"{variable} is {shown(chosen)}; allowed: yes or no")
+        raise ValueError(f"{variable} is {safe_repr(chosen)}; allowed: yes or no")
     return value and chosen == "yes"
 
 
@@ -108,15 +108,15 @@ def folder(value: Any) -> Path:
 
 def run(value: Any) -> str | None:
     """Return the run to continue. Raises ValueError: a wrong name is not ignored."""
-    if value is None or _is_label(_cleaned(value)):
-        return cast("str | None", _cleaned(value))
+    if value is None or _is_label(_clean(value)):
+        return cast("str | None", _clean(value))
     raise ValueError(f"run is {in_a_line(value)}; allowed: {LABEL}")
 
 
 def label(argument: str, value: Any) -> str | None:
     """Return a label of the run; print a line and return None if it is invalid."""
-    if value is None or _is_label(_cleaned(value)) or (isinstance(value, str) and not value):
-        return cast("str | None", _cleaned(value))
+    if value is None or _is_label(_clean(value)) or (isinstance(value, str) and not value):
+        return cast("str | None", _clean(value))
     say(f"{argument} is ignored: it is {in_a_line(value)}; allowed: {LABEL}")
     return None
 
@@ -129,15 +129,15 @@ def tags(value: Any) -> list[str]:
         if value is not None:
             say(f"tags is ignored: it is {in_a_line(value)}; allowed: texts, in a list")
         return []
-    cleaned_tags = [_cleaned(tag) for tag in value]
+    cleaned_tags = [_clean(tag) for tag in value]
     if wrong := [in_a_line(tag) for tag in cleaned_tags if not _is_label(tag)]:
         say(f"tags: {', '.join(wrong)[:500]} is ignored; allowed: {LABEL}")
     return [tag for tag in cleaned_tags if _is_label(tag)]
 
 
-def _cleaned(value: Any) -> Any:
+def _clean(value: Any) -> Any:
     """Return a text without characters that cannot be stored; other values unchanged."""
-    return cleaned(value) if isinstance(value, str) else value
+    return clean(value) if isinstance(value, str) else value
 
 
 def _is_label(value: Any) -> bool:
@@ -160,7 +160,7 @@ def optimizers(
     if isinstance(several, Mapping):
         named = {name: _stepping(optimizer) for name, optimizer in several.items()}
     else:
-        named = _numbered([*map(_stepping, several)])
+        named = _number([*map(_stepping, several)])
     wrong = [f"it has {in_a_line(o)}" for o in named.values() if not hasattr(o, "param_groups")]
     wrong += [f"it has the name {in_a_line(name)}" for name in named if not _is_name(name)]
     if not named or wrong:
@@ -178,7 +178,7 @@ def _stepping(optimizer: Any) -> Any:
     return optimizer
 
 
-def _numbered(several: "Sequence[Optimizer]") -> "dict[str, Optimizer]":
+def _number(several: "Sequence[Optimizer]") -> "dict[str, Optimizer]":
     kinds = [type(optimizer).__name__ for optimizer in several]
     numbers = [kinds[: i + 1].count(kind) for i, kind in enumerate(kinds)]
     names = [kind if n == 1 else f"{kind}{n}" for kind, n in zip(kinds, numbers, strict=True)]

@@ -37,7 +37,7 @@ class SavedVersion(NamedTuple):
         return f"{self.name}@{self.digest[:12]}"
 
 
-def saved_event(
+def save(
     folder: Path,
     path: str | Path | Mapping[str, str | Path],
     name: str,
@@ -48,7 +48,7 @@ def saved_event(
 
     Content that the run's folder has already is not copied again. Raises ArtifactError.
     """
-    entries = [Entry(name, *_stored(folder / BLOBS, place)) for name, place in files_in(path)]
+    entries = [Entry(name, *_store(folder / BLOBS, place)) for name, place in files_in(path)]
     check_entries(entries)
     files = [
         ArtifactFile(
@@ -79,7 +79,7 @@ def code_files(root: Path, is_included: Callable[[Path], bool]) -> dict[str, Pat
     return files
 
 
-def _stored(blobs: Path, path: Path) -> tuple[int, str]:
+def _store(blobs: Path, path: Path) -> tuple[int, str]:
     """Copy a file to the folder of blobs, unless it is there; return its size and SHA-256."""
     size, sha256 = path.stat().st_size, sha256_of(path)
     blob = blobs / sha256
@@ -145,7 +145,7 @@ def use(
     try:
         path = cache.local_path(manifest, cache.copy_from(manifest.source))
     except FileNotFoundError:  # neither the cache nor the folder of a run has all of its files
-        path = _downloaded(manifest, server)
+        path = _download(manifest, server)
     event = UsedArtifact(project=manifest.project, name=manifest.name, digest=manifest.digest)
     return path, event
 
@@ -188,7 +188,7 @@ def _manifest(
     return manifest
 
 
-def _downloaded(manifest: Manifest, server: Credentials | None) -> Path:
+def _download(manifest: Manifest, server: Credentials | None) -> Path:
     """Download a version, found by its digest: the server may know it by another id."""
     from halfstep.api_client.artifact_calls import manifest_of
     from halfstep.client import Client

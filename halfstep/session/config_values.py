@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from halfstep.telemetry.event_codec import CONFIG_CHARACTERS
-from halfstep.telemetry.plain_json import LARGEST_WHOLE, cleaned, shown
+from halfstep.telemetry.plain_json import LARGEST_WHOLE, clean, safe_repr
 
 #: Limits: nesting of objects and lists, entries of one and of all, characters of text and note.
 MAX_DEPTH, MAX_ITEMS, MAX_ENTRIES, MAX_TEXT, MAX_NAME = 9, 1000, 2000, 2000, 200
@@ -70,7 +70,7 @@ class _Converter:
 
     def convert(self, value: Any) -> Any:
         """Convert a value and everything in it."""
-        converted = self._converted(lambda: value, _Place("", "", (), 0))
+        converted = self._convert_safely(lambda: value, _Place("", "", (), 0))
         while self._waiting:
             heapq.heappop(self._waiting)[2]()
         return converted
@@ -83,7 +83,7 @@ class _Converter:
         elif self._lines == MAX_LINES:
             self._on_loss("config: further values were replaced with notes")
 
-    def _converted(self, get: Callable[[], Any], place: _Place) -> Any:
+    def _convert_safely(self, get: Callable[[], Any], place: _Place) -> Any:
         try:
             return self._convert(get(), place)
         except Exception as error:  # the script's proxy, property or interpolation can raise
@@ -122,12 +122,12 @@ class _Converter:
         inner = place._replace(parents=(*place.parents, id(value)), entries=total)
         converted: Any = [] if entries is None else {}
         fill = self._fill_list if entries is None else self._fill_object
-        work = partial(self._filled, fill, converted, items if entries is None else entries, inner)
+        work = partial(self._fill, fill, converted, items if entries is None else entries, inner)
         order = self._taken_by[place.top] + total
         heapq.heappush(self._waiting, (order, next(self._count), work))
         return converted
 
-    def _filled(self, fill: Any, converted: Any, entries: Any, place: _Place) -> None:
+    def _fill(self, fill: Any, converted: Any, entries: Any, place: _Place) -> None:
         """Fill an object or a list; keep the entries read so far if iteration fails."""
         try:
             fill(converted, entries, place)
@@ -138,7 +138,7 @@ class _Converter:
     def _text(self, value: Any, path: str) -> str:
         raw = os.fspath(value) if isinstance(value, os.PathLike) else value
         text = raw.decode(errors="backslashreplace") if isinstance(raw, bytes) else str(raw)
-        text = cleaned(text)
+        text = clean(text)
         if len(text) <= MAX_TEXT:
             return text
         self._lost(path, f"cut to {MAX_TEXT:,} of {len(text):,} characters")
@@ -150,21 +150,21 @@ class _Converter:
         entries: Iterator[tuple[Any, Callable[[], Any]]],
         place: _Place,
     ) -> None:
-        for key, get in self._taken(entries, place):
-            name = cleaned(str(key.name if isinstance(key, enum.Enum) else key))[:MAX_NAME]
-            converted[name] = self._converted(get, _below(place, name))
+        for key, get in self._take(entries, place):
+            name = clean(str(key.name if isinstance(key, enum.Enum) else key))[:MAX_NAME]
+            converted[name] = self._convert_safely(get, _below(place, name))
         if next(entries, None) is not None:
             converted["…"] = self._lost(place.path, self._too_many())
 
     def _fill_list(
         self, converted: list[Any], items: Iterator[Callable[[], Any]], place: _Place
     ) -> None:
-        for number, get in enumerate(self._taken(items, place)):
-            converted.append(self._converted(get, _below(place, str(number))))
+        for number, get in enumerate(self._take(items, place)):
+            converted.append(self._convert_safely(get, _below(place, str(number))))
         if next(items, None) is not None:
             converted.append(self._lost(place.path, self._too_many()))
 
-    def _taken(self, entries: Iterator[Any], place: _Place) -> list[Any]:
+    def _take(self, entries: Iterator[Any], place: _Place) -> list[Any]:
         """Take the entries of an object or list that the limits allow."""
         allowed = list(islice(entries, min(MAX_ITEMS, self._entries_left)))
         self._entries_left -= len(allowed)
@@ -187,7 +187,7 @@ def _below(place: _Place, name: str) -> _Place:
 
 def _why(error: Exception) -> str:
     text = " ".join(f"{type(error).__name__}: {error}".split())
-    return f"unreadable: {cleaned(text)[:MAX_NAME]}"
+    return f"unreadable: {clean(text)[:MAX_NAME]}"
 
 
 def _summary(value: Any) -> str | None:
@@ -222,7 +222,7 @@ def _number(value: Any) -> int | float | str | None:
         return float(str(value))  # float32 0.1 is 0.1, not 0.10000000149011612
     if isinstance(value, numbers.Integral):
         whole = int(value)
-        return whole if abs(whole) <= LARGEST_WHOLE else shown(whole)
+        return whole if abs(whole) <= LARGEST_WHOLE else safe_repr(whole)
     return float(value) if isinstance(value, numbers.Real | Decimal) else None
 
 

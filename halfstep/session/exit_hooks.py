@@ -63,7 +63,7 @@ class ExitHooks:
         of a pool's task in this process, which continues.  on_error: called with an exception of
         our own.
         """
-        self.held, self.is_due, self.failed = 0, False, on_error
+        self.held, self.is_due, self.handle_error = 0, False, on_error
         self._on_end, self._exit_code_file = on_end, exit_code_file
         self._on_task_error = on_task_error
         self._is_cancelled = False
@@ -87,7 +87,7 @@ class ExitHooks:
         self._hook(faulthandler, "register", self._fault_handler_registered)
         self._signals = [number for number in SIGNALS if _is_main() and _is_free(number)]
         for number in self._signals:
-            signal.signal(number, self._terminated)
+            signal.signal(number, self._on_terminate)
 
     def cancel(self) -> None:
         """Remove the hooks, except those that other code has replaced."""
@@ -101,10 +101,10 @@ class ExitHooks:
             if getattr(owner, name) == ours:
                 setattr(owner, name, before)
         for number in self._signals if _is_main() else ():
-            if signal.getsignal(number) == self._terminated:
+            if signal.getsignal(number) == self._on_terminate:
                 signal.signal(number, signal.SIG_DFL)
 
-    def raised(
+    def on_exception(
         self,
         kind: type[BaseException],
         error: BaseException | None,
@@ -113,7 +113,7 @@ class ExitHooks:
     ) -> None:
         """Report an exception that ends the run; exit_code: set if it ends the process too."""
         if isinstance(error, SystemExit):
-            self._exited(_exit_of(error))
+            self._on_exit(_exit_of(error))
             return
         text = "".join(traceback.format_exception(kind, error, trace))
         status: WatchedStatus = "terminated" if issubclass(kind, KeyboardInterrupt) else "failed"
@@ -143,11 +143,11 @@ class ExitHooks:
         """Report the outcome at the interpreter's exit."""
         probe = self._last_exit()  # a cycle of references may keep it
         ended = self._exit or (probe.ended if probe else None)
-        self._exited(ended)
+        self._on_exit(ended)
         if ended is None:
             write_exit_code_at_exit(self._exit_code_file)
 
-    def _exited(self, ended: "_Exit | None") -> None:
+    def _on_exit(self, ended: "_Exit | None") -> None:
         code = ended.exit_code if ended else 0
         self._on_end("failed" if code else "finished", ended.text if ended else None, code)
 
@@ -155,23 +155,23 @@ class ExitHooks:
         """Report the outcome of a multiprocessing child, with the exception being handled."""
         kind, error, trace = sys.exc_info()
         if kind is None:
-            self._exited(None)
+            self._on_exit(None)
         else:
-            self.raised(kind, error, trace, 1)
+            self.on_exception(kind, error, trace, 1)
 
     def _uncaught(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         if not self._is_cancelled and not hasattr(sys, "ps1"):  # an interactive prompt continues
             is_interrupt = issubclass(kind, KeyboardInterrupt)
-            self.raised(kind, error, trace, -signal.SIGINT if is_interrupt else 1)
+            self.on_exception(kind, error, trace, -signal.SIGINT if is_interrupt else 1)
         self._before(sys, "excepthook")(kind, error, trace)
 
     def _uncaught_in_thread(self, raised: threading.ExceptHookArgs) -> None:
         """Report an exception in the thread that started the run; the process continues."""
         is_own = raised.thread is self._thread and not issubclass(raised.exc_type, SystemExit)
         if is_own and not self._is_cancelled:
-            self.raised(raised.exc_type, raised.exc_value, raised.exc_traceback)
+            self.on_exception(raised.exc_type, raised.exc_value, raised.exc_traceback)
         self._before(threading, "excepthook")(raised)
 
     def _sys_exit(self, *code: Any) -> None:
@@ -205,11 +205,11 @@ class ExitHooks:
 
     def _os_exit(self, status: int) -> None:
         if isinstance(status, int) and os.getpid() == self._pid and not self._is_cancelled:
-            code = _truncated(status)
+            code = _truncate(status)
             self._on_end("failed" if code else "finished", None, code)
         self._before(os, "_exit")(status)
 
-    def _terminated(self, number: int, frame: FrameType | None) -> None:
+    def _on_terminate(self, number: int, frame: FrameType | None) -> None:
         self._signal = signal.Signals(number)
         self._is_idle = self.is_child and _is_idle(frame)
         if self.held:  # during an internal call, which ends soon
@@ -245,7 +245,7 @@ def _exit_of(error: SystemExit) -> _Exit:
     """Return the exit code of a SystemExit, with its text and the traceback of its cause."""
     code = error.code
     if code is None or isinstance(code, int):
-        exit_code, text = _truncated(code or 0), None
+        exit_code, text = _truncate(code or 0), None
     else:
         exit_code, text = 1, str(code)
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
@@ -255,7 +255,7 @@ def _exit_of(error: SystemExit) -> _Exit:
     return _Exit(exit_code, text if exit_code else None)
 
 
-def _truncated(code: int) -> int:
+def _truncate(code: int) -> int:
     """Return an exit code's low 8 bits; 255 if it is beyond 64 bits, as Python does."""
     return code & 0xFF if -(2**63) <= code < 2**63 else 255
 

@@ -28,7 +28,7 @@ def pixels(array: NDArray[Any], *, is_spread: bool = True) -> NDArray[np.uint8]:
         return np.asarray(array, np.uint8)
     if array.dtype.kind not in "iuf":
         raise TypeError(f"an image is of {array.dtype}; allowed: integers, floats and bool")
-    return _scaled(array, is_spread=is_spread and array.dtype.kind == "f")
+    return _scale(array, is_spread=is_spread and array.dtype.kind == "f")
 
 
 def _channels_last(array: NDArray[Any]) -> NDArray[Any]:
@@ -54,7 +54,7 @@ def _grid(images: NDArray[Any]) -> NDArray[Any]:
     return grid
 
 
-def _scaled(array: NDArray[Any], *, is_spread: bool) -> NDArray[np.uint8]:
+def _scale(array: NDArray[Any], *, is_spread: bool) -> NDArray[np.uint8]:
     """Scale numbers from their range to 0 … 255; nonfinite ones go to the range's ends."""
     finite = array[np.isfinite(array)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)

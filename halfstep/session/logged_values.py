@@ -96,7 +96,7 @@ def files_of(name: str, value: Any) -> list[tuple[str, bytes]]:
 
     Images in the cells of a table are files of their own, which the cells name.
     """
-    value = _unwrapped(value)
+    value = _unwrap(value)
     stem = slug(name)[:80]
     files: list[tuple[str, bytes]] = []
     if _is_table(value) and any(_is_image(cell) for row in value for cell in row.values()):
@@ -115,12 +115,12 @@ def files_of(name: str, value: Any) -> list[tuple[str, bytes]]:
     return [*files, (f"{stem}.{suffix}", content)]
 
 
-def _unwrapped(value: Any) -> Any:
+def _unwrap(value: Any) -> Any:
     """Return the content of an `Image`, `Table` or `Histogram` of halfstep.wandb_compat."""
     if _is_table(value):
-        return [{name: _unwrapped(cell) for name, cell in row.items()} for row in value]
-    shown = getattr(value, "shown", None)
-    return shown() if callable(shown) else value
+        return [{name: _unwrap(cell) for name, cell in row.items()} for row in value]
+    convert = getattr(value, "to_loggable", None)
+    return convert() if callable(convert) else value
 
 
 def _is_table(value: Any) -> bool:
@@ -152,32 +152,32 @@ def as_file(value: Any) -> tuple[str, bytes]:
 
 def _as_file(value: Any) -> tuple[str, bytes]:
     if isinstance(value, str):
-        return "txt", _encoded(value)
+        return "txt", _encode(value)
     if isinstance(value, Histogram):
         return "histogram.json", _histogram(value)
     if isinstance(value, Counts):
         return "histogram.json", json.dumps(asdict(value) | {"nonfinite": 0}).encode()
     if isinstance(value, Plot):
-        return "plot.json", value.encoded()
+        return "plot.json", value.encode()
     if isinstance(value, Audio):
         return "wav", _wav(value)
     if isinstance(value, Video):
         return _video(value)
     if isinstance(value, Html):
         is_path = isinstance(value.data, Path) or value.data.endswith((".html", ".htm"))
-        return "html", Path(value.data).read_bytes() if is_path else _encoded(str(value.data))
+        return "html", Path(value.data).read_bytes() if is_path else _encode(str(value.data))
     if hasattr(value, "to_plotly_json"):
-        return "plot.json", figures.of_plotly(value).encoded()
+        return "plot.json", figures.of_plotly(value).encode()
     if _is_table(value):
         return "csv", _csv(value)
     if hasattr(value, "to_csv"):  # pandas
-        return "csv", _encoded(str(value.to_csv(index=False)))
+        return "csv", _encode(str(value.to_csv(index=False)))
     if hasattr(value, "get_figure"):  # axes of matplotlib
         value = value.get_figure()
     if hasattr(value, "savefig"):  # matplotlib
-        return "png", _saved(value.savefig)
+        return "png", _save(value.savefig)
     if hasattr(value, "save") and hasattr(value, "mode"):  # Pillow
-        return "png", _saved(picture(value).save)
+        return "png", _save(picture(value).save)
     if hasattr(value, "detach"):  # torch
         if value.ndim in (2, 3, 4):
             is_float = value.is_floating_point()
@@ -199,7 +199,7 @@ def _kind(value: Any) -> str:
     return f"a value of type {type(value).__name__}"
 
 
-def _encoded(text: str) -> bytes:
+def _encode(text: str) -> bytes:
     return text.encode(errors="backslashreplace")
 
 
@@ -208,7 +208,7 @@ def _host(tensor: Any) -> NDArray[Any]:
     return array
 
 
-def _saved(save: Any) -> bytes:
+def _save(save: Any) -> bytes:
     file = io.BytesIO()
     save(file, format="PNG")
     return file.getvalue()
@@ -241,7 +241,7 @@ def _video(video: Video) -> tuple[str, bytes]:
         import PIL.Image
     except ImportError as error:
         raise ValueError("frames of a video need Pillow: pip install pillow") from error
-    images = [PIL.Image.fromarray(each.squeeze()) for each in frames]
+    images = [PIL.Image.fromarray(frame.squeeze()) for frame in frames]
     file = io.BytesIO()
     milliseconds = 1000 / max(video.frames_per_second, 0.1)
     more = {"save_all": True, "append_images": images[1:], "loop": 0}
@@ -275,4 +275,4 @@ def _csv(rows: list[dict[str, Any]]) -> bytes:
     writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)))
     writer.writeheader()
     writer.writerows(rows)
-    return _encoded(text.getvalue())
+    return _encode(text.getvalue())

@@ -10,17 +10,17 @@ def flat(values: Mapping[Any, Any], separator: str = ".") -> dict[str, Any]:
     for name, value in values.items():
         if isinstance(value, Mapping):
             inner = flat(value, separator)
-            flattened |= {f"{name}{separator}{key}": each for key, each in inner.items()}
+            flattened |= {f"{name}{separator}{key}": item for key, item in inner.items()}
         else:
             flattened[str(name)] = value
     return flattened
 
 
-def merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def merge(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration with changes merged in, recursively."""
     both = dict(config)
     for name, value in changes.items():
         inner = both.get(name)
         is_group = isinstance(inner, Mapping) and isinstance(value, Mapping)
-        both[name] = merged(inner, value) if is_group else value  # type: ignore[arg-type]
+        both[name] = merge(inner, value) if is_group else value  # type: ignore[arg-type]
     return both

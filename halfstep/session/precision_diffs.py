@@ -46,7 +46,7 @@ class PrecisionDiffs:
         if scale is None and scaler is not None and dtype == torch.float16:
             scale = scaler.get_scale()
         reference = reference or torch.float32
-        with self._taps.suspended():
+        with self._taps.suspend():
             event = diff_of(loop.modules, closure, dtype, scale, reference, step=loop.step)
         if self._count < MOST_DIFFS:
             self._spool.event(event)

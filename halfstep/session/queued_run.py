@@ -17,7 +17,7 @@ import numpy as np
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.attempt_messages import Job, read_message
 from halfstep.telemetry.folder_lock import OwnerFile
-from halfstep.telemetry.run_folder import described_in
+from halfstep.telemetry.run_folder import read_description
 from halfstep.telemetry.spool import Position, SpoolReader, spool_of
 
 #: Environment variables of a command, set by the worker; HALFSTEP_RUN, the run's id, is for users.
@@ -28,7 +28,7 @@ CONTROL_FOLDER = "HALFSTEP_CONTROL_FOLDER"
 SECRETS = "HALFSTEP_SECRETS"
 
 
-def queued_files() -> AttemptFiles | None:
+def find_queued_files() -> AttemptFiles | None:
     """Return the files of the queued run of this script, or None in one that was not queued."""
     if not os.environ.get(FOLDER):
         return None
@@ -42,7 +42,7 @@ def project_of(files: AttemptFiles) -> str:
     with suppress(OSError, ValueError):  # a child process may outlive the folder
         if files.job.exists():
             return read_message(files.job, Job).project
-        return described_in(files.folder).project or ""
+        return read_description(files.folder).project or ""
     return ""
 
 
@@ -63,18 +63,18 @@ class QueuedRun:
     owner: OwnerFile | None  # replaces the lock on a file system without locks
 
     @classmethod
-    def taken(cls) -> Self | None:
+    def take(cls) -> Self | None:
         """Lock and return the run, or None in a script that was not queued.
 
         Raises RuntimeError if another process of the attempt is being watched, and OSError.
         """
-        files = queued_files()
+        files = find_queued_files()
         if files is None:
             return None
         started_at = read_message(files.job, Job).started_at
         lock = (files.folder / f"watch-{files.attempt}.lock").open("a+")
         try:
-            owner = _locked(lock)
+            owner = _lock(lock)
         except BaseException:
             lock.close()
             raise
@@ -92,7 +92,7 @@ class QueuedRun:
             self.owner.release()
 
 
-def _locked(file: IO[str]) -> OwnerFile | None:
+def _lock(file: IO[str]) -> OwnerFile | None:
     """Lock a file, or acquire an owner file if the file system has no locks.
 
     Raises RuntimeError if another process holds it.

@@ -58,7 +58,7 @@ def meeting_file(runs: Path) -> Path:
     """Return the file by which the ranks of a training find its run, below the runs' folder."""
     parent = os.getppid()
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    identity = [process.pid_space(), parent, process.started(parent), restart]
+    identity = [process.pid_space(), parent, process.read_start_ticks(parent), restart]
     if are_on_several_machines():
         # Not the restart count: a machine whose own ranks did not fail keeps its number.
         variables = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
@@ -83,11 +83,11 @@ def retract(path: Path, files: AttemptFiles) -> None:
             path.unlink()
 
 
-def announced(path: Path) -> AttemptFiles | None:
+def read_announced(path: Path) -> AttemptFiles | None:
     """Return the run that the first rank writes; None if it has not begun yet."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         # A killed training leaves the file, and the next one may have its address.
-        if are_on_several_machines() and path.stat().st_mtime < _started_at() - CLOCK_SECONDS:
+        if are_on_several_machines() and path.stat().st_mtime < _read_start_time() - CLOCK_SECONDS:
             return None
         content = json.loads(path.read_text())
         folder = path.with_name(Path(content["folder"]).name)  # as mounted on this machine
@@ -97,16 +97,16 @@ def announced(path: Path) -> AttemptFiles | None:
 
 def say_once(runs: Path, text: str) -> None:
     """Print a line that no other rank of the training has printed."""
-    files = announced(meeting_file(runs))
+    files = read_announced(meeting_file(runs))
     if files is None:
         say(text)
     else:
         RelayWriter(files).print_once(text)
 
 
-def _started_at() -> float:
+def _read_start_time() -> float:
     """Return when this process has started, in seconds since 1970; 0 if that is unknown."""
-    ticks = process.started(os.getpid())
+    ticks = process.read_start_ticks(os.getpid())
     if ticks is None:
         return 0.0
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
@@ -130,7 +130,7 @@ def report_exceptions(path: Path, number: int, hidden: Sequence[str]) -> None:
 
     def record(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         with suppress(Exception):
-            if (files := announced(path)) and issubclass(kind, Exception):
+            if (files := read_announced(path)) and issubclass(kind, Exception):
                 text = "".join(traceback.format_exception(kind, error, trace))
                 text = redaction.without(text, *hidden)
                 folder = files.folder / RANKS
@@ -152,7 +152,7 @@ def first_error(files: AttemptFiles) -> RankError | None:
     return min(errors, default=None)
 
 
-def explained(error: str | None, files: AttemptFiles) -> str | None:
+def explain(error: str | None, files: AttemptFiles) -> str | None:
     """Return the error of a run that has failed, with the rank that raised first."""
     first = first_error(files)
     if first is None:

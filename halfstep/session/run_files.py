@@ -16,7 +16,7 @@ from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.event_codec import BadEvent
 from halfstep.telemetry.events import Artifact, Checkpoint, CheckpointFile
 from halfstep.telemetry.patient_spool import PatientSpool
-from halfstep.telemetry.plain_json import cleaned
+from halfstep.telemetry.plain_json import clean
 from halfstep.telemetry.run_folder import slug
 
 if TYPE_CHECKING:
@@ -63,10 +63,10 @@ class RunFiles:
             return
         folder = Path("checkpoints") / f"step-{step:08}"
         place = self._inside(folder if kind == "checkpoint" else folder / slug(kind))
-        place /= cleaned(path.name)
+        place /= clean(path.name)
         place.unlink(missing_ok=True)
         # The script may overwrite the file before it is uploaded or stored.
-        if upload or self._queued or not _linked(place, path):
+        if upload or self._queued or not _link(place, path):
             shutil.copyfile(path, place)
         stored_path, size, digest = self._of(place)
         file = CheckpointFile(kind=kind, path=stored_path, size_bytes=size, sha256=digest)
@@ -85,7 +85,7 @@ class RunFiles:
         """Save a version of an artifact. Raises ArtifactError and OSError."""
         from halfstep.session import artifacts
 
-        event = artifacts.saved_event(self._folder, path, name, type_, aliases)
+        event = artifacts.save(self._folder, path, name, type_, aliases)
         self._spool.event(event)
         if not self._queued:
             project = project_of(self._files)
@@ -103,7 +103,7 @@ class RunFiles:
                 raise
             with suppress(OSError):
                 place.unlink()
-            place = refuge.opened(self._folder) / path
+            place = refuge.open_refuge(self._folder) / path
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(content)
 
@@ -120,7 +120,7 @@ class RunFiles:
         return place.relative_to(self._folder).as_posix(), place.stat().st_size, digest
 
 
-def _linked(place: Path, path: Path) -> bool:
+def _link(place: Path, path: Path) -> bool:
     """Hard-link a file; return False if that fails, as across file systems."""
     try:
         place.hardlink_to(path)

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from halfstep.session import active_run, arguments, process_sidecar, ranks, sweep_point
-from halfstep.session.nesting import merged
+from halfstep.session.nesting import merge
 from halfstep.session.notebook import is_notebook
-from halfstep.session.queued_run import RUN, QueuedRun, project_of, queued_files
+from halfstep.session.queued_run import RUN, QueuedRun, find_queued_files, project_of
 from halfstep.session.run_upload import server_of
 from halfstep.session.stderr import say
 from halfstep.session.sweep_point import SweepPoint
@@ -85,7 +85,7 @@ def watch(
         active.add(*modules)
         return active
     try:
-        queued_as = queued_files()
+        queued_as = find_queued_files()
         project = project_of(queued_as) if queued_as else arguments.label("project", project)
         chosen = arguments.mode(mode)
         if chosen == "disabled":
@@ -104,7 +104,7 @@ def watch(
         process_sidecar.stop()
         keeps_code = arguments.switch("code", code)
         every = arguments.intervals(histogram_every, layers_every, headroom_every, norms_every)
-        if queued := QueuedRun.taken():
+        if queued := QueuedRun.take():
             started = WatchedRun(
                 queued.files,
                 optimizers=arguments.optimizers(optimizers),
@@ -120,7 +120,7 @@ def watch(
                 watch.save_code()
             say(f"watching; this is run {os.environ[RUN]} of the queue")
             return watch
-        point = SweepPoint.taken()
+        point = SweepPoint.take()
         if point:
             name, project, run = point.name, point.project or None, None
         captures, samples = process_sidecar.purposes(console=console, system=system)
@@ -156,7 +156,7 @@ def watch(
         except (FileExistsError, NotADirectoryError):
             raise  # the folder is a file
         except OSError as error:
-            elsewhere = refuge.opened(runs)
+            elsewhere = refuge.open_refuge(runs)
             say(f"{runs} cannot be written, and the run is in {elsewhere}: {error}")
             started = begin(elsewhere)
         active_run.active = watch = Watch(started, is_offline=is_offline)
@@ -189,4 +189,4 @@ def watch(
 
 def _with_point(config: Any, point: SweepPoint | None) -> Any:
     """Return a run's configuration with the settings of a sweep's point, which win."""
-    return merged(config or {}, point.config) if point else config
+    return merge(config or {}, point.config) if point else config

@@ -8,11 +8,11 @@ from pathlib import Path
 from halfstep.api_client import credentials, local_server
 from halfstep.api_client.credentials import Credentials, Unreadable
 from halfstep.clock import clock
-from halfstep.session.queued_run import data_of, queued_files
+from halfstep.session.queued_run import data_of, find_queued_files
 from halfstep.session.stderr import say
 from halfstep.telemetry import uploader
 from halfstep.telemetry.attempt_files import AttemptFiles
-from halfstep.telemetry.run_folder import RUNS, described_in
+from halfstep.telemetry.run_folder import RUNS, read_description
 
 SERVICE = "halfstep-service"  # the package that has the command `halfstep show`
 PAGE_SECONDS = 1.0  # timeout for the server to return the URL of the run's page
@@ -42,7 +42,7 @@ class RunUpload:
         """URL of the run's page, or until that is known one that leads to it; None offline."""
         if self._page or self.server is None:
             return self._page
-        return f"{self.server.url}/runs/watched/{described_in(self._files.folder).id}"
+        return f"{self.server.url}/runs/watched/{read_description(self._files.folder).id}"
 
     def start(self) -> None:
         """Start the upload if a server is configured; print the run's page or folder."""
@@ -91,14 +91,14 @@ def server_of(url: str | None, token: str | None) -> Credentials | None:
     is in its data folder.
     """
     try:
-        server = credentials.known(url, token)
+        server = credentials.find(url, token)
     except Unreadable as error:
         say(str(error))
         return None
     is_named = url or token or {"HALFSTEP_URL", "HALFSTEP_TOKEN"} & os.environ.keys()
     if server or is_named:
         return server
-    queued = queued_files()
+    queued = find_queued_files()
     return local_server.running(data_of(queued) if queued else None)
 
 

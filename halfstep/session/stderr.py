@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
-from halfstep.telemetry.plain_json import shown
+from halfstep.telemetry.plain_json import safe_repr
 
 MOST_OF_A_KIND = 5  # texts of one kind that are printed
 #: Values in a message, which do not distinguish its kind.
@@ -59,4 +59,4 @@ def say(text: str) -> None:
 
 def in_a_line(value: object) -> str:
     """Return a value's short text on one line, because a module's repr has several."""
-    return " ".join(shown(value).split())
+    return " ".join(safe_repr(value).split())

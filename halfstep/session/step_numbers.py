@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from halfstep.session.logged_values import as_scalar, is_number
-from halfstep.telemetry.plain_json import LARGEST_WHOLE, shown
+from halfstep.telemetry.plain_json import LARGEST_WHOLE, safe_repr
 
 
 class BadArgument(ValueError):
@@ -21,7 +21,7 @@ def step_number(value: Any) -> int:
             whole = index(value) if isinstance(value, int) else index_of(as_scalar(value))
             if 0 <= whole <= LARGEST_WHOLE:
                 return whole
-    raise BadArgument(f"its step is {shown(value)}; allowed: a whole number from 0")
+    raise BadArgument(f"its step is {safe_repr(value)}; allowed: a whole number from 0")
 
 
 def index_of(number: Any) -> int:

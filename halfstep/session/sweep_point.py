@@ -24,7 +24,7 @@ class SweepPoint(NamedTuple):
     config: dict[str, Any]  # with the point's settings
 
     @classmethod
-    def taken(cls) -> Self | None:
+    def take(cls) -> Self | None:
         """Take the point, or return None if there is none, or another call has taken it."""
         named = os.environ.get(FILE)
         if not named:

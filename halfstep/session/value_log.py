@@ -17,7 +17,7 @@ from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.events import Metric
 from halfstep.telemetry.logged_rows import LoggedRow, rows_of
 from halfstep.telemetry.patient_spool import PatientSpool
-from halfstep.telemetry.plain_json import LARGEST_WHOLE, cleaned
+from halfstep.telemetry.plain_json import LARGEST_WHOLE, clean
 from halfstep.telemetry.relay import RelayReader
 from halfstep.telemetry.spool import Steps
 
@@ -97,9 +97,9 @@ class ValueLog:
                     what = f"its name is {in_a_line(name)}; allowed: {arguments.LABEL}"
                     self._complain(f"a value is not logged: {what}")
                 elif is_number(value):
-                    self._log_number(cleaned(name), value, step)
+                    self._log_number(clean(name), value, step)
                 else:
-                    self._on_file(cleaned(name), value, step)
+                    self._on_file(clean(name), value, step)
             except Exception as error:  # the library of a figure or table can raise anything here
                 self._complain(f"{str(name)[:100]} is not logged: {error}")
 
@@ -144,7 +144,7 @@ class ValueLog:
             for numbers, step in self.children.receive():
                 at = self.step_of_children() if step is None else step
                 for name, value in numbers.items():
-                    self._log_number(cleaned(name), value, at)
+                    self._log_number(clean(name), value, at)
         except OSError as error:
             self._complain(f"values of child processes cannot be read: {error}")
 

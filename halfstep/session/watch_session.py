@@ -20,7 +20,7 @@ from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.event_fields import NAME_CHARACTERS, AlertLevel
 from halfstep.telemetry.events import MOST_TAGS, Described, Labels
 from halfstep.telemetry.relay import RelayWriter
-from halfstep.telemetry.run_folder import described_in, script_name, script_path, slug
+from halfstep.telemetry.run_folder import read_description, script_name, script_path, slug
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +56,7 @@ class Watch:
         runs_of_rank: in a further rank, whose calls do nothing: the folder of runs.
         """
         self._run, self.files = run, run.files if run else None
-        described = described_in(self.files.folder) if self.files else None
+        described = read_description(self.files.folder) if self.files else None
         self._labels = (
             Labels(name=described.name, tags=described.tags[:MOST_TAGS]) if described else Labels()
         )
@@ -100,7 +100,7 @@ class Watch:
         """The run's configuration, with the settings of a sweep's point; empty if unwatched."""
         if self._run is None or self._run.queued:
             return {}
-        return dict(described_in(self._run.files.folder).config or {})
+        return dict(read_description(self._run.files.folder).config or {})
 
     @property
     def is_relayed(self) -> bool:
@@ -109,7 +109,7 @@ class Watch:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as the handle by which a spawned child logs to the run."""
-        return (Watch, (None,)) if self.files is None else (_relayed, (self.files,))
+        return (Watch, (None,)) if self.files is None else (_relay, (self.files,))
 
     @property
     def step(self) -> int:
@@ -329,7 +329,7 @@ class Watch:
         if kind is None:
             self.finish()
         elif self._run:
-            self._run.outcome.exit_hooks.raised(kind, error, trace)
+            self._run.outcome.exit_hooks.on_exception(kind, error, trace)
 
     def _ask(self, method: str, call: Callable[[WatchedRun], T]) -> T | None:
         """Run a method's call, if a run is watched; if it raises, print one line and ignore it."""
@@ -359,12 +359,16 @@ class Watch:
 
 def current() -> Watch | None:
     """Return this process's run, or in a multiprocessing child its parent's."""
-    if active_run.active is None and active_run.parents is None and (files := relay.announced()):
-        active_run.parents = _relayed(files)
+    if (
+        active_run.active is None
+        and active_run.parents is None
+        and (files := relay.find_announced())
+    ):
+        active_run.parents = _relay(files)
     return active_run.active or active_run.parents
 
 
-def _relayed(files: AttemptFiles) -> Watch:
+def _relay(files: AttemptFiles) -> Watch:
     """Return a child process's handle of a run; in the writing process, the run itself."""
     if active_run.active is not None and active_run.active.files == files:
         return active_run.active

@@ -35,12 +35,12 @@ from halfstep.telemetry.event_codec import BadEvent
 from halfstep.telemetry.event_fields import NAME_CHARACTERS, TEXT_CHARACTERS, AlertLevel
 from halfstep.telemetry.events import Alert, Configured, Resumed
 from halfstep.telemetry.patient_spool import PatientSpool
-from halfstep.telemetry.plain_json import cleaned, shown
+from halfstep.telemetry.plain_json import clean, safe_repr
 from halfstep.telemetry.run_folder import (
     came_to,
     configure,
-    described_in,
     last_logged,
+    read_description,
     read_run,
     script_path,
     write_outcome,
@@ -98,7 +98,7 @@ class WatchedRun:
             say,
             sequence,
             has_refuge=queued is None,
-            on_removed=self._removed,
+            on_removed=self._restore_folder,
         )
         self._run_file = None if queued else read_run(files.folder)
         self.loop, self.taps = self._listen(optimizers, scaler, first_step, started_at, every)
@@ -161,7 +161,7 @@ class WatchedRun:
 
     def html(self) -> str:
         """Return the card for notebooks."""
-        name, page = described_in(self.files.folder).name, self.page
+        name, page = read_description(self.files.folder).name, self.page
         place, is_over = page or str(self.files.folder), self.outcome.has_ended
         return (self.card or Card()).html(name, place, page, is_over=is_over)
 
@@ -214,11 +214,11 @@ class WatchedRun:
 
     def alert(self, title: str, text: str, level: AlertLevel, wait_seconds: float) -> None:
         """Send an alert, unless one of this title was sent shortly before."""
-        title, moment = cleaned(str(title)).strip()[:NAME_CHARACTERS] or "alert", clock()
+        title, moment = clean(str(title)).strip()[:NAME_CHARACTERS] or "alert", clock()
         if moment < self._silent_until.get(title, moment):
             return
         self._silent_until[title] = moment + wait_seconds
-        text = cleaned(str(text))[:TEXT_CHARACTERS]
+        text = clean(str(text))[:TEXT_CHARACTERS]
         self.spool.event(Alert(title=title, text=text, level=level))
         say(f"alert: {title}: {text}" if text else f"alert: {title}")
 
@@ -237,7 +237,7 @@ class WatchedRun:
     def log(self, values: Mapping[str, Any], step: int | None, *, makes_row: bool) -> None:
         """Log values. makes_row: whether a loss is the row of its step."""
         if not isinstance(values, Mapping):
-            what = f"it got {shown(values)}; allowed: a dictionary of values by name"
+            what = f"it got {safe_repr(values)}; allowed: a dictionary of values by name"
             self.guard.complain(f"log is ignored: {what}")
             return
         self.outcome.part_end = None
@@ -294,7 +294,7 @@ class WatchedRun:
         if self.card and not self.outcome.has_ended:
             self.guard.call(self.card.refresh, self.html())
 
-    def _removed(self) -> None:
+    def _restore_folder(self) -> None:
         """Write the description of the run again, whose folder has been removed."""
         if self._run_file is None:
             return
@@ -324,7 +324,7 @@ class WatchedRun:
             if not self.sidecar:
                 ranks.retract(self._meeting, self.files)
             if status in ("failed", "terminated") and ranks.first_error(self.files):
-                status, error = "failed", ranks.explained(error, self.files)
+                status, error = "failed", ranks.explain(error, self.files)
         write_outcome(self.files, status, self.loop.step, error, exit_code)
         if self.card:
             with suppress(Exception):  # the notebook may have gone

@@ -39,4 +39,6 @@ class Arguments(NamedTuple):
     def decode(cls, text: str) -> "Arguments":
         """Return the arguments of a text; not by msgspec, for whose import the training waits."""
         fields = json.loads(text)
-        return cls(**fields | {"streams": [CapturedStream(*each) for each in fields["streams"]]})
+        return cls(
+            **fields | {"streams": [CapturedStream(*stream) for stream in fields["streams"]]}
+        )

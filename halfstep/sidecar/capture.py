@@ -105,8 +105,8 @@ class Sidecar:
                 meeting=str(meeting or ""),
                 control=theirs.fileno(),
                 streams=[
-                    CapturedStream(each.name, each.reading.number, each.original.number)
-                    for each in self._channels
+                    CapturedStream(channel.name, channel.reading.number, channel.original.number)
+                    for channel in self._channels
                 ],
                 samples=samples,
                 describes=describes,

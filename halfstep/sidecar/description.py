@@ -10,7 +10,7 @@ from halfstep.sidecar.arguments import Arguments
 from halfstep.telemetry import refuge
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.attempt_messages import write_message
-from halfstep.telemetry.source_state import read_state, redacted, requirements
+from halfstep.telemetry.source_state import read_state, redact, requirements
 
 
 def describe(files: AttemptFiles, arguments: Arguments, hidden: Sequence[str]) -> None:
@@ -23,8 +23,8 @@ def describe(files: AttemptFiles, arguments: Arguments, hidden: Sequence[str]) -
             script_folder=script.parent if script else None,
             is_trusted=False,
         )
-        state = redacted(replace(state, requirements=requirements()), *hidden)
+        state = redact(replace(state, requirements=requirements()), *hidden)
         try:
             write_message(files.description, state)
         except OSError:
-            write_message(refuge.opened(files.folder) / files.description.name, state)
+            write_message(refuge.open_refuge(files.folder) / files.description.name, state)

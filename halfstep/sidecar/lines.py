@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from halfstep.telemetry.event_fields import Stream
 from halfstep.telemetry.events import Line
-from halfstep.telemetry.plain_json import cleaned
+from halfstep.telemetry.plain_json import clean
 
 LINE_BYTES = 8192  # a longer line is cut into several
 #: Of the lines printed between two calls of `take`, this many first and last ones are kept.
@@ -53,7 +53,7 @@ class Output:
     def feed(self, stream: Stream, printed: bytes) -> None:
         """Add output of a stream, cut anywhere."""
         with self._lock:
-            self._feed(stream, self._redacted(stream, printed))
+            self._feed(stream, self._redact(stream, printed))
 
     def close(self, stream: Stream) -> None:
         """Add the rest of a stream that has ended, a last line without its end included."""
@@ -66,7 +66,7 @@ class Output:
     def take(self) -> list[Line]:
         """Return the lines since the last call; one with `lines` replaces skipped ones."""
         with self._lock:
-            for stream in [each for each, bars in self._bars.items() if bars.is_over()]:
+            for stream in [key for key, bars in self._bars.items() if bars.is_over()]:
                 self._end_bars(stream)
             for stream, rest in self._rest.items():
                 bar = rest[: rest.rfind(b"\n") + 1]
@@ -80,7 +80,7 @@ class Output:
         gap = [Line(time=last[0][0], stream="halfstep", lines=skipped)] if skipped else []
         return [*map(_line, first), *gap, *map(_line, last)]
 
-    def _redacted(self, stream: Stream, printed: bytes) -> bytes:
+    def _redact(self, stream: Stream, printed: bytes) -> bytes:
         if not self._hidden:
             return printed
         whole = self._held[stream] + printed
@@ -135,7 +135,7 @@ class Output:
             return
         if max(map(len, lines)) > LINE_BYTES:
             lines = [piece for line in lines for piece in _pieces(line)]
-        self.last_lines[stream].extend(map(_shown, lines[-LAST_LINES:]))
+        self.last_lines[stream].extend(map(_decode, lines[-LAST_LINES:]))
         now = time.time()
         room = FIRST_WAITING - len(self._first)
         self._first.extend(zip(repeat(now), repeat(stream), lines[: max(room, 0)], strict=False))
@@ -146,15 +146,15 @@ class Output:
 
 def recordable(line: Line) -> Line:
     """Return a line without characters that cannot be stored."""
-    return replace(line, text=cleaned(line.text)) if isinstance(line.text, str) else line
+    return replace(line, text=clean(line.text)) if isinstance(line.text, str) else line
 
 
 def _line(entry: tuple[float, Stream, bytes]) -> Line:
     moment, stream, line = entry
-    return Line(time=moment, stream=stream, text=_shown(line))
+    return Line(time=moment, stream=stream, text=_decode(line))
 
 
-def _shown(line: bytes) -> str:
+def _decode(line: bytes) -> str:
     """Decode a line; of a progress bar that redraws itself only the last state."""
     return line.decode(errors="replace").rstrip("\r").rsplit("\r", 1)[-1]
 

@@ -104,7 +104,7 @@ class LogFile:
 
     def _open(self) -> BinaryIO:
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        there = {each.name.partition(".")[0] for each in self._folder.glob(f"{self._stem}-[0-9]*")}
+        there = {path.name.partition(".")[0] for path in self._folder.glob(f"{self._stem}-[0-9]*")}
         self._path = self._folder / f"{self._stem}-{len(there) + 1:06}.txt"
         self._file = self._path.open("xb")
         self._opened_at = clock()

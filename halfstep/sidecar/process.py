@@ -146,8 +146,8 @@ class Recorder:
         threading.Thread(target=self._listen, args=[control], daemon=True).start()
         sampled_at = clock()
         self._sample(round((sampled_at - started_at) * 1000))  # also of a very short run
-        while not self._is_stopped.is_set() or any(each.is_alive() for each in self._readers):
-            if any(each.is_broken for each in self._readers):
+        while not self._is_stopped.is_set() or any(reader.is_alive() for reader in self._readers):
+            if any(reader.is_broken for reader in self._readers):
                 # Without this process the script gets the error that it would have had.
                 control.shutdown(socket.SHUT_RDWR)
                 return
@@ -172,7 +172,7 @@ class Recorder:
         self._spool.close()
 
     def _wait(self) -> None:
-        living = [each for each in self._readers if each.is_alive()]
+        living = [reader for reader in self._readers if reader.is_alive()]
         if self._is_stopped.is_set() and living:
             living[0].join(FLUSH_SECONDS)
         else:

@@ -38,7 +38,7 @@ class ProgressBars:
         if moves_up:
             self._moved_at = clock()
         self._stream.feed(printed)
-        return self._screen.settled()
+        return self._screen.take_settled()
 
     def is_over(self, following_bytes: int = 0) -> bool:
         """Return whether the lines no longer change. following_bytes: without a move up."""
@@ -80,7 +80,7 @@ class _Screen(pyte.Screen):
         """Take all lines above the cursor as kept."""
         self._kept, self._settled = self.cursor.y, []
 
-    def settled(self) -> list[str]:
+    def take_settled(self) -> list[str]:
         """Return the lines that have become settled."""
         while self._lowest and not self._text(self._lowest) and self.cursor.y < self._lowest:
             self._lowest -= 1  # erased

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from halfstep.session.ranks import RANKS, announced
+from halfstep.session.ranks import RANKS, read_announced
 from halfstep.sidecar.system import tree_memory
 from halfstep.telemetry.events import Event, Line, Sample
 from halfstep.telemetry.folder_lock import FolderLock
@@ -33,7 +33,7 @@ class RankSpool:
         self._write()
 
     def _write(self) -> None:
-        if self._spool is None and (files := announced(self._meeting)):
+        if self._spool is None and (files := read_announced(self._meeting)):
             folder = files.folder / RANKS / str(self._rank)
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = FolderLock(folder / "lock")

@@ -112,8 +112,8 @@ def _disk_bytes() -> int | None:
 def _network_bytes() -> int | None:
     with suppress(OSError):
         counters = psutil.net_io_counters(pernic=True)
-        others = [each for name, each in counters.items() if not name.startswith("lo")]
-        return int(sum(each.bytes_sent + each.bytes_recv for each in others))
+        others = [counter for name, counter in counters.items() if not name.startswith("lo")]
+        return int(sum(counter.bytes_sent + counter.bytes_recv for counter in others))
     return None
 
 

@@ -12,8 +12,8 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from halfstep import untrusted_files
-from halfstep.telemetry.plain_json import JsonObject, shown
-from halfstep.telemetry.validation import explained
+from halfstep.telemetry.plain_json import JsonObject, safe_repr
+from halfstep.telemetry.validation import explain
 
 #: Of all files; a file with a higher one is of a newer version.
 FORMAT = 1
@@ -154,10 +154,10 @@ class WatchedOutcome(Message, frozen=True, kw_only=True):
 
 def write_message(path: Path, message: Message) -> None:
     """Replace a file atomically: a reader sees the old or the new content, never a part."""
-    untrusted_files.write(path.parent, path.name, encoded(message).encode())
+    untrusted_files.write(path.parent, path.name, encode(message).encode())
 
 
-def encoded(message: Message) -> str:
+def encode(message: Message) -> str:
     """Return the JSON of a file."""
     return json.dumps(msgspec.to_builtins(message))
 
@@ -174,7 +174,7 @@ def read_message(path: Path, kind: type[M], most_bytes: int = MOST_BYTES) -> M:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{name} is damaged: {error}") from error
     if not isinstance(fields, dict):
-        raise ValueError(f"{name} is {shown(fields)}; allowed: an object")
+        raise ValueError(f"{name} is {safe_repr(fields)}; allowed: an object")
     number = fields.get("format", FORMAT)
     if isinstance(number, int) and number > FORMAT:
         raise ValueError(
@@ -183,4 +183,4 @@ def read_message(path: Path, kind: type[M], most_bytes: int = MOST_BYTES) -> M:
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
-        raise ValueError(f"{name}: {explained(error, fields, kind)}") from error
+        raise ValueError(f"{name}: {explain(error, fields, kind)}") from error

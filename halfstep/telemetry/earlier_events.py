@@ -15,7 +15,7 @@ _FIELDS = {
 }
 
 
-def renamed(fields: JsonObject) -> JsonObject:
+def rename(fields: JsonObject) -> JsonObject:
     """Return an event's fields with their names of today."""
     kind = fields.get("event")
     if not isinstance(kind, str) or kind not in _FIELDS:

@@ -17,10 +17,10 @@ from halfstep.telemetry.plain_json import (
     JsonObject,
     is_clean,
     json_safe,
-    shown,
+    safe_repr,
     unplain,
 )
-from halfstep.telemetry.validation import allowed_in, explained
+from halfstep.telemetry.validation import explain, list_allowed
 
 #: Configuration of a script as JSON: a page shows all of it.
 CONFIG_CHARACTERS = 100_000
@@ -61,13 +61,13 @@ def decode(payload: bytes) -> Event:
     is_earlier = earlier_events.NAMES.search(payload) is not None
     if b"\\u0000" not in payload and not is_earlier:
         with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return _checked(_DECODER.decode(payload))
+            return _check(_DECODER.decode(payload))
     try:
         fields = json_safe(json.loads(payload))  # Python reads NaN and 1e999 as well
     except (ValueError, RecursionError) as error:
-        raise BadEvent(f"an event is not valid JSON: {shown(payload)}: {error}") from error
+        raise BadEvent(f"an event is not valid JSON: {safe_repr(payload)}: {error}") from error
     if is_earlier and isinstance(fields, dict):
-        fields = earlier_events.renamed(fields)
+        fields = earlier_events.rename(fields)
     return parse(fields)
 
 
@@ -76,22 +76,22 @@ def parse(fields: object) -> Event:
     event = convert(fields)
     if wrong := _unclean_field(event) or unplain(fields):
         raise BadEvent(f"{event.tag}: {wrong}")
-    return _checked(event)
+    return _check(event)
 
 
 def convert(fields: object) -> Event:
     """Return the event with these fields, as `fields_of` returned them. Raises BadEvent."""
     if not isinstance(fields, dict):
-        raise BadEvent(f"an event is {shown(fields)}; allowed: an object")
+        raise BadEvent(f"an event is {safe_repr(fields)}; allowed: an object")
     kind = fields.get("event")
     if not isinstance(kind, str) or kind not in KINDS:
-        raise BadEvent(f"event is {shown(kind)}; allowed: {', '.join(KINDS)}")
+        raise BadEvent(f"event is {safe_repr(kind)}; allowed: {', '.join(KINDS)}")
     try:
         event = msgspec.convert(fields, KINDS[kind])
     except msgspec.ValidationError as error:
-        raise BadEvent(f"{_called(fields)}: {explained(error, fields, KINDS[kind])}") from error
+        raise BadEvent(f"{_describe(fields)}: {explain(error, fields, KINDS[kind])}") from error
     except UnicodeEncodeError as error:  # a lone surrogate in place of one of a few words
-        raise BadEvent(f"{_called(fields)}: {unplain(fields) or error}") from error
+        raise BadEvent(f"{_describe(fields)}: {unplain(fields) or error}") from error
     return event
 
 
@@ -121,13 +121,13 @@ def too_long(what: str, payload: bytes) -> str:
     return f"{what} has {len(payload):,} bytes; allowed: at most {EVENT_BYTES:,}"
 
 
-def _checked(event: Event) -> Event:
+def _check(event: Event) -> Event:
     """Return the event. Raises BadEvent if it has a configuration that a page cannot show."""
     if isinstance(event, Configured):
         config = event.config
         if unplain(config) or len(json.dumps(config)) > CONFIG_CHARACTERS:
             allowed = f"an object of plain JSON, of at most {CONFIG_CHARACTERS:,} characters"
-            raise BadEvent(f"configured: config is {shown(config)}; allowed: {allowed}")
+            raise BadEvent(f"configured: config is {safe_repr(config)}; allowed: {allowed}")
     return event
 
 
@@ -136,7 +136,7 @@ def _builtin(value: Any) -> Any:
     for base in (float, int, str):
         if isinstance(value, base):
             return base(value)
-    raise TypeError(f"{shown(value)} is not JSON")
+    raise TypeError(f"{safe_repr(value)} is not JSON")
 
 
 _ENCODER = msgspec.json.Encoder(enc_hook=_builtin)
@@ -147,11 +147,13 @@ def _unclean_field(event: Event) -> str | None:
     for name in event.__struct_fields__:
         value = getattr(event, name)
         if isinstance(value, str) and not is_clean(value):
-            return f"{name} is {shown(value)}; allowed: {allowed_in(type(event), name)}"
+            return f"{name} is {safe_repr(value)}; allowed: {list_allowed(type(event), name)}"
     return None
 
 
-def _called(fields: JsonObject) -> str:
+def _describe(fields: JsonObject) -> str:
     name, step = fields.get("name"), fields.get("step")
-    words = [fields["event"], shown(name) if name is not None else ""]
-    return " ".join(filter(None, words)) + (f" at step {shown(step)}" if step is not None else "")
+    words = [fields["event"], safe_repr(name) if name is not None else ""]
+    return " ".join(filter(None, words)) + (
+        f" at step {safe_repr(step)}" if step is not None else ""
+    )

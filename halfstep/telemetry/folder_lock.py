@@ -148,7 +148,7 @@ class OwnerFile:
             "token": self._token,
             "host": platform.node(),
             "pid": self._pid,
-            "pid_started": process.started(self._pid),
+            "pid_started": process.read_start_ticks(self._pid),
             "pid_space": process.pid_space(),
         }
         try:

@@ -28,7 +28,7 @@ from halfstep.telemetry.attempt_messages import WatchedOutcome
 from halfstep.telemetry.event_fields import TEXT_CHARACTERS
 from halfstep.telemetry.events import File
 from halfstep.telemetry.plain_json import plain
-from halfstep.telemetry.validation import explained
+from halfstep.telemetry.validation import explain
 
 PIECE_BYTES = 4 * 2**20  # most that the server accepts in one request
 PATIENCE_SECONDS = 15.0  # timeout of a connection without traffic
@@ -221,7 +221,7 @@ def _response(body: object, kind: type[R]) -> R:
         return msgspec.convert(body, kind)
     except msgspec.ValidationError as error:
         raise ApiError(
-            0, f"the response is not from a Halfstep server: {explained(error, body, kind)}"
+            0, f"the response is not from a Halfstep server: {explain(error, body, kind)}"
         ) from error
 
 

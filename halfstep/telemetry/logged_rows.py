@@ -24,12 +24,14 @@ class LoggedRow(NamedTuple):
     @property
     def loss(self) -> float:
         """The step's loss."""
-        return next(self.numbers[name] for name, each in self.columns.items() if each == "loss")
+        return next(self.numbers[name] for name, column in self.columns.items() if column == "loss")
 
     @classmethod
     def of(cls, step: int, elapsed_ms: int, numbers: Mapping[str, float]) -> "LoggedRow | None":
         """Return the row of a step; None without a loss, and before the first step."""
-        columns = {name: each for name, each in columns_of(numbers).items() if each in COLUMNS}
+        columns = {
+            name: column for name, column in columns_of(numbers).items() if column in COLUMNS
+        }
         if step < 1 or "loss" not in columns.values():
             return None
         return cls(step, elapsed_ms, {name: numbers[name] for name in columns}, columns)
@@ -44,16 +46,16 @@ def rows_of(logged: Sequence[LoggedRow], before: tuple[int, int] | None = None) 
     rows["scale"], rows["data_us"] = 1.0, UNKNOWN_US
     rows["grad_norm"] = rows["lr"] = np.nan
     with np.errstate(over="ignore"):  # beyond float32: infinite
-        for row, each in zip(rows, logged, strict=True):
-            row["step"], row["elapsed_ms"] = each.step, each.elapsed_ms
-            for name, column in each.columns.items():
-                row[column] = each.numbers[name]
+        for row, entry in zip(rows, logged, strict=True):
+            row["step"], row["elapsed_ms"] = entry.step, entry.elapsed_ms
+            for name, column in entry.columns.items():
+                row[column] = entry.numbers[name]
             if before is not None:
-                steps, milliseconds = max(each.step - before[0], 1), each.elapsed_ms - before[1]
+                steps, milliseconds = max(entry.step - before[0], 1), entry.elapsed_ms - before[1]
                 row["step_us"] = min(max(milliseconds * 1000 // steps, 0), LARGEST_US)
-            before = each.step, each.elapsed_ms
+            before = entry.step, entry.elapsed_ms
     rows["grad_norm_clipped"] = rows["grad_norm"]
     rows["flags"] = np.where(np.isfinite(rows["loss"]), 0, NONFINITE_LOSS)
-    has_norm = ["grad_norm" in each.columns.values() for each in logged]
+    has_norm = ["grad_norm" in entry.columns.values() for entry in logged]
     rows["flags"] |= np.where(has_norm, 0, UNKNOWN_NORM).astype(np.uint32)
     return rows

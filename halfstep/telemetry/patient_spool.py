@@ -78,7 +78,7 @@ class PatientSpool:
     def _try(self, write: Callable[[SpoolWriter], None]) -> bool:
         """Write, in a new file after a failure; return whether the write succeeded."""
         try:
-            writer = self._writer or self._reopened()
+            writer = self._writer or self._reopen()
             if writer is None:
                 return False
             if clock() - self._looked_at > LOOK_SECONDS:
@@ -95,7 +95,7 @@ class PatientSpool:
             writer.write_again()
             self._on_removed()
 
-    def _reopened(self) -> SpoolWriter | None:
+    def _reopen(self) -> SpoolWriter | None:
         if clock() - self._failed_at < RETRY_SECONDS:
             return None
         writer = SpoolWriter(self._folder, self._attempt, sequence=self._sequence)
@@ -126,7 +126,7 @@ class PatientSpool:
             return False
         self._has_refuge = False  # a second failure is the refuge's
         try:
-            folder = refuge.opened(self._folder.parent) / self._folder.name
+            folder = refuge.open_refuge(self._folder.parent) / self._folder.name
             writer = SpoolWriter(folder, self._attempt, sequence=self._sequence)
             write(writer)
         except OSError:

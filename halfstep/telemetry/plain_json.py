@@ -36,7 +36,7 @@ def plain(value: Any) -> Any:
     File names need not be UTF-8: Python represents their other bytes as lone surrogates.
     """
     if isinstance(value, str):
-        return cleaned(value)
+        return clean(value)
     if isinstance(value, dict):
         return {plain(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -50,22 +50,22 @@ def unplain(value: Any, path: str = "", depth: int = 0) -> str | None:
         return f"{path} is nested; allowed: at most {DEPTH} lists or objects within each other"
     if isinstance(value, dict):
         if unclean := [name for name in value if not (isinstance(name, str) and is_clean(name))]:
-            return f"a field is named {shown(unclean[0])}; allowed: {CLEAN}"
+            return f"a field is named {safe_repr(unclean[0])}; allowed: {CLEAN}"
         below = f"{path}." if path else ""
-        return _first(unplain(each, f"{below}{name}", depth + 1) for name, each in value.items())
+        return _first(unplain(item, f"{below}{name}", depth + 1) for name, item in value.items())
     if isinstance(value, list | tuple):
-        return _first(unplain(each, path, depth + 1) for each in value)
+        return _first(unplain(item, path, depth + 1) for item in value)
     if isinstance(value, str):
-        return None if is_clean(value) else f"{path} is {shown(value)}; allowed: {CLEAN}"
+        return None if is_clean(value) else f"{path} is {safe_repr(value)}; allowed: {CLEAN}"
     if value is None or isinstance(value, float | bool):
         return None
     if isinstance(value, int) and -LARGEST_WHOLE <= value <= LARGEST_WHOLE:
         return None
     allowed = f"a whole number from {-LARGEST_WHOLE} to {LARGEST_WHOLE}"
-    return f"{path} is {shown(value)}; allowed: {allowed}"
+    return f"{path} is {safe_repr(value)}; allowed: {allowed}"
 
 
-def shown(value: Any) -> str:
+def safe_repr(value: Any) -> str:
     """Return the repr of a value for a message, at most 200 characters; does not raise."""
     try:
         text = repr(value)
@@ -75,7 +75,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= 200 else f"{text[:200]}…"
 
 
-def cleaned(text: str) -> str:
+def clean(text: str) -> str:
     """Escape NUL and lone surrogates, which databases or UTF-8 cannot store."""
     text = text if text.isascii() else text.encode(errors="backslashreplace").decode()
     return text.replace("\0", "\\x00")

@@ -16,19 +16,19 @@ from halfstep.telemetry import spool
 IN_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder within is this user's only
 
 
-def opened(folder: Path) -> Path:
+def open_refuge(folder: Path) -> Path:
     """Return the refuge of a run's folder, created if necessary. Raises OSError."""
     *others, last = _places(folder)
     for place in others:
         with suppress(OSError):
-            return _created(place)
-    return _created(last)
+            return _create(place)
+    return _create(last)
 
 
 def within(folder: Path, name: str | Path) -> Path:
     """Return the path of a run's file: in its folder, or else in its refuge."""
     places = [folder, *filter(_is_own, _places(folder))]
-    return next((each / name for each in places if (each / name).exists()), folder / name)
+    return next((place / name for place in places if (place / name).exists()), folder / name)
 
 
 def spool_of(files: Path, attempt: int) -> list[tuple[int, Path]]:
@@ -62,7 +62,7 @@ def _places(folder: Path) -> tuple[Path, Path]:
     return Path(os.environ.get("TMPDIR") or "/tmp") / name, IN_MEMORY / name  # noqa: S108
 
 
-def _created(place: Path) -> Path:
+def _create(place: Path) -> Path:
     """Create a folder of this user, in which a file can be written. Raises OSError."""
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _is_own(place):

@@ -120,14 +120,14 @@ class RelayReader:
                         break
                     self._offsets[path.name] = self._offsets.get(path.name, 0) + len(line)
                     with suppress(ValueError, TypeError):  # damaged, e.g. by a full disk
-                        yield _relayed(json.loads(line))
+                        yield _parse(json.loads(line))
 
     def close(self) -> None:
         """Delete the relay folder."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _relayed(line: Any) -> Relayed:
+def _parse(line: Any) -> Relayed:
     """Return the content of a line. Raises ValueError."""
     numbers, step = line if isinstance(line, list) else (None, None)
     is_whole = step is None or isinstance(step, int)
@@ -150,7 +150,7 @@ def retract() -> None:
     os.environ.pop(PARENT, None)
 
 
-def announced() -> AttemptFiles | None:
+def find_announced() -> AttemptFiles | None:
     """Return the run of the multiprocessing parent of this process; None if it has none."""
     process = sys.modules.get("multiprocessing.process")
     parent = process.parent_process() if process else None

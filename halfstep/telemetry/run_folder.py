@@ -47,7 +47,7 @@ from halfstep.telemetry.attempt_messages import (
     read_message,
 )
 from halfstep.telemetry.events import Metric
-from halfstep.telemetry.plain_json import plain, shown
+from halfstep.telemetry.plain_json import plain, safe_repr
 from halfstep.telemetry.spool import Position, SpoolReader, spool_files
 
 #: Default folder of runs. A folder "halfstep" next to a script would shadow the package in its
@@ -95,12 +95,12 @@ def open_run(
         refuge.restore(place)
         written = read_run(place)
     elif run is not None:
-        say(f"there is no run {shown(run)} in {folder}; starting a new one")
+        say(f"there is no run {safe_repr(run)} in {folder}; starting a new one")
     attempts = written.attempts if written else []
     if not is_free or (attempts and _is_written(place, attempts[-1])):
         raise RunIsWritten(place, attempts[-1] if attempts else None)
     numbers = [attempt.attempt for attempt in attempts]
-    files = AttemptFiles(place, max([*numbers, *_spooled(place)], default=0) + 1)
+    files = AttemptFiles(place, max([*numbers, *_list_spooled(place)], default=0) + 1)
     described = written or RunFile(
         id=identity or uuid.uuid4().hex,
         name=name or run or place.name,
@@ -116,7 +116,7 @@ def open_run(
     described = replace(described, attempts=[*attempts, _attempt(files.attempt, secret)])
     write_run_file(place, described)
     with suppress(OSError):
-        _reserved(files).write_bytes(bytes(RESERVED_BYTES))
+        _get_reserved_path(files).write_bytes(bytes(RESERVED_BYTES))
     return files
 
 
@@ -151,7 +151,7 @@ def write_run_file(folder: Path, run: RunFile) -> None:
     write_json(folder / "run.json", fields | {"attempts": attempts})
 
 
-def described_in(folder: Path) -> RunFile:
+def read_description(folder: Path) -> RunFile:
     """Return a run's description; for a queued run, which has no run.json, only id and name."""
     if (folder / "run.json").exists():
         return read_run(folder)
@@ -183,12 +183,12 @@ def came_to(files: AttemptFiles) -> tuple[int, float]:
 def _last_row(files: AttemptFiles) -> tuple[int, int]:
     """Return the last step before this attempt and its elapsed_ms; 0 if its spool is deleted."""
     earlier = [_numbers(path) for path in spool_files(files.spool)]
-    for attempt, sequence in reversed([each for each in earlier if each[0] < files.attempt]):
+    for attempt, sequence in reversed([entry for entry in earlier if entry[0] < files.attempt]):
         reader, step, elapsed_ms = SpoolReader(files.spool, Position(attempt, sequence, 0)), 0, 0
         while items := reader.poll():
             if reader.position()[:2] > (attempt, sequence):  # type: ignore[index]
                 break
-            for steps in (each for each in items if isinstance(each, np.ndarray)):
+            for steps in (item for item in items if isinstance(item, np.ndarray)):
                 step = max(step, int(steps["step"].max()))
                 elapsed_ms = max(elapsed_ms, int(steps["elapsed_ms"].max()))
         if step:
@@ -201,7 +201,7 @@ def last_logged(files: AttemptFiles) -> int | None:
     """Return the last step of a logged number in the run's local spools; None: there is none."""
     reader, last = SpoolReader(files.spool), -1
     while items := reader.poll():
-        logged = (each.step for each in items if isinstance(each, Metric))
+        logged = (item.step for item in items if isinstance(item, Metric))
         last = max(last, *logged, -1)
     return None if last < 0 else last
 
@@ -242,9 +242,9 @@ def write_outcome(
         try:
             _write_reserved(files, outcome)
         except OSError:
-            write_json(refuge.opened(files.folder) / files.outcome.name, asdict(outcome))
+            write_json(refuge.open_refuge(files.folder) / files.outcome.name, asdict(outcome))
     with suppress(OSError):
-        _reserved(files).unlink(missing_ok=True)
+        _get_reserved_path(files).unlink(missing_ok=True)
 
 
 def _write_reserved(files: AttemptFiles, outcome: WatchedOutcome) -> None:
@@ -252,13 +252,13 @@ def _write_reserved(files: AttemptFiles, outcome: WatchedOutcome) -> None:
     if outcome.error is not None:  # a traceback ends with its exception
         outcome = replace(outcome, error=outcome.error[-MOST_ERROR:])
     content = json.dumps(plain(asdict(outcome)), ensure_ascii=False).encode()
-    with _reserved(files).open("r+b") as file:
+    with _get_reserved_path(files).open("r+b") as file:
         file.write(content)
         file.truncate()
-    _reserved(files).replace(files.outcome)
+    _get_reserved_path(files).replace(files.outcome)
 
 
-def _reserved(files: AttemptFiles) -> Path:
+def _get_reserved_path(files: AttemptFiles) -> Path:
     return files.outcome.with_name(f".{files.outcome.stem}.reserved")
 
 
@@ -380,7 +380,7 @@ def script_name() -> str:
     return f"{folder}-{path.stem}" if folder else path.stem
 
 
-def _spooled(place: Path) -> list[int]:
+def _list_spooled(place: Path) -> list[int]:
     return [_numbers(path)[0] for path in spool_files(place / "spool")]
 
 
@@ -395,7 +395,7 @@ def _attempt(number: int, secret: str | None) -> AttemptEntry:
         started=_now(),
         host=platform.node(),
         pid=os.getpid(),
-        pid_started=process.started(os.getpid()),
+        pid_started=process.read_start_ticks(os.getpid()),
         pid_space=process.pid_space(),
         command=redaction.command(_command_line(), secret),
         folder=str(Path.cwd()),

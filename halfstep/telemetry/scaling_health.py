@@ -64,7 +64,7 @@ def judge(figures: Figures, *, growth_interval: int | None = None) -> ScalingHea
         reason = f"{applied} changed the weights{scale and '; '}{scale}"
     elif figures.scale is not None and figures.scale < 1:
         word = "collapsing"
-        reason = f"{scale}, below 1, where it shrinks gradients; {_skipped(figures)}"
+        reason = f"{scale}, below 1, where it shrinks gradients; {_describe_skips(figures)}"
     elif not figures.settled and figures.attempts <= CALIBRATING_FOR:
         word = "calibrating"
         reason = f"{_of(figures.skips_1000, figures.attempts, figures)}; calibration needs "
@@ -74,16 +74,16 @@ def judge(figures: Figures, *, growth_interval: int | None = None) -> ScalingHea
         reason = f"the last {figures.streak} steps were all skipped{scale and '; '}{scale}"
     elif 100 * figures.settled_skips > COLLAPSE_RATE * figures.settled:
         word = "collapsing"
-        reason = f"{_skipped_since_search(figures)}{scale and '; '}{scale}"
+        reason = f"{_describe_skips_since_search(figures)}{scale and '; '}{scale}"
     elif figures.settled_skips > 1 and 100 * figures.settled_skips > allowed * figures.settled:
         word = "oscillating"
-        reason = f"{_skipped_since_search(figures)}{_scaler_changes(figures)}"
+        reason = f"{_describe_skips_since_search(figures)}{_scaler_changes(figures)}"
     else:
-        word, reason = "healthy", _skipped(figures)
+        word, reason = "healthy", _describe_skips(figures)
     return ScalingHealth(word, f"{reason[0].upper()}{reason[1:]}.", figures)
 
 
-def _skipped_since_search(figures: Figures) -> str:
+def _describe_skips_since_search(figures: Figures) -> str:
     skips = figures.settled_skips
     return f"{_of(skips, figures.settled, figures)}, {_latest(skips, figures)}"
 
@@ -110,7 +110,7 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count:,} times"
 
 
-def _skipped(figures: Figures) -> str:
+def _describe_skips(figures: Figures) -> str:
     since = figures.steps_since_skip
     if since is None:
         return "no step was skipped"
@@ -164,7 +164,7 @@ def count(
     """
     last = skips[-1] if skips else last
     streaks = _streaks(skips)
-    settled_from = _settled_from(attempts, skips)
+    settled_from = _find_settled_step(attempts, skips)
     first = max(attempts - SETTLED + 1, settled_from or attempts + 1, 1)
     return Figures(
         attempts=attempts,
@@ -195,7 +195,7 @@ def _streaks(skips: list[int]) -> list[int]:
     return lengths
 
 
-def _settled_from(attempts: int, skips: list[int]) -> int | None:
+def _find_settled_step(attempts: int, skips: list[int]) -> int | None:
     """Return the first step after the search for a scale; None if it has not ended.
 
     In a run longer than the window it has ended, with or without a result.

@@ -91,7 +91,7 @@ class RunSending:
             if number not in self._sendings:
                 self._sendings[number] = AttemptSending(
                     AttemptFiles(self.folder, number),
-                    _described(run, attempt),
+                    _describe(run, attempt),
                     partial(lives, attempt),
                     self._ingest,
                     self._say,
@@ -101,7 +101,7 @@ class RunSending:
                     sidecar_seconds=self._sidecar_seconds,
                 )
             try:
-                self._sendings[number].describe(_described(run, attempt))
+                self._sendings[number].describe(_describe(run, attempt))
                 self._sendings[number].send()
             except (OSError, ValueError, KeyError, TypeError) as error:
                 if attempt is run.attempts[-1]:
@@ -391,7 +391,7 @@ class SpoolSending:
         return self._ingest.put_spool(recorded, self._writer, here, data)
 
 
-def _described(run: RunFile, attempt: AttemptEntry) -> dict[str, Any]:
+def _describe(run: RunFile, attempt: AttemptEntry) -> dict[str, Any]:
     """Return an attempt's description for the server, within the server's limits."""
     return {
         "id": run.id,

@@ -117,7 +117,7 @@ def read_state(
     return replace(state, file=_file(file, source), source=_text(source))
 
 
-def redacted(state: SourceState, *secrets: str | None) -> SourceState:
+def redact(state: SourceState, *secrets: str | None) -> SourceState:
     """Return the state with secrets in its texts hidden."""
     source, diff = (
         None if text is None else redaction.source(text, *secrets)[:SOURCE_BYTES]
@@ -129,7 +129,11 @@ def redacted(state: SourceState, *secrets: str | None) -> SourceState:
 
 def requirements() -> str:
     """Return the installed packages in pip's format, a line each."""
-    lines = {_requirement(each) for each in distributions() if each.metadata["Name"]}
+    lines = {
+        _requirement(distribution)
+        for distribution in distributions()
+        if distribution.metadata["Name"]
+    }
     return "\n".join(sorted(lines, key=str.lower))[:SOURCE_BYTES]
 
 
@@ -233,7 +237,7 @@ def _patch(git: "_Git", *, has_untracked: bool) -> tuple[str, bool]:
         listed = git.output(*UNTRACKED, *(f":(top,glob)**/*{suffix}" for suffix in CODE))
         for name in listed.decode(errors="surrogateescape").split("\0")[:-1]:
             if len(patch) <= SOURCE_BYTES:
-                patch += _added(top, name)
+                patch += _make_patch(top, name)
     if len(patch) <= SOURCE_BYTES:
         return patch.decode(errors="replace"), False
     text = _text(patch)
@@ -241,7 +245,7 @@ def _patch(git: "_Git", *, has_untracked: bool) -> tuple[str, bool]:
     return text[: text.rfind("\ndiff --git ") + 1] or text, True
 
 
-def _added(top: Path, name: str) -> bytes:
+def _make_patch(top: Path, name: str) -> bytes:
     """Return the patch that adds an untracked file; empty if it has no place in a patch."""
     path = top / name
     with suppress(OSError, UnicodeEncodeError):

@@ -247,7 +247,7 @@ class SpoolReader:
         if not following:
             self._seen_to = here, size
             return False
-        items.append(_damaged(here.offset, following))
+        items.append(_describe_damage(here.offset, following))
         self._position = here._replace(offset=here.offset + following)
         return True
 
@@ -310,7 +310,7 @@ class SpoolPart:
         if following is None or self._start + following <= self.offset:
             return []
         before, self.offset = self.offset, self._start + following
-        return [_damaged(before, self.offset - before)]
+        return [_describe_damage(before, self.offset - before)]
 
 
 def spool_files(folder: Path) -> list[Path]:
@@ -397,7 +397,7 @@ def _is_cut_short(rest: bytes) -> bool:
     return is_header and len(rest) - FRAME_HEADER.size < length <= EVENT_BYTES
 
 
-def _damaged(offset: int, size: int) -> Unrecordable:
+def _describe_damage(offset: int, size: int) -> Unrecordable:
     text = f"{size:,} damaged bytes of the spool, from byte {offset:,}"
     return Unrecordable(text, 0, b"", damaged_bytes=size)
 
@@ -491,12 +491,12 @@ def _decode(kind: int, payload: bytes) -> Steps | Event | Unrecordable:
     if record is None or len(payload) % record.itemsize:
         text = f"a frame of kind {kind} has {len(payload)} bytes; allowed: whole records of kind 1"
         return Unrecordable(f"{text} or 3, and events of kind 2", kind, payload)
-    steps = _timed(np.frombuffer(payload, record))
+    steps = _add_timing(np.frombuffer(payload, record))
     wrong = problem_of_steps(steps)
     return steps if wrong is None else Unrecordable(wrong, kind, payload)
 
 
-def _timed(steps: Steps) -> Steps:
+def _add_timing(steps: Steps) -> Steps:
     """Return records as STEP_DTYPE; data_us is UNKNOWN_US if they lack it."""
     if steps.dtype == STEP_DTYPE:
         return steps

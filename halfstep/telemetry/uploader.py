@@ -259,7 +259,7 @@ def main() -> None:
     if os.fork():
         os._exit(0)
     folder, attempt, origin = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    server = credentials.known()
+    server = credentials.find()
     if server is None:
         sys.exit("HALFSTEP_URL and HALFSTEP_TOKEN are not set")
     server = server._replace(origin=origin)  # the source of the token, not the variable

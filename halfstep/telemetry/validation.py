@@ -8,14 +8,14 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import msgspec
 from msgspec import Meta, Struct, UnsetType
 
-from halfstep.telemetry.plain_json import shown
+from halfstep.telemetry.plain_json import safe_repr
 
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
 _PATH = re.compile(r" - at `\$(.*)`$")
 _PART = re.compile(r"\.(\w+)|\[(\d+)\]")
 
 
-def explained(error: msgspec.ValidationError, fields: object, kind: type[Struct]) -> str:
+def explain(error: msgspec.ValidationError, fields: object, kind: type[Struct]) -> str:
     """Return field, value and allowed values of the error of converting fields to a class."""
     text = str(error)
     found = _PATH.search(text)
@@ -32,12 +32,12 @@ def explained(error: msgspec.ValidationError, fields: object, kind: type[Struct]
     path = ".".join(map(str, parts))
     if missing := _MISSING.match(text):
         return f"{path}{'.' if path else ''}{missing.group(1)} is missing"
-    return f"{path} is {shown(value)}; allowed: {_allowed(hint)}"
+    return f"{path} is {safe_repr(value)}; allowed: {_describe_allowed(hint)}"
 
 
-def allowed_in(kind: type[Struct], field: str) -> str:
+def list_allowed(kind: type[Struct], field: str) -> str:
     """Return the values that a field of a class allows."""
-    return _allowed(_hint_of(kind, field))
+    return _describe_allowed(_hint_of(kind, field))
 
 
 def _hint_of(hint: Any, part: str | int) -> Any:
@@ -73,13 +73,13 @@ _NAMES: dict[Any, str] = {
 }
 
 
-def _allowed(hint: Any) -> str:
+def _describe_allowed(hint: Any) -> str:
     """Return the values that a type allows, as text: the description of its first member."""
-    members = [each for each in _members(hint) if each is not UnsetType]
+    members = [member for member in _members(hint) if member is not UnsetType]
     or_nothing = ", or nothing" if NoneType in members else ""
     first = members[0]
     if get_origin(first) is Annotated:
-        metas = [each for each in get_args(first) if isinstance(each, Meta) and each.description]
+        metas = [meta for meta in get_args(first) if isinstance(meta, Meta) and meta.description]
         return f"{metas[0].description}{or_nothing}"
     if get_origin(first) is Literal:
         return f"one of {', '.join(get_args(first))}{or_nothing}"

@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from halfstep.artifacts.manifest import files_in
 from halfstep.artifacts.names import ArtifactError
-from halfstep.wandb_compat.unsupported import Error, Unserved, ignored, say_once
+from halfstep.wandb_compat.unsupported import Error, Unserved, report_ignored, say_once
 
 if TYPE_CHECKING:
     from halfstep.session.artifacts import SavedVersion
@@ -30,7 +30,7 @@ class Artifact:
         use_as: str | None = None,
         **further: Any,
     ) -> None:
-        ignored("Artifact", {"incremental": incremental, "use_as": use_as, **further})
+        report_ignored("Artifact", {"incremental": incremental, "use_as": use_as, **further})
         self.name, self.type, self.description = name, type, description
         self.metadata = dict(metadata or {})
         self.aliases: list[str] = []

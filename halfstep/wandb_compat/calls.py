@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from halfstep.session import logged_values, ranks, run_start, sweep_point, watch_session
-from halfstep.session.queued_run import queued_files
-from halfstep.telemetry.run_folder import described_in, read_run, run_called, runs_folder
+from halfstep.session.queued_run import find_queued_files
+from halfstep.telemetry.run_folder import read_description, read_run, run_called, runs_folder
 from halfstep.wandb_compat import tensorboard
 from halfstep.wandb_compat.artifacts import Artifact
 from halfstep.wandb_compat.media import Audio, Histogram, Html, Image, Plotly, Table, Video
 from halfstep.wandb_compat.run import Run
 from halfstep.wandb_compat.settings import Entries, check_change, entries_of
 from halfstep.wandb_compat.sweeps import sweep
-from halfstep.wandb_compat.unsupported import Error, ignored, say_once
+from halfstep.wandb_compat.unsupported import Error, report_ignored, say_once
 
 MODES = {"online": "auto", "shared": "auto", "offline": "offline", "dryrun": "offline"}
 MODES |= {"disabled": "disabled", "run": "auto"}
@@ -52,7 +52,7 @@ early = Entries()  # values set before `init`
 _begun: Run | None = None  # the latest run
 
 
-def served(name: str) -> Any:
+def get_attribute(name: str) -> Any:
     """Return the attribute of the module `wandb` with this name."""
     run = _active()
     if name == "run":
@@ -98,7 +98,7 @@ def init(
         if reinit == "create_new":
             say_once("init(reinit='create_new') is not supported: the active run is finished first")
         before.finish()
-    ignored("init", further)
+    report_ignored("init", further)
     if resume is None:
         resume = os.environ.get("WANDB_RESUME")
     labels = {"name": name, "entity": entity, "notes": notes, "group": group, "job_type": job_type}
@@ -118,14 +118,14 @@ def init(
             name=name or os.environ.get("WANDB_NAME") or id,
             project=project or os.environ.get("WANDB_PROJECT"),
             config=settings,
-            tags=(tags,) if isinstance(tags, str) else tuple(tags or _listed("WANDB_TAGS")),
+            tags=(tags,) if isinstance(tags, str) else tuple(tags or _list_values("WANDB_TAGS")),
             run=identifier,
             folder=folder,
             mode=_mode(mode),
             git=not _is_set("WANDB_DISABLE_GIT"),
             code=_is_set("WANDB_SAVE_CODE") if save_code is None else bool(save_code),
         )
-        described = described_in(watch.files.folder) if watch.files else None
+        described = read_description(watch.files.folder) if watch.files else None
         _begun = Run(watch, described, labels, allow_val_change)
         if notes:
             watch.describe(note=notes)
@@ -232,7 +232,7 @@ def _check_resume(
 
     The runs of queues and sweeps are not chosen by the script, nor those of further ranks.
     """
-    if ranks.rank() or queued_files() or sweep_point.is_waiting():
+    if ranks.rank() or find_queued_files() or sweep_point.is_waiting():
         return
     place = run_called(folder, identifier) if identifier else None
     what = f"init(id={identifier!r}, resume={resume!r})"
@@ -259,5 +259,5 @@ def _is_set(variable: str) -> bool:
     return os.environ.get(variable, "").lower() in ("true", "1", "yes", "on")
 
 
-def _listed(variable: str) -> list[str]:
+def _list_values(variable: str) -> list[str]:
     return [text.strip() for text in os.environ.get(variable, "").split(",") if text.strip()]

@@ -14,15 +14,15 @@ def show(shown: dict[str, Any], name: str, value: Any) -> None:
     """Add a value in a form that `Watch.log` accepts; images of a list are numbered."""
     if isinstance(value, SHOWN):
         try:
-            shown[name] = value.shown()
+            shown[name] = value.to_loggable()
         except Exception as error:
             say_once(f"{name} is not logged: {type(error).__name__}: {error}")
             return
         if isinstance(value, Image | Video | Audio) and value.caption:
             shown[f"{name}.caption"] = value.caption
-    elif isinstance(value, list | tuple) and any(isinstance(each, Image) for each in value):
-        for number, each in enumerate(value):
-            show(shown, f"{name}-{number}", each)
+    elif isinstance(value, list | tuple) and any(isinstance(item, Image) for item in value):
+        for number, item in enumerate(value):
+            show(shown, f"{name}-{number}", item)
     elif isinstance(value, Unserved):
         return
     elif hasattr(value, "get_figure"):  # axes of matplotlib
@@ -32,17 +32,17 @@ def show(shown: dict[str, Any], name: str, value: Any) -> None:
     elif is_number(value):
         shown[name] = value
     elif getattr(value, "ndim", 0) or (isinstance(value, list | tuple) and _are_numbers(value)):
-        shown[name] = Histogram(value).shown()  # as W&B does with an array
+        shown[name] = Histogram(value).to_loggable()  # as W&B does with an array
     else:
         shown[name] = value
 
 
-def worded(value: Any) -> Any:
+def to_cell(value: Any) -> Any:
     """Return a summary value as a table cell."""
     if isinstance(value, dict):
-        return ", ".join(f"{kind} {each}" for kind, each in value.items() if kind != "count")
+        return ", ".join(f"{kind} {item}" for kind, item in value.items() if kind != "count")
     return value.item() if hasattr(value, "item") else value
 
 
 def _are_numbers(values: Sequence[Any]) -> bool:
-    return bool(values) and all(is_number(each) for each in values)
+    return bool(values) and all(is_number(value) for value in values)

@@ -10,7 +10,7 @@ import numpy as np
 from halfstep.session import logged_values
 from halfstep.session.images import picture, pixels
 from halfstep.session.logged_values import Counts
-from halfstep.wandb_compat.unsupported import ignored
+from halfstep.wandb_compat.unsupported import report_ignored
 
 BINS = 64
 MOST_BINS = 512
@@ -35,15 +35,15 @@ class Image:
         file_type: str | None = None,
         normalize: bool = True,
     ) -> None:
-        ignored("Image", {"classes": classes, "boxes": boxes, "masks": masks})
+        report_ignored("Image", {"classes": classes, "boxes": boxes, "masks": masks})
         self.caption, self._mode, self._normalize = caption, mode, normalize
         self._data = data_or_path
 
-    def shown(self) -> Any:
+    def to_loggable(self) -> Any:
         """Return a loggable value: a Pillow image, or an array of uint8."""
         data = self._data
         if isinstance(data, Image):
-            return data.shown()
+            return data.to_loggable()
         if isinstance(data, str | Path):
             import PIL.Image
 
@@ -113,7 +113,7 @@ class Table:
         values = [row[at] for row in self.data]
         return np.array(values) if convert_to == "numpy" else values
 
-    def shown(self) -> list[dict[str, Any]]:
+    def to_loggable(self) -> list[dict[str, Any]]:
         """Return a loggable value: a list of dictionaries."""
         rows = [
             {name: _cell(value) for name, value in zip(self.columns, row, strict=False)}
@@ -139,7 +139,7 @@ class Histogram:
         self.histogram = np.asarray(counts).tolist()
         self.bins = np.asarray(edges).tolist()
 
-    def shown(self) -> Counts | list[dict[str, Any]]:
+    def to_loggable(self) -> Counts | list[dict[str, Any]]:
         """Return a loggable value; bins of unequal width become a table with one row per bin."""
         widths = np.diff(self.bins)
         is_drawn = 1 <= len(widths) <= MOST_BINS and 0 < widths[0] < np.inf
@@ -161,7 +161,7 @@ class Video:
     ) -> None:
         self.caption, self._data, self._fps = caption, data_or_path, fps
 
-    def shown(self) -> logged_values.Video:
+    def to_loggable(self) -> logged_values.Video:
         """Return a loggable value."""
         data = self._data
         if getattr(data, "ndim", 0) == 5:
@@ -177,7 +177,7 @@ class Audio:
     ) -> None:
         self._value, self._rate, self.caption = data_or_path, sample_rate, caption
 
-    def shown(self) -> logged_values.Audio:
+    def to_loggable(self) -> logged_values.Audio:
         """Return a loggable value. Raises ValueError, OSError and wave.Error."""
         if isinstance(self._value, str | Path):
             return _read_wave(Path(self._value))
@@ -204,7 +204,7 @@ class Html:
         self._data = data.read() if hasattr(data, "read") else data
         self._is_text = data_is_not_path or hasattr(data, "read")
 
-    def shown(self) -> logged_values.Html:
+    def to_loggable(self) -> logged_values.Html:
         """Return a loggable value."""
         is_file = not self._is_text and len(str(self._data)) < MOST_PATH
         is_file = is_file and Path(self._data).is_file()
@@ -217,12 +217,12 @@ class Plotly:
     def __init__(self, val: Any) -> None:
         self._figure = val
 
-    def shown(self) -> Any:
+    def to_loggable(self) -> Any:
         """Return the figure."""
         return self._figure
 
 
 def _cell(value: Any) -> Any:
     if isinstance(value, Image):
-        return value.shown()
+        return value.to_loggable()
     return value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value

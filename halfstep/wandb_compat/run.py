@@ -25,9 +25,9 @@ from halfstep.telemetry.plain_json import JsonObject
 from halfstep.telemetry.run_folder import last_logged
 from halfstep.wandb_compat import artifacts
 from halfstep.wandb_compat.artifacts import Artifact
-from halfstep.wandb_compat.log_values import show, worded
+from halfstep.wandb_compat.log_values import show, to_cell
 from halfstep.wandb_compat.settings import Entries
-from halfstep.wandb_compat.unsupported import Unserved, ignored, say_once, unraised
+from halfstep.wandb_compat.unsupported import Unserved, report_exceptions, report_ignored, say_once
 
 MOST_FILES = 1000  # per `save`
 #: Levels of alerts, by what scripts pass.
@@ -136,7 +136,7 @@ class Run:
         """Return `url`."""
         return self.url
 
-    @unraised
+    @report_exceptions
     def log(
         self,
         data: Mapping[str, Any],
@@ -174,7 +174,7 @@ class Run:
         self._flush(None)
         self._record(data, step)
 
-    @unraised
+    @report_exceptions
     def define_metric(
         self,
         name: str = "*",
@@ -197,7 +197,7 @@ class Run:
                 self._summaries[f"{kind} {name}"] = (name, _kind(kind, goal))
         return Defined(name)
 
-    @unraised
+    @report_exceptions
     def watch(
         self,
         models: Any,
@@ -210,7 +210,7 @@ class Run:
         """Name parameters as these modules do; norms and culprits are always recorded."""
         if log in ("parameters", "all"):
             say_once(f"watch(log={log!r}): only gradients are recorded, not parameters")
-        ignored("watch", {"log_graph": log_graph})
+        report_ignored("watch", {"log_graph": log_graph})
         several = models if isinstance(models, list | tuple) else [models]
         self._watch.add(*several)
         return self._watch
@@ -218,7 +218,7 @@ class Run:
     def unwatch(self, models: Any = None) -> None:
         """Do nothing: recording costs only microseconds."""
 
-    @unraised
+    @report_exceptions
     def alert(
         self, title: str, text: str = "", level: Any = None, wait_duration: Any = None
     ) -> None:
@@ -235,7 +235,7 @@ class Run:
             wait_seconds=60.0 if seconds is None else float(seconds),
         )
 
-    @unraised
+    @report_exceptions
     def save(
         self, glob_str: Any = None, base_path: Any = None, policy: str = "live"
     ) -> list[str] | bool:
@@ -262,7 +262,7 @@ class Run:
                 self._saved[path.absolute()] = name
         return [str(path) for path in files]
 
-    @unraised
+    @report_exceptions
     def log_artifact(
         self,
         artifact_or_path: Any,
@@ -284,7 +284,7 @@ class Run:
         """Return a version that this run uses; raises wandb.Error without it."""
         return artifacts.use_artifact(self._watch, artifact_or_name, type)
 
-    @unraised
+    @report_exceptions
     def log_code(
         self,
         root: str | Path | None = ".",
@@ -296,8 +296,10 @@ class Run:
         base = str(Path(root or ".").absolute())
 
         def is_included(path: Path) -> bool:
-            is_chosen = is_code(path) if include_fn is None else _asked(include_fn, path, base)
-            return is_chosen and not (exclude_fn and _asked(exclude_fn, path, base))
+            is_chosen = (
+                is_code(path) if include_fn is None else _call_filter(include_fn, path, base)
+            )
+            return is_chosen and not (exclude_fn and _call_filter(exclude_fn, path, base))
 
         return self._watch.save_code(base, name=name, is_included=is_included)
 
@@ -313,7 +315,7 @@ class Run:
         names = list(used._paths())
         return used.file() if len(names) == 1 else used.download()
 
-    @unraised
+    @report_exceptions
     def finish(self, exit_code: int | None = None, quiet: bool | None = None) -> None:
         """End the run. exit_code: other than 0 if it failed."""
         if exit_code:
@@ -336,7 +338,7 @@ class Run:
 
     # ---- Recording ------------------------------------------------------------------------------
 
-    @unraised
+    @report_exceptions
     def _log_on(self) -> None:
         """Continue the counter after the last logged step of an earlier attempt."""
         watch = self._watch
@@ -377,7 +379,7 @@ class Run:
         elif reached is not None:
             watch.log_on(reached)
 
-    @unraised
+    @report_exceptions
     def _close(self) -> None:
         if self.is_finished:
             return
@@ -393,7 +395,7 @@ class Run:
                 chosen = {kind: value for kind, value in entry.items() if kind != "count"}
                 own |= {f"summary/{name}.{kind}": value for kind, value in chosen.items()}
         self._report_values({n: v for n, v in own.items() if is_number(v)}, self._at(None))
-        rows = [{"name": name, "value": worded(value)} for name, value in self.summary.items()]
+        rows = [{"name": name, "value": to_cell(value)} for name, value in self.summary.items()]
         if rows:
             self._report_values({"summary": rows}, self._at(None))
         self.is_finished = True
@@ -409,7 +411,9 @@ class Run:
         """Return whether a loss of these values, without an x axis of its own, is a step's row."""
         if not self._watch.has_no_torch:
             return False
-        has_axis = any(fnmatchcase(name, each) for each in self._step_metrics for name in values)
+        has_axis = any(
+            fnmatchcase(name, pattern) for pattern in self._step_metrics for name in values
+        )
         return not has_axis and "loss" in columns_of(values).values()
 
     def _record(self, values: Mapping[str, Any], step: int | None) -> None:
@@ -497,7 +501,7 @@ def _kind(summary: str, goal: str | None) -> str:
     return summary
 
 
-def _asked(chooses: Callable[..., bool], path: Path, root: str) -> bool:
+def _call_filter(chooses: Callable[..., bool], path: Path, root: str) -> bool:
     """Call a function of `log_code`, which takes a path, and the root if it has a place for it."""
     takes_root = len(signature(chooses).parameters) > 1
     return bool(chooses(str(path), root) if takes_root else chooses(str(path)))

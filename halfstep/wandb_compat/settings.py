@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 from halfstep.session.config_values import as_config
-from halfstep.session.nesting import merged
+from halfstep.session.nesting import merge
 from halfstep.session.notebook import is_notebook
-from halfstep.telemetry.plain_json import shown
-from halfstep.wandb_compat.unsupported import Error, say_once, unraised
+from halfstep.telemetry.plain_json import safe_repr
+from halfstep.wandb_compat.unsupported import Error, report_exceptions, say_once
 
 
 class Entries(MutableMapping[str, Any]):
@@ -63,10 +63,10 @@ class Entries(MutableMapping[str, Any]):
     def update(self, *given: Any, **named: Any) -> None:
         """Set several entries from mappings, namespaces or keyword arguments."""
         allowed = [named.pop("allow_val_change", None), *(e for e in given if isinstance(e, bool))]
-        is_allowed = next((each for each in allowed if each is not None), None)
-        for each in given:
-            if not isinstance(each, bool):
-                self._change(entries_of(each), is_allowed)
+        is_allowed = next((choice for choice in allowed if choice is not None), None)
+        for entry in given:
+            if not isinstance(entry, bool):
+                self._change(entries_of(entry), is_allowed)
         self._change(named, is_allowed)
 
     def setdefaults(self, given: Any) -> None:
@@ -75,8 +75,8 @@ class Entries(MutableMapping[str, Any]):
 
     def _change(self, entries: Mapping[str, Any], is_allowed: bool | None = None) -> None:
         locked = {name: value for name, value in self._locked.items() if name in entries}
-        entries = merged(given := entries, locked)
-        for name in changed(given, entries):
+        entries = merge(given := entries, locked)
+        for name in list_changed(given, entries):
             say_once(f"config.{name} stays as the sweep has set it")
         check_change(
             self._entries, entries, self._allow_val_change if is_allowed is None else is_allowed
@@ -93,23 +93,27 @@ def check_change(
 
     is_allowed: None: as `init` without allow_val_change; a notebook may change what it likes.
     """
-    names = [] if is_allowed or (is_allowed is None and is_notebook()) else changed(before, entries)
+    names = (
+        []
+        if is_allowed or (is_allowed is None and is_notebook())
+        else list_changed(before, entries)
+    )
     for name in names:
         if is_allowed is None:
             say_once(f"config.{name} is changed; allow_val_change=False refuses that")
             continue
-        values = f"is {shown(before[name])}, not {shown(entries[name])}"
+        values = f"is {safe_repr(before[name])}, not {safe_repr(entries[name])}"
         raise Error(f"config.{name} {values}; allowed: a change with allow_val_change=True")
 
 
-def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+def list_changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Return the names of entries with another value."""
     both = [name for name in after if name in before]
     return [n for n in both if as_config({"": before[n]}) != as_config({"": after[n]})]
 
 
 def _safe(on_change: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
-    return unraised(on_change)
+    return report_exceptions(on_change)
 
 
 def entries_of(given: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from halfstep import sweep_agent
 from halfstep.telemetry.plain_json import JsonObject
-from halfstep.wandb_compat.unsupported import Error, ignored
+from halfstep.wandb_compat.unsupported import Error, report_ignored
 
 KINDS = {"grid": "grid", "random": "random", "bayes": "tpe"}
 #: Distributions by W&B's names, without "q_" and "_values".
@@ -31,8 +31,8 @@ def sweep(
 ) -> str:
     """Begin a sweep for agents, and return its number as text. Raises Error if it is refused."""
     config = dict(sweep() if callable(sweep) else sweep)
-    ignored("sweep", {key: value for key, value in config.items() if key not in USED})
-    ignored("sweep", {"prior_runs": prior_runs})
+    report_ignored("sweep", {key: value for key, value in config.items() if key not in USED})
+    report_ignored("sweep", {"prior_runs": prior_runs})
     space, fixed = _space(config.get("parameters") or {})
     metric = config.get("metric") or {}
     goal = str(metric.get("goal", ""))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from halfstep.wandb_compat.media import Histogram
-from halfstep.wandb_compat.unsupported import say_once, unraised
+from halfstep.wandb_compat.unsupported import report_exceptions, say_once
 
 if TYPE_CHECKING:
     from halfstep.wandb_compat.run import Run
@@ -36,21 +36,21 @@ def record(run: "Run") -> None:
             continue
         is_any = True
         if not hasattr(writer.add_event, "__wrapped__"):
-            writer.add_event = _recorded(writer.add_event)
+            writer.add_event = _record(writer.add_event)
     if not is_any:
         say_once(
             "init(sync_tensorboard=True) is ignored: tensorboard and tensorboardX are not installed"
         )
 
 
-def _recorded(add_event: Callable[..., Any]) -> Callable[..., Any]:
+def _record(add_event: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(add_event)
-    def added(writer: Any, event: Any, *arguments: Any, **named: Any) -> Any:
+    def wrapper(writer: Any, event: Any, *arguments: Any, **named: Any) -> Any:
         if _run is not None and not _run.is_finished:
             _log(_run, event, _prefix(str(writer.get_logdir())))
         return add_event(writer, event, *arguments, **named)
 
-    return added
+    return wrapper
 
 
 def _prefix(folder: str) -> str:
@@ -66,7 +66,7 @@ def _prefix(folder: str) -> str:
     return (Path(folder).name if below.startswith("..") else below) + "/"
 
 
-@unraised
+@report_exceptions
 def _log(run: "Run", event: Any, prefix: str) -> None:
     values: dict[str, Any] = {}
     for value in event.summary.value:

@@ -91,11 +91,11 @@ def say_once(text: str) -> None:
     _messages.say_once(text)
 
 
-def unraised(method: Callable[P, R]) -> Callable[P, R | None]:
+def report_exceptions(method: Callable[P, R]) -> Callable[P, R | None]:
     """Wrap a function to report exceptions instead of raising them in a user's script."""
 
     @wraps(method)
-    def guarded(*arguments: P.args, **named: P.kwargs) -> R | None:
+    def wrapper(*arguments: P.args, **named: P.kwargs) -> R | None:
         try:
             return method(*arguments, **named)
         except Exception as error:
@@ -103,10 +103,10 @@ def unraised(method: Callable[P, R]) -> Callable[P, R | None]:
             say_once(f"{method.__name__}() failed and is ignored: {text}")
             return None
 
-    return guarded
+    return wrapper
 
 
-def ignored(function: str, given: JsonObject) -> None:
+def report_ignored(function: str, given: JsonObject) -> None:
     """Report arguments that were given but have no effect."""
     for name, value in given.items():
         if value not in (None, False, (), [], {}):

@@ -27,7 +27,7 @@ class Arrivals:
         self.is_last = False  # the rows are the loop's last
         self._has_looked = False  # for parameters that no optimizer has
 
-    def arrived(
+    def receive(
         self, recorder: Recorder, first: int, rows: Rows, records: Steps, events: list[Event]
     ) -> None:
         """Process rows, their records and the scaler's events. first: number of the first row."""
@@ -60,12 +60,12 @@ class Arrivals:
         examined = range(first, first + len(records))
         if not state.taking_part and not (records["flags"] & SKIPPED).any():
             # Usually; the newest row is examined, because a schedule may still step after it.
-            state.evidence.schedule.applied(examined[:-1], len(names))
+            state.evidence.schedule.count_applied(examined[:-1], len(names))
             examined = examined[-1:]
         taking_part = [state.taking_part.pop(number, None) for number in examined]
         latest = records[len(records) - len(examined) :]
         skips = skips_of(latest, names, taking_part)
-        state.evidence.arrived(
+        state.evidence.receive(
             list(zip(examined, latest["step"].tolist(), skips, strict=True)),
             records,
             events,

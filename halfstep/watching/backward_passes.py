@@ -31,11 +31,11 @@ NOTHING = (None, None, None)
 NO_PASS = -1  # torch's id of the running pass, outside any
 INPUTS = 3  # index of the inputs among the engine's arguments after the roots
 #: What a loss that is scaled by hand comes from, or one that is weighted by scaled gradients.
-PRODUCTS = frozenset(f"{each}Backward" for each in ("Mul", "Div", "Dot", "Mv", "Mm", "Bmm"))
+PRODUCTS = frozenset(f"{name}Backward" for name in ("Mul", "Div", "Dot", "Mv", "Mm", "Bmm"))
 #: What a scaled loss or gradient does not pass through: losses, and the last layers of models.
 UNSCALABLE = frozenset(
-    f"{each}Backward"
-    for each in (
+    f"{name}Backward"
+    for name in (
         *("NllLoss", "NllLoss2D", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits", "MseLoss"),
         *("SmoothL1Loss", "HuberLoss", "CtcLoss", "LogSoftmax", "Softmax", "Logsumexp", "Softplus"),
         *("LogSigmoid", "Sigmoid", "Tanh", "Log", "Exp", "Pow", "Addmm", "Convolution"),
@@ -212,7 +212,7 @@ class OwnLosses:
 
     def holds(self, inputs: Sequence[Any]) -> bool:
         """Return whether a probed parameter is among the inputs."""
-        return any(each is probe for probe in self.probes for each in inputs)
+        return any(value is probe for probe in self.probes for value in inputs)
 
     def take(self, optimizer: Optimizer, under_way: BackwardPass | None) -> list[Tensor]:
         """Return the losses of the current step, and reset for the next one."""
@@ -316,7 +316,7 @@ class BackwardPasses:
             self._accumulation = self.divisor
         return self.divisor if self.divisor == self._accumulation else 1.0
 
-    def kept(self, losses: Sequence[Tensor]) -> Sequence[float | Tensor]:
+    def get_losses(self, losses: Sequence[Tensor]) -> Sequence[float | Tensor]:
         """Return the losses of a row that is about to be written, as they were; none if unknown."""
         is_copied = self.rows < self.copies_until
         changed: dict[int, Any] = {}
@@ -337,7 +337,7 @@ class BackwardPasses:
             return []
         return [changed.get(id(loss), loss) for loss in losses]
 
-    def scaled(self, result: Any, outputs: Any) -> None:
+    def record_scaling(self, result: Any, outputs: Any) -> None:
         """Remember the loss of each tensor that a scaler returned.
 
         Only lists and tuples are traversed: other iterables may only be consumed by the loop.
@@ -355,8 +355,8 @@ class BackwardPasses:
                     self._used.discard(id(result))  # of a tensor that is gone
                 self._is_scaled = self._has_scaled = True
         elif isinstance(result, list | tuple) and isinstance(outputs, list | tuple):
-            for each, of in zip(result, outputs, strict=True):
-                self.scaled(each, of)
+            for tensor, of in zip(result, outputs, strict=True):
+                self.record_scaling(tensor, of)
         else:
             self._is_scaled = True
 
@@ -514,19 +514,19 @@ class BackwardPasses:
         own = self._own.get(optimizer)
         return own is not None and own.has_moved()
 
-    def clipped(self) -> None:
+    def on_clip(self) -> None:
         """Treat gradients that a clip changed in place as unchanged."""
         for own in self._own.values():
             own.remark()
         if self._early is not None:
             self._early_marks = {id(p): mark(p) for p in self._named()}
 
-    def carried(self, optimizer: int) -> int:
+    def count_carried(self, optimizer: int) -> int:
         """Return the number of latest steps whose gradients include those of the step before."""
         own = self._own.get(optimizer)
         return 0 if own is None else own.carried
 
-    def uncleared(self) -> list[int]:
+    def list_uncleared(self) -> list[int]:
         """Return the ids of optimizers whose gradients were not cleared since the last pass."""
         self._examine()
         return [identity for identity, own in self._own.items() if own.is_uncleared()]
@@ -591,7 +591,7 @@ class BackwardPasses:
         is_known = False
         if self._early is not None:
             named = {id(p) for p in self._named()}
-            if is_known := any(id(each) in named for each in inputs):
+            if is_known := any(id(tensor) in named for tensor in inputs):
                 self._recent += losses
         for own in self._own.values():
             if own.holds(inputs):
@@ -604,9 +604,9 @@ class BackwardPasses:
         marks = {id(p): mark(p) for p in self._named()}
         cleared = {key for key, now in marks.items() if now != self._early_marks.get(key)}
         versions = {id(p): p._version for p in self._named()}
-        for each in self._early or ():
+        for earlier in self._early or ():
             # If the weights changed as well, the starting pass re-evaluates its loss.
-            each.changed -= {key for key in cleared if each.weights.get(key) == versions[key]}
+            earlier.changed -= {key for key in cleared if earlier.weights.get(key) == versions[key]}
         self._early_marks = marks
         under_way = self._stack[-1]
         if under_way is not None:
@@ -619,13 +619,13 @@ class BackwardPasses:
         own = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not own & self._early_marks.keys():
             return self._recent
-        passes = [each for each in self._early if own & each.changed]
+        passes = [earlier for earlier in self._early if own & earlier.changed]
         if not passes:
             return []
         key = min(own & passes[0].weights.keys())
         known.begins_at(passes[0].weights)
-        same = [each for each in passes if each.weights.get(key) == passes[0].weights[key]]
-        return [loss for each in same for loss in each.losses or ()]
+        same = [earlier for earlier in passes if earlier.weights.get(key) == passes[0].weights[key]]
+        return [loss for earlier in same for loss in earlier.losses or ()]
 
 
 def _copy_of_rare(loss: Tensor) -> Tensor | None:
@@ -635,7 +635,7 @@ def _copy_of_rare(loss: Tensor) -> Tensor | None:
         return None
     placements = getattr(loss, "placements", None)
     if placements is not None:  # only a replicated DTensor has the whole value in every process
-        if not all(each.is_replicate() for each in placements):
+        if not all(placement.is_replicate() for placement in placements):
             return None
         loss = loss.to_local()  # type: ignore[attr-defined]
     if loss.is_complex():
@@ -660,7 +660,7 @@ def _divisor(loss: Tensor) -> float:
         return 1.0
     if not isinstance(other, Tensor) or other.ndim or not other.is_cpu:
         return 1.0
-    before = next((each for each, _ in node.next_functions if each is not None), None)
+    before = next((function for function, _ in node.next_functions if function is not None), None)
     number = float(other)
     if before is None or before.name().startswith("SumBackward") or not number:
         return 1.0
@@ -679,7 +679,7 @@ def _may_be_product(root: Tensor) -> bool:
         if name in PRODUCTS or isinstance(node, BackwardCFunction):
             return True
         if name and name not in UNSCALABLE:
-            nodes += [each for each, _ in node.next_functions]
+            nodes += [function for function, _ in node.next_functions]
     return True
 
 

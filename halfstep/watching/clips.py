@@ -71,12 +71,12 @@ class Clips:
         except Exception as error:
             state.best_effort.lose("clip", error)
 
-    def clipped(self) -> None:
+    def on_clip(self) -> None:
         """Recognize gradients that a clip has changed."""
         state = self._state
-        state.best_effort("loss", state.passes.clipped)
+        state.best_effort("loss", state.passes.on_clip)
         if state.first_clips.known:
-            state.best_effort("clip", state.first_clips.clipped)
+            state.best_effort("clip", state.first_clips.on_clip)
 
     def _measure_first(
         self,
@@ -127,10 +127,10 @@ class Clips:
                 if state.evidence.skips.is_for_clip(norm):
                     loss = state.passes.latest_loss
                     number = math.nan if loss is None else number_on_host(loss)
-                    state.evidence.skips.clipped(state.step, norm, number, optimizer)
+                    state.evidence.skips.record_clip(state.step, norm, number, optimizer)
         elif self._is_clip_early(row.scaler, identity):
             self._measurement.measure(row, optimizer, row.scaler._scale, norms)
-            state.evidence.scaled_clip(state.closed_steps + 1, gradients.name, max_norm)
+            state.evidence.record_scaled_clip(state.closed_steps + 1, gradients.name, max_norm)
         elif norms is not None:
             state.clipping.add(identity)  # from the next step on
 
@@ -143,7 +143,7 @@ class Clips:
             if row is None or row is not state.current or row.scaler is None:
                 continue
             if id(first) in identities and self._is_clip_early(row.scaler, identity):
-                state.evidence.scaled_clip(state.closed_steps + 1, gradients.name, None)
+                state.evidence.record_scaled_clip(state.closed_steps + 1, gradients.name, None)
 
     def _is_clip_early(self, scaler: GradScaler, optimizer: int) -> bool:
         """Return whether an optimizer's gradients are still scaled. optimizer: its id."""

@@ -16,7 +16,7 @@ from halfstep.telemetry.events import Event, FailedDiagnosis
 from halfstep.watching.async_host_copy import HostCopies
 from halfstep.watching.current_step import CurrentStep, Value
 from halfstep.watching.exponents import Exponents
-from halfstep.watching.headroom import Headroom, evaluated_at, headroom_event
+from halfstep.watching.headroom import Headroom, find_modules_to_measure, headroom_event
 
 ERROR_CHARACTERS = 1000
 
@@ -46,21 +46,21 @@ class Diagnoses:
 
     def add(self, names: Mapping[nn.Module, str]) -> None:
         """Set the names of modules."""
-        self._names |= evaluated_at(names)
+        self._names |= find_modules_to_measure(names)
 
     def starts(self, step: int) -> None:
         """Start the measurement of this step, if it is due."""
         if self._is_due("headroom", step) and self._names and not self._headroom.is_on:
             self._attempt("headroom", step, lambda: self._headroom.begin(self._names))
 
-    def measured(
+    def count(
         self, step: int, row: CurrentStep, gradients: Gradients, scale: Tensor | None
     ) -> None:
         """Count an optimizer's gradients, if the step is due. scale: their current factor."""
         if self._is_due("histogram", step):
             self._attempt("histogram", step, lambda: self._count(row, gradients, scale))
 
-    def closed(self, step: int, row: CurrentStep, scale: Value) -> None:
+    def copy(self, step: int, row: CurrentStep, scale: Value) -> None:
         """Start copying the measurements of a closed step. scale: the one it used."""
         if row.counted:
             self._attempt("histogram", step, lambda: self._send_counts(step, row, scale))
@@ -99,7 +99,7 @@ class Diagnoses:
 
     def _send_counts(self, step: int, row: CurrentStep, scale: Value) -> None:
         counted, device = row.counted, row.counted[0][1].device
-        counts = torch.cat([each.to(device, non_blocking=True) for _, each in counted])
+        counts = torch.cat([tensor.to(device, non_blocking=True) for _, tensor in counted])
         whole = Exponents.together([exponents for exponents, _ in counted])
 
         def report(arrived: list[Tensor]) -> None:
@@ -108,7 +108,7 @@ class Diagnoses:
         self._host_copies.send(report, counts, _tensor(scale, device))
 
     def _send_headroom(self, step: int, scale: Value) -> None:
-        names, largest = self._headroom.measured()
+        names, largest = self._headroom.read()
 
         def report(arrived: list[Tensor]) -> None:
             self._on_event(headroom_event(step, float(arrived[1]), names, arrived[0]))

@@ -46,7 +46,7 @@ class Exponents:
         if len(several) == 1:
             return several[0]
         whole = cls([], several[0]._one.device)
-        whole.modules = [module for each in several for module in each.modules]
+        whole.modules = [module for part in several for module in part.modules]
         return whole
 
     def nothing(self) -> Tensor:

@@ -1,7 +1,7 @@
 """Adapter for frameworks with their own loss scaler, presented to a watched loop as torch's.
 
 An adapter calls, in the order of a step and within the watch's guard: `loss`, `gradients`,
-`decided`, `updated`. Nothing here waits for the device. This module imports torch.
+`on_decision`, `on_update`. Nothing here waits for the device. This module imports torch.
 """
 
 from collections.abc import Sequence
@@ -46,17 +46,17 @@ class ExternalScaler:
         optimizer = cast(Optimizer, self._optimizer)
         self._loop.scalers.checked(self._as_scaler, None, optimizer)
 
-    def decided(self, was_skipped: Tensor | bool) -> None:
+    def on_decision(self, was_skipped: Tensor | bool) -> None:
         """Record whether the step was skipped; the scale is still the one that was used."""
         flag = _tensor(was_skipped)
         state = {"found_inf_per_device": {flag.device: flag}, "stage": OptState.STEPPED}
         self._per_optimizer_states = {id(self._optimizer): state}
         self._loop.scalers.updating(self._as_scaler)
 
-    def updated(self, scale: Tensor | float) -> None:
+    def on_update(self, scale: Tensor | float) -> None:
         """Close the step. scale: that of the next step."""
         self._scale = _tensor(scale)
-        self._loop.scalers.updated(self._as_scaler, None)
+        self._loop.scalers.on_update(self._as_scaler, None)
 
     def leave_out(self, optimizer: Optimizer) -> None:
         """Ignore a torch optimizer that the framework uses internally."""

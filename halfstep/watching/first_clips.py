@@ -65,7 +65,7 @@ class FirstClips:
                     counts = int(gradient.isinf().sum()), int(gradient.isnan().sum())
                 self.known[id(parameter)] = BeforeClip(norm, max_norm, scale, counts, step=clip)
 
-    def clipped(self) -> None:
+    def on_clip(self) -> None:
         """Remember which gradients the clip has left; any other value is measured again."""
         for parameter in self._clipped:
             if (before := self.known.get(id(parameter))) and (grad := parameter.grad) is not None:

@@ -63,7 +63,7 @@ class Headroom:
         if has_compiled():
             raise Compiled
         self._names, self._found, self._types = names, ({}, {}), {}
-        self._hook = register_module_forward_hook(self._passed)
+        self._hook = register_module_forward_hook(self._on_forward)
 
     def end(self) -> None:
         """Remove the hook."""
@@ -72,7 +72,7 @@ class Headroom:
             self._hook = None
 
     @contextmanager
-    def suspended(self) -> Iterator[None]:
+    def suspend(self) -> Iterator[None]:
         """Suspend the measurement."""
         hook, self._hook = self._hook, None
         try:
@@ -80,7 +80,7 @@ class Headroom:
         finally:
             self._hook = hook
 
-    def measured(self) -> tuple[list[Measured], Tensor]:
+    def read(self) -> tuple[list[Measured], Tensor]:
         """Return modules and their magnitudes, (2, K, M): outputs first, -1 if unmeasured.
 
         K: the largest magnitude and, if enabled, the smallest.
@@ -90,13 +90,13 @@ class Headroom:
         if not names:
             return [], torch.zeros(2, 1 + self._with_smallest, 0, device="cpu")
         nothing = torch.full_like(outputs[names[0]], -1.0)
-        tensors = [each.get(name, nothing) for each in (outputs, gradients) for name in names]
+        tensors = [by_name.get(name, nothing) for by_name in (outputs, gradients) for name in names]
         device = nothing.device
         rows = torch.stack([tensor.to(device, non_blocking=True) for tensor in tensors])
         shaped = rows.view(2, len(names), -1).transpose(1, 2)
         return [Measured(name, self._types[name]) for name in names], shaped
 
-    def _passed(self, module: nn.Module, _inputs: Any, output: Any) -> None:
+    def _on_forward(self, module: nn.Module, _inputs: Any, output: Any) -> None:
         if self._hook is None or torch.compiler.is_compiling():
             return
         if not (module.training and torch.is_grad_enabled()):
@@ -128,8 +128,10 @@ class Headroom:
 
 
 def headroom_event(step: int, scale: float, measured: list[Measured], magnitudes: Tensor) -> Event:
-    """Return the headroom event of a step. magnitudes: from `Headroom.measured`."""
-    modules: list[dict[str, Any]] = [{"name": each.name, "dtype": each.dtype} for each in measured]
+    """Return the headroom event of a step. magnitudes: from `Headroom.read`."""
+    modules: list[dict[str, Any]] = [
+        {"name": module.name, "dtype": module.dtype} for module in measured
+    ]
     for kind, rows in zip(("activation", "gradient"), magnitudes.tolist(), strict=True):
         for field, numbers in zip((kind, f"smallest_{kind}"), rows, strict=False):
             for module, number in zip(modules, numbers, strict=True):
@@ -139,7 +141,7 @@ def headroom_event(step: int, scale: float, measured: list[Measured], magnitudes
     return events.Headroom(step=step, scale=scale, modules=measurements)
 
 
-def evaluated_at(names: Mapping[nn.Module, str]) -> dict[nn.Module, str]:
+def find_modules_to_measure(names: Mapping[nn.Module, str]) -> dict[nn.Module, str]:
     """Return the modules to measure: those without submodules, or with parameters of their own."""
     return {
         module: name
@@ -183,7 +185,7 @@ def _first_tensor(output: Any) -> Tensor | None:
         return output
     values = output.values() if isinstance(output, Mapping) else output
     if isinstance(output, Mapping | tuple | list):
-        return next((each for each in values if isinstance(each, Tensor)), None)
+        return next((value for value in values if isinstance(value, Tensor)), None)
     return None
 
 

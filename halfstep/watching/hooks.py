@@ -51,7 +51,7 @@ class Guard(Protocol):
     held: int  # calls under way; above 0 a signal is deferred and sets is_due
     is_due: bool
 
-    def failed(self, error: Exception) -> None:
+    def handle_error(self, error: Exception) -> None:
         """Handle an exception of the listener."""
 
     def terminate(self) -> None:
@@ -87,7 +87,7 @@ class Hooks:
         try:
             call(*given, **named)
         except Exception as error:
-            guard.failed(error)
+            guard.handle_error(error)
         finally:  # KeyboardInterrupt propagates
             guard.held -= 1
         if guard.is_due and not guard.held:
@@ -101,20 +101,20 @@ class Hooks:
         loop, self._guard = self._loop, guard
         scalers = loop.scalers
         for function in (
-            *(self._call, guard.failed, guard.terminate, loop.passes.repeats),
-            *(scalers.scaled, scalers.checked.func, scalers.updating, scalers.updated),
-            *(scalers.loaded, loop.clips.clipping, loop.optimizers.stepped),
+            *(self._call, guard.handle_error, guard.terminate, loop.passes.repeats),
+            *(scalers.on_scale, scalers.checked.func, scalers.updating, scalers.on_update),
+            *(scalers.on_load, loop.clips.clipping, loop.optimizers.on_step),
         ):
             _keep_from_compiler(getattr(function, "__func__", function), with_callees=True)
         self._is_armed = True
         loop.evidence.armed.guard(guard)
-        for scaler in (GradScaler, *_sharded_scalers()):
-            self._wrap_scaler(scaler, "scale", scalers.scaled)
+        for scaler in (GradScaler, *_find_sharded_scalers()):
+            self._wrap_scaler(scaler, "scale", scalers.on_scale)
             self._wrap_scaler(scaler, "unscale_", scalers.unscaled)
             self._wrap_scaler(scaler, "_check_inf_per_device", scalers.checked)
             self._wrap_scaler_step(scaler)
             self._wrap_update(scaler)
-            self._wrap_scaler(scaler, "load_state_dict", scalers.loaded)
+            self._wrap_scaler(scaler, "load_state_dict", scalers.on_load)
         self._wrap_engine()
         self._wrap_clip()
         self.wrap_schedulers()
@@ -134,7 +134,7 @@ class Hooks:
         remove_hooks(self._hooks)
 
     @contextmanager
-    def suspended(self) -> Iterator[None]:
+    def suspend(self) -> Iterator[None]:
         """Call nothing meanwhile: passes of a diagnosis are no steps."""
         is_armed, self._is_armed = self._is_armed, False
         try:
@@ -157,10 +157,10 @@ class Hooks:
         original = vars(owner).get(name)
         if original is None:
             return
-        guard, hooks, raised = self._guard, self, self._loop.scalers.raised
+        guard, hooks, raised = self._guard, self, self._loop.scalers.on_error
 
         @functools.wraps(original)
-        def wrapped(this: Any, *args: Any, **kwargs: Any) -> Any:
+        def wrapper(this: Any, *args: Any, **kwargs: Any) -> Any:
             if not (hooks._is_armed and this._enabled):
                 return original(this, *args, **kwargs)
             try:
@@ -174,14 +174,14 @@ class Hooks:
             try:
                 after(this, result, *args, **kwargs)
             except Exception as error:
-                guard.failed(error)
+                guard.handle_error(error)
             finally:
                 guard.held -= 1
             if guard.is_due and not guard.held:
                 guard.terminate()
             return result
 
-        self._put(owner, name, original, wrapped)
+        self._put(owner, name, original, wrapper)
 
     def _wrap_update(self, owner: type) -> None:
         original = vars(owner).get("update")
@@ -190,7 +190,7 @@ class Hooks:
         guard, hooks, scalers = self._guard, self, self._loop.scalers
 
         @functools.wraps(original)
-        def wrapped(this: Any, *args: Any, **kwargs: Any) -> Any:
+        def wrapper(this: Any, *args: Any, **kwargs: Any) -> Any:
             if not (hooks._is_armed and this._enabled):
                 return original(this, *args, **kwargs)
             is_listening = not (cuda._initialized and is_capturing())
@@ -199,27 +199,27 @@ class Hooks:
                 try:
                     scalers.updating(this, *args, **kwargs)
                 except Exception as error:
-                    guard.failed(error)
+                    guard.handle_error(error)
                 finally:
                     guard.held -= 1
             try:
                 result = original(this, *args, **kwargs)
             except Exception as error:
-                hooks._call(scalers.raised, this, "update", error)
+                hooks._call(scalers.on_error, this, "update", error)
                 raise
             if is_listening and hooks._is_armed:
                 guard.held += 1
                 try:
-                    scalers.updated(this, result, *args, **kwargs)
+                    scalers.on_update(this, result, *args, **kwargs)
                 except Exception as error:
-                    guard.failed(error)
+                    guard.handle_error(error)
                 finally:
                     guard.held -= 1
             if guard.is_due and not guard.held:
                 guard.terminate()
             return result
 
-        self._put(owner, "update", original, wrapped)
+        self._put(owner, "update", original, wrapper)
 
     def _wrap_scaler_step(self, owner: type) -> None:
         original = vars(owner).get("step")
@@ -229,7 +229,7 @@ class Hooks:
         state, scalers, optimizers = loop.state, loop.scalers, loop.optimizers
 
         @functools.wraps(original)
-        def wrapped(this: Any, *args: Any, **kwargs: Any) -> Any:
+        def wrapper(this: Any, *args: Any, **kwargs: Any) -> Any:
             if not (hooks._is_armed and getattr(this, "_enabled", False)):
                 return original(this, *args, **kwargs)
             if state.has_pending:
@@ -238,12 +238,12 @@ class Hooks:
             try:
                 return original(this, *args, **kwargs)
             except Exception as error:
-                hooks._call(scalers.raised, this, "step", error)
+                hooks._call(scalers.on_error, this, "step", error)
                 raise
             finally:
                 optimizers.scaler_steps -= 1
 
-        self._put(owner, "step", original, wrapped)
+        self._put(owner, "step", original, wrapper)
 
     def _wrap_engine(self) -> None:
         original = getattr(torch.autograd, ENGINE)
@@ -251,7 +251,7 @@ class Hooks:
         evidence, passes = loop.evidence, loop.passes
 
         @functools.wraps(original)
-        def wrapped(roots: Any, *args: Any, **kwargs: Any) -> Any:
+        def wrapper(roots: Any, *args: Any, **kwargs: Any) -> Any:
             accumulates = bool(kwargs.get("accumulate_grad"))
             is_examined = evidence.inputs.found is not None
             if not hooks._is_armed or (accumulates and not is_examined and passes.repeats(roots)):
@@ -262,7 +262,7 @@ class Hooks:
             finally:
                 hooks._call(loop.backward_ends)
 
-        self._put(torch.autograd, ENGINE, original, wrapped)
+        self._put(torch.autograd, ENGINE, original, wrapper)
 
     def _wrap_clip(self) -> None:
         guard, hooks, loop = self._guard, self, self._loop
@@ -304,7 +304,7 @@ class Hooks:
             return clips.total
 
         @functools.wraps(clip)
-        def clipped(parameters: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
+        def wrapper(parameters: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or not hooks._is_armed:
                 return clip(parameters, max_norm, *args, **kwargs)
             if not isinstance(parameters, Tensor | list | tuple):
@@ -314,14 +314,14 @@ class Hooks:
                 try:
                     clips.clipping(parameters, max_norm, args[0] if args else None)
                 except Exception as error:
-                    guard.failed(error)
+                    guard.handle_error(error)
                 finally:
                     guard.held -= 1
                 if guard.is_due and not guard.held:
                     guard.terminate()
             result = clip(parameters, max_norm, *args, **kwargs)
             if passes.plain is None:
-                hooks._call(clips.clipped)
+                hooks._call(clips.on_clip)
             if evidence.armed.left:
                 hooks._call(evidence.skips.has_clipped, loop.step)
             return result
@@ -335,7 +335,7 @@ class Hooks:
             return group(tensors, *args, **kwargs)
 
         self._replace(clip_grad, NORM, total, norm)
-        self._replace(clip_grad, CLIP, clip, clipped)
+        self._replace(clip_grad, CLIP, clip, wrapper)
         self._replace(clip_grad, GROUP, group, groups)
 
     def _wrap_scheduler(self, owner: type) -> None:
@@ -343,7 +343,7 @@ class Hooks:
         hooks, loop = self, self._loop
 
         @functools.wraps(original)
-        def wrapped(this: Any, *args: Any, **kwargs: Any) -> Any:
+        def wrapper(this: Any, *args: Any, **kwargs: Any) -> Any:
             hooks._schedule_depth += 1
             try:
                 result = original(this, *args, **kwargs)
@@ -354,7 +354,7 @@ class Hooks:
                 hooks._call(loop.schedule_steps, this)
             return result
 
-        self._put(owner, "step", original, wrapped)
+        self._put(owner, "step", original, wrapper)
 
     def _put(self, owner: Any, name: str, original: Any, wrapped: Any) -> None:
         _keep_from_compiler(wrapped)
@@ -368,7 +368,7 @@ class Hooks:
         if self._shadow_hooks.is_on:
             self._shadow_hooks.before_step(optimizer, args, kwargs)
         if self._loop.optimizers.stepping:
-            self._call(self._loop.optimizers.nested, optimizer)
+            self._call(self._loop.optimizers.record_nested, optimizer)
         else:
             self._loop.optimizers.stepping.append(optimizer)
 
@@ -388,9 +388,9 @@ class Hooks:
         guard = self._guard
         guard.held += 1
         try:
-            optimizers.stepped(optimizer)
+            optimizers.on_step(optimizer)
         except Exception as error:
-            guard.failed(error)
+            guard.handle_error(error)
         finally:
             guard.held -= 1
         if guard.is_due and not guard.held:
@@ -400,7 +400,7 @@ class Hooks:
     _keep_from_compiler(_after_step)
 
 
-def _sharded_scalers() -> list[type]:
+def _find_sharded_scalers() -> list[type]:
     """Return FSDP1's scaler, if the script has imported it: the import takes a second."""
     module = sys.modules.get("torch.distributed.fsdp.sharded_grad_scaler")
     return [] if module is None else [module.ShardedGradScaler]

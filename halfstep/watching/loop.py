@@ -55,7 +55,7 @@ class Loop:
         self._started_at = clock() if started_at is None else started_at
         self.state = LoopState(on_event, say, optimizers, step, every)
         self._arrivals = Arrivals(self.state, on_steps, on_event)
-        self.rows = RowWriter(self.state, self._started_at, every.layers, self._arrivals.arrived)
+        self.rows = RowWriter(self.state, self._started_at, every.layers, self._arrivals.receive)
         parts = self.state, self.rows, Measurement(self.state, self.rows)
         self.scalers = ScalerCalls(*parts, scaler)
         self.optimizers, self.clips = OptimizerSteps(*parts), Clips(*parts)
@@ -191,7 +191,7 @@ class Loop:
         """Measure gradients not cleared since the last step, before a pass adds to them."""
         state = self.state
         suspected, state.passes.suspected = state.passes.suspected, set()
-        for identity in state.passes.uncleared():
+        for identity in state.passes.list_uncleared():
             is_skipped = state.evidence.skips.in_a_row > 1 and identity in state.row_of
             is_due = is_skipped or identity in suspected
             if is_due and (gradients := state.known.get(identity)):
@@ -214,4 +214,4 @@ class Loop:
             is_open = id(optimizer) in state.row_of[id(optimizer)].measured
             number = recorder.ring.number - (not is_open)
             name = type(scheduler).__name__
-            state.evidence.schedule.stepped(number, gradients.name, name)
+            state.evidence.schedule.record_step(number, gradients.name, name)

@@ -60,10 +60,10 @@ class Measurement:
             except Exception as error:
                 state.best_effort.lose("loss", error)
         if state.uncleared and (before_pass := state.uncleared.pop(identity, None)) is not None:
-            carried = state.passes.carried(identity)
+            carried = state.passes.count_carried(identity)
             if carried:
                 name = gradients.name
-                state.evidence.uncleared(state.closed_steps + 1, name, before_pass, carried)
+                state.evidence.record_uncleared(state.closed_steps + 1, name, before_pass, carried)
         if identity not in row.losses:  # an ascent's loss is the step's
             row.losses[identity] = losses
             if state.passes.divisor != 1:
@@ -76,17 +76,17 @@ class Measurement:
             first = state.first_clips
             before = first.take(gradients.parameters) if first.known else None
             if before:
-                norms = gradients.spread([each.norm for each in before])
-                for each in before:
-                    if each.step is not None:
-                        row.clips[id(each.step)] = each.step
+                norms = gradients.spread([clip.norm for clip in before])
+                for clip in before:
+                    if clip.step is not None:
+                        row.clips[id(clip.step)] = clip.step
                 if (scale := before[0].scale) is not None:
-                    state.evidence.scaled_clip(step, gradients.name, before[0].max_norm)
+                    state.evidence.record_scaled_clip(step, gradients.name, before[0].max_norm)
                 present = (i for i, p in enumerate(gradients.parameters) if p.grad is not None)
                 counts = {
-                    i: each.nonfinite
-                    for i, each in zip(present, before, strict=True)
-                    if each.nonfinite
+                    i: clip.nonfinite
+                    for i, clip in zip(present, before, strict=True)
+                    if clip.nonfinite
                 }
             if gradients.figure not in state.best_effort.lost:
                 try:
@@ -106,7 +106,7 @@ class Measurement:
         if measured is not None:
             row.measured[identity] = measured
             if state.diagnoses:
-                state.diagnoses.measured(step, row, gradients, scale)
+                state.diagnoses.count(step, row, gradients, scale)
         if gradients.without_gradient:
             gradients.without_gradient = {
                 i for i in gradients.without_gradient if gradients.parameters[i].grad is None
@@ -115,7 +115,7 @@ class Measurement:
             state.best_effort(
                 "missing gradients",
                 partial(
-                    state.evidence.checks.measured, has_changed=state.passes.has_changed(identity)
+                    state.evidence.checks.check, has_changed=state.passes.has_changed(identity)
                 ),
                 step,
                 gradients,

@@ -27,7 +27,7 @@ class OptimizerSteps:
         self._leader: int | None = None  # the optimizer that began the first iteration
         self._iterations = 0  # without a scaler, since a new optimizer was seen
 
-    def nested(self, optimizer: Optimizer) -> None:
+    def record_nested(self, optimizer: Optimizer) -> None:
         """Record a step inside another one; if it is already on the stack, it had raised."""
         stepping = self.stepping
         while any(outer is optimizer for outer in stepping):
@@ -36,7 +36,7 @@ class OptimizerSteps:
             self._state.best_effort("gradient norms", self._measure_within, stepping[0])
         stepping.append(optimizer)
 
-    def stepped(self, optimizer: Optimizer) -> None:
+    def on_step(self, optimizer: Optimizer) -> None:
         """Record a step, unless it is part of another optimizer's, as in SAM."""
         state = self._state
         is_any = state.wanted is None and not state.ignored
@@ -47,7 +47,7 @@ class OptimizerSteps:
             return
         if "steps" not in state.best_effort.lost:
             try:
-                self._stepped(optimizer)
+                self._record_step(optimizer)
             except Exception as error:
                 state.best_effort.lose("steps", error)
 
@@ -60,7 +60,7 @@ class OptimizerSteps:
             if norms is not None:
                 state.before_clip[id(outer)] = norms, state.one, None
 
-    def _stepped(self, optimizer: Optimizer) -> None:
+    def _record_step(self, optimizer: Optimizer) -> None:
         """Record a step without a scaler, or one that bypasses the scaler."""
         state = self._state
         identity = id(optimizer)

@@ -115,7 +115,7 @@ class RowWriter:
         self._know(optimizer, gradients)
         known = dict(state.known)
         state.known.clear()
-        state.known.update((each, known[each]) for each in order)
+        state.known.update((key, known[key]) for key in order)
         self._clipped.clear()
         self._usual = None
         return True
@@ -151,11 +151,11 @@ class RowWriter:
         state.passes.forget(identity)
         state.passes.end_first_iteration()
         state.clipping.discard(identity)
-        for each in (
+        for by_id in (
             *(state.known, state.row_of, state.before_clip),
             *(state.clips_ahead, state.uncleared),
         ):
-            each.pop(identity, None)
+            by_id.pop(identity, None)
 
     def _name(self, optimizer: Optimizer) -> str:
         state = self._state
@@ -231,12 +231,12 @@ class RowWriter:
                 divisor = row.divisors.get(identity, 1.0) if row.divisors else 1.0
                 break
         losses: Sequence[Value] = observed
-        if passes.is_settled and len(passes.references) == 1:  # as `kept` does
+        if passes.is_settled and len(passes.references) == 1:  # as `get_losses` does
             value, version, known = passes.references[0]
             if value.tolist() == known if known is not None else value._version == version:
                 passes.references.clear()
         if passes.references or not passes.is_settled:
-            losses = passes.kept(observed)
+            losses = passes.get_losses(observed)
         losses = self.explicit or losses
         if (
             not losses
@@ -271,9 +271,9 @@ class RowWriter:
         clips: list[Clip] = []
         self._usual = None
         for clip in row.clips.values():
-            known = next((each for each in self._clipped if each.ids == clip.ids), None)
+            known = next((clipped for clipped in self._clipped if clipped.ids == clip.ids), None)
             if known is None:
-                known = self._clipped_of(clip.ids, clip.parameters)
+                known = self._find_clipped(clip.ids, clip.parameters)
                 self._clipped = [known, *self._clipped[: CLIPS_KNOWN - 1]]
             if known.columns and known.optimizers <= row.measured.keys():
                 clips.append(Clip(known.columns, clip.max_norm))
@@ -281,7 +281,7 @@ class RowWriter:
         self.reader.clips(number, clips)
         self._has_clips = bool(clips)
 
-    def _clipped_of(self, ids: list[int], parameters: Sequence[Tensor]) -> "_Clipped":
+    def _find_clipped(self, ids: list[int], parameters: Sequence[Tensor]) -> "_Clipped":
         """Return where the norms of clipped gradients are; none unless all of them are
         here and whole.
         """
@@ -296,7 +296,7 @@ class RowWriter:
         found = [places.get(id(p)) for p in having]
         if None in found or any(hasattr(p, "to_local") for p in having):
             return _Clipped(ids, [], set())
-        columns, optimizers = zip(*(each for each in found if each), strict=True)
+        columns, optimizers = zip(*(entry for entry in found if entry), strict=True)
         return _Clipped(ids, list(columns), set(optimizers))
 
     def _scale_was_set(self, row: CurrentStep, number: int) -> None:
@@ -368,7 +368,7 @@ class RowWriter:
         if state.diagnoses:
             rows = ring.readable
             scale = ring.row[SCALE] if rows is None else float(rows[number % RING_ROWS, SCALE])
-            state.diagnoses.closed(step, row, scale)
+            state.diagnoses.copy(step, row, scale)
         evidence, rows = state.evidence, ring.readable
         was_skipped = False
         if rows is not None:
@@ -390,8 +390,8 @@ class RowWriter:
         rate = row.rate if isinstance(row.rate, float) else 0.0
         if row.stepped:
             row.ascents = 0
-        for each in row.of_step:
-            each.clear()
+        for by_id in row.of_step:
+            by_id.clear()
         row.rate, row.is_by_hand = None, False
         if self.explicit:
             self.explicit = []
@@ -415,7 +415,7 @@ class RowWriter:
         found_inf = [numbers[recorder.layout.found_inf.start + i] for i in range(len(state.known))]
         flags = dict(zip(state.known, found_inf, strict=True))
         own = {identity: flags[identity] for identity in row.found_inf}
-        state.evidence.skips.closed(step, row, state.known, own, numbers[LOSS])
+        state.evidence.skips.close(step, row, state.known, own, numbers[LOSS])
 
 
 def _are_one(losses: list[list[Tensor]]) -> bool:

@@ -43,7 +43,7 @@ class ScalerCalls:
         """The scaler that was called last, or the only one to observe."""
         return self._state.current.scaler or self._scaler
 
-    def scaled(self, scaler: GradScaler, result: Any, outputs: Any) -> None:
+    def on_scale(self, scaler: GradScaler, result: Any, outputs: Any) -> None:
         """Record the scaled losses."""
         state = self._state
         row = state.open_rows.get(id(scaler)) or self._meet_scaler(scaler)
@@ -51,7 +51,7 @@ class ScalerCalls:
             state.current = row
             if "loss" not in state.best_effort.lost:
                 try:
-                    state.passes.scaled(result, outputs)
+                    state.passes.record_scaling(result, outputs)
                 except Exception as error:
                     state.best_effort.lose("loss", error)
 
@@ -81,7 +81,7 @@ class ScalerCalls:
         if has_unscaled and identity in state.known:
             state.best_effort(
                 "unscaled losses",
-                state.evidence.unscaled_loss,
+                state.evidence.record_unscaled_loss,
                 state.closed_steps + 1,
                 state.known[identity].name,
             )
@@ -125,7 +125,7 @@ class ScalerCalls:
         if row is self._rows.closed_row:  # this update is no step's
             recorder.set_scale_after(scale)
 
-    def updated(self, scaler: GradScaler, result: Any, new_scale: Any = None) -> None:
+    def on_update(self, scaler: GradScaler, result: Any, new_scale: Any = None) -> None:
         """Close the row; a scale set by hand shows in the next row, as "set"."""
         row, recorder = self._state.open_rows.get(id(scaler)), self._rows.recorder
         if row is None or recorder is None or (after := scaler._scale) is None:
@@ -140,24 +140,24 @@ class ScalerCalls:
         if not (row.stepped or row.direct) and self._is_ascent(row):
             row.ascents += 1
             row.is_continued, row.is_by_hand, row.is_special = True, False, True
-            for each in (row.measured, row.found_inf, row.clips):
-                each.clear()
+            for by_id in (row.measured, row.found_inf, row.clips):
+                by_id.clear()
             return
         if (row.number or not is_torchs) and new_scale is None:
             recorder.set_open_scale_after(after)
         self._rows.close(row, after)
 
-    def loaded(self, scaler: GradScaler, result: Any, *_state: Any, **_states: Any) -> None:
+    def on_load(self, scaler: GradScaler, result: Any, *_state: Any, **_states: Any) -> None:
         """Record that a scaler's state was restored."""
         self._loaded.add(scaler)
         self._rows.reader.applied = None
 
-    def raised(self, scaler: GradScaler, method: str, error: Exception) -> None:
+    def on_error(self, scaler: GradScaler, method: str, error: Exception) -> None:
         """Record the exception with which a scaler refused a call."""
         state = self._state
         state.best_effort(
             "refused calls",
-            state.evidence.checks.raised,
+            state.evidence.checks.record_exception,
             state.closed_steps + 1,
             method,
             error,

@@ -35,8 +35,8 @@ def shown(settings: Settings, database: Database, running: Run) -> None:
             "shots-0.caption.txt": b"a zero",
             "weights.histogram.json": json.dumps(histogram).encode(),
             "sample.txt": f"at {step}".encode(),
-            "matrix.plot.json": matrix.encoded(),
-            "curve.plot.json": plot.roc_curve([0, 1, 1], [0.1, 0.9, 0.4]).encoded(),
+            "matrix.plot.json": matrix.encode(),
+            "curve.plot.json": plot.roc_curve([0, 1, 1], [0.1, 0.9, 0.4]).encode(),
             "settings.json": b"{}",
         }
         for name, body in files.items():
@@ -167,7 +167,7 @@ def test_figures_videos_and_documents_are_shown(
     table = [{"class": name, "accuracy": number / 4} for number, name in enumerate("abc")]
     document = b"<style>h1 { color: rgb(1, 2, 3) }</style><h1>Report</h1>"
     files = {
-        "bars.plot.json": plot.bar(table, "class", "accuracy", title="Accuracy").encoded(),
+        "bars.plot.json": plot.bar(table, "class", "accuracy", title="Accuracy").encode(),
         "report.html": document,
         "clip.mp4": b"no video",
     }

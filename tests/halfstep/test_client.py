@@ -374,7 +374,7 @@ def test_login_tries_the_token_once(address: str, token: str) -> None:
         assert credentials.read() is None
     ended = login(address, token)
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert credentials.known() == (address, token, str(credentials.place()))
+    assert credentials.find() == (address, token, str(credentials.place()))
 
 
 def test_without_a_token_the_error_says_where_to_create_one(

@@ -23,7 +23,7 @@ TABLES = [ROWS, Table(columns=["name", "x", "y"], data=[list(row.values()) for r
 
 def content(made: Plot) -> dict[str, Any]:
     """Return a plot's content as the page reads it."""
-    found: dict[str, Any] = json.loads(made.encoded())
+    found: dict[str, Any] = json.loads(made.encode())
     assert found["plot"] == "figure"
     return found
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from halfstep.fork_server import Forked, ForkFailed, ForkServer, Request, current_umask
-from halfstep.process import lives, started
+from halfstep.process import lives, read_start_ticks
 from tests.site import SECONDS, until
 
 SERVER = """
@@ -165,7 +165,7 @@ def test_a_signal_is_its_exit_code(server: Server, number: signal.Signals) -> No
 def test_a_process_ends_with_its_client(server: Server) -> None:
     """The kernel kills the process if its client ends, also if the server is stopped."""
     forked = server.waiting()
-    since = started(forked.pid)
+    since = read_start_ticks(forked.pid)
     server.process.send_signal(signal.SIGSTOP)
     forked.release()
     until(lambda: not lives(forked.pid, since))
@@ -177,7 +177,7 @@ def test_a_process_ends_with_its_server(server: Server) -> None:
     forked = server.waiting()
     server.process.kill()
     assert ended(forked) == -signal.SIGKILL
-    assert started(forked.pid) is None
+    assert read_start_ticks(forked.pid) is None
     forked.release()
     assert not server.server.is_ready
     with pytest.raises(ForkFailed, match="is gone"):
@@ -187,7 +187,7 @@ def test_a_process_ends_with_its_server(server: Server) -> None:
 def test_a_process_that_its_client_gave_up_never_begins(server: Server) -> None:
     """The client of such a process may have started another one in its place."""
     forked = server.fork()
-    since = started(forked.pid)
+    since = read_start_ticks(forked.pid)
     forked.release()
     until(lambda: not lives(forked.pid, since))
     assert server.printed == ""

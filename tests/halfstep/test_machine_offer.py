@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from halfstep.machine_offer import MachineOffer, RecipeOffer, encoded_offer, read_offer, rows
+from halfstep.machine_offer import MachineOffer, RecipeOffer, encode_offer, read_offer, rows
 
 CPU = {
     "kind": "cpu",
@@ -53,7 +53,7 @@ def test_an_offer_is_stored_as_before() -> None:
     assert rows(offer.devices) == [CPU]
     assert rows(offer.recipes) == RECIPES
     assert [each.is_offered for each in offer.recipes] == [True, False, False]
-    assert json.loads(encoded_offer(offer)) == ANSWER
+    assert json.loads(encode_offer(offer)) == ANSWER
 
 
 def test_a_recipe_that_cannot_be_read_costs_itself_only(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,13 +16,13 @@ def test_a_process_lives_until_it_has_died() -> None:
     with its number does not count.
     """
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    since = process.started(child.pid)
+    since = process.read_start_ticks(child.pid)
     assert process.lives(child.pid, since)
     assert not process.lives(os.getpid(), since)
     child.kill()
     until(lambda: not process.lives(child.pid, since))
     child.communicate()
-    assert process.started(child.pid) is None
+    assert process.read_start_ticks(child.pid) is None
     assert not process.lives(child.pid, None)
 
 

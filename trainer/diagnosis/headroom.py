@@ -16,7 +16,7 @@ from halfstep.run_config import RunConfig
 from halfstep.telemetry.events import Event
 from halfstep.watching import headroom
 from halfstep.watching.async_host_copy import HostCopies
-from halfstep.watching.headroom import Compiled, evaluated_at, headroom_event
+from halfstep.watching.headroom import Compiled, find_modules_to_measure, headroom_event
 from trainer.observers import Observer
 from trainer.optimizers import StepResult
 from trainer.precision.module_names import named
@@ -37,7 +37,7 @@ class Headroom(Observer):
         self._is_compiled = config.training.compile
         self._on_event = on_event
         names = {module: name for name, module in reversed(list(named(modules)))}
-        self._names = evaluated_at(names)
+        self._names = find_modules_to_measure(names)
         self._measuring = headroom.Headroom(with_smallest=True)
         self._step = 0
         self._host_copies = HostCopies()
@@ -59,7 +59,7 @@ class Headroom(Observer):
         """Queue the copy of the measurements, and report complete copies."""
         if self._measuring.is_on:
             self._measuring.end()
-            measured, numbers = self._measuring.measured()
+            measured, numbers = self._measuring.read()
             if measured:
                 report = partial(self._report, self._step, measured)
                 self._host_copies.send(report, result.scale, numbers)
@@ -72,7 +72,7 @@ class Headroom(Observer):
     @contextmanager
     def suspended(self) -> Iterator[None]:
         """Suspend the measurement: the work is not part of the step."""
-        with self._measuring.suspended():
+        with self._measuring.suspend():
             yield
 
     def _report(self, step: int, measured: list[headroom.Measured], arrived: list[Tensor]) -> None:

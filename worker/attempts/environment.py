@@ -17,7 +17,7 @@ import pynvml
 from db.runs.environments import Texts
 from db.tables import Worker
 from halfstep import redaction
-from halfstep.telemetry.source_state import SourceState, redacted
+from halfstep.telemetry.source_state import SourceState, redact
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def try_describe(
 def describe(started: Started, worker: Worker, devices: list[int]) -> tuple[dict[str, Any], Texts]:
     """Return the environment record."""
     hidden = [*started.hidden, *filter(None, map(os.environ.get, SECRETS))]
-    state = redacted(started.read_state(), *hidden)
+    state = redact(started.read_state(), *hidden)
     content = {
         "worker": worker.name,
         "host": worker.host,

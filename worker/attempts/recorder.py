@@ -39,7 +39,7 @@ from halfstep.telemetry.events import (
     Resumed,
     SavedArtifact,
 )
-from halfstep.telemetry.plain_json import shown
+from halfstep.telemetry.plain_json import safe_repr
 from halfstep.telemetry.spool import (
     Item,
     Position,
@@ -75,7 +75,7 @@ def may_pass(error: Exception) -> bool:
 def in_short(error: Exception) -> str:
     """Return an error's type and first line, without a database error's statement."""
     message = str(error.orig if isinstance(error, DBAPIError) else error)
-    return f"{type(error).__name__}: {shown(message.partition(chr(10))[0])}"
+    return f"{type(error).__name__}: {safe_repr(message.partition(chr(10))[0])}"
 
 
 def _is_content(path: Path, file: File) -> bool:

@@ -12,7 +12,7 @@ from typing import IO, cast
 
 from halfstep import untrusted_files
 from halfstep.isolation import Isolation
-from halfstep.sandbox import deferred
+from halfstep.sandbox import defer
 from worker.sandbox.sandbox import ISOLATED
 
 WAIT_SECONDS, MOST_CHARACTERS = 0.4, 2**16
@@ -98,7 +98,7 @@ def _git(
     argv = ["git", *options, *words]
     environment = {**environment, **ENVIRONMENT}
     if isolation.sandbox:  # the user's variables may name programs, e.g. GIT_CONFIG_*
-        argv, environment = [*ISOLATED, *argv], isolation.variable() | deferred(environment)
+        argv, environment = [*ISOLATED, *argv], isolation.variable() | defer(environment)
     try:
         process = subprocess.Popen(
             argv,

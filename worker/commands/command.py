@@ -15,7 +15,7 @@ from db.tables import Status
 from halfstep import redaction, untrusted_files
 from halfstep.cli import command_line
 from halfstep.clock import clock
-from halfstep.sandbox import deferred
+from halfstep.sandbox import defer
 from halfstep.session import queued_run
 from halfstep.telemetry.attempt_messages import (
     MOST_OF_RUN,
@@ -62,7 +62,7 @@ class Command:
         attempt, spec = self._attempt, self._spec
         self._environment = self._build_environment()
         folder = self._folder()
-        words = command_line.filled(spec.line, attempt.run.config)
+        words = command_line.fill_placeholders(spec.line, attempt.run.config)
         argv = self._build_arguments(words)
         if attempt.files.attempt > 1:
             text = "The command starts again; resuming is up to its script."
@@ -102,7 +102,7 @@ class Command:
         argv += [str(files.folder), str(files.attempt), str(files.control_folder)]
         try:
             isolation = self._attempt.isolation(needed=self._places).variable()
-            environment = run_environment.of_commands() | deferred(self._environment) | isolation
+            environment = run_environment.of_commands() | defer(self._environment) | isolation
             return Child(argv, environment, self._hidden, self._attempt.log)
         except OSError as error:  # e.g. its variables exceed Linux's limit
             raise CannotStart(f"it cannot be started: {error}", failure_kind="settings") from error

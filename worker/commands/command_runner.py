@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 from msgspec.structs import replace
 
-from halfstep.cli.command_sources import changed
+from halfstep.cli.command_sources import list_changed
 from halfstep.clock import clock
 from halfstep.isolation import PARENT, Isolation
 from halfstep.process import end_as, end_with_parent, script_problem
@@ -141,7 +141,7 @@ def _describe(job: CommandJob) -> SourceState:
     folder = Path(job.folder)
     scripts = (folder / word for word in job.words if word.endswith(".py"))
     state = read_state(next(filter(Path.is_file, scripts), None), folder)
-    return replace(state, changed=changed(job.sources, folder))
+    return replace(state, changed=list_changed(job.sources, folder))
 
 
 def main() -> None:

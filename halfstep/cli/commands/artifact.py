@@ -104,11 +104,11 @@ def get(
     with connect() as client, Progress(artifact, in_bytes=True) as progress:
         path = client.download_artifact(artifact, project=project, on_progress=progress)
     if folder is not None:
-        path = _copied(path, folder)
+        path = _copy(path, folder)
     print_result({"path": str(path)}, str(path), as_json=as_json)
 
 
-def _copied(path: Path, folder: Path) -> Path:
+def _copy(path: Path, folder: Path) -> Path:
     """Copy a version out of the cache, whose files are read-only."""
     folder.mkdir(parents=True, exist_ok=True)
     if path.is_dir():

@@ -108,11 +108,11 @@ def submit(
 
 def _with_uploaded_weights(client: "Client", config: dict[str, Any], path: Path) -> dict[str, Any]:
     from halfstep.api_client.progress import Progress
-    from halfstep.session.nesting import merged
+    from halfstep.session.nesting import merge
 
     with Progress(path.name, in_bytes=True) as progress:
         upload = client.upload_weights(path, on_progress=progress)["upload"]
-    return merged(config, {"weights": {"upload": upload}})
+    return merge(config, {"weights": {"upload": upload}})
 
 
 def _no_option(value: str) -> str:
@@ -191,7 +191,7 @@ def _fields_of(run: "RunDetail", address: str) -> dict[str, str]:
         "Step": formats.progress(run),
         "Loss": formats.loss(run),
         "Scale": formats.run_scale(run),
-        "Skipped": formats.skipped(run),
+        "Skipped": formats.format_skipped(run),
         "Health": formats.health(run),
         "Health reason": health["reason"] if health else "",
         "ETA": "" if left is None else number_formats.duration(left),

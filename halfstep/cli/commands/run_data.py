@@ -129,8 +129,8 @@ def precision_diff(
     print_list([diff] if as_json else diff["rows"], columns, _diff_row, as_json=as_json)
     if as_json:
         return
-    for each in diff["suggestions"]:
-        print(f"Suggested for fp32: {each['name']}: {each['evidence'][0]}")
+    for suggestion in diff["suggestions"]:
+        print(f"Suggested for fp32: {suggestion['name']}: {suggestion['evidence'][0]}")
     if remains := diff.get("remains"):  # a server of another version sends none
         print(remains)
     if diff["causes"]:
@@ -270,7 +270,7 @@ def _print_comparison(compared: "list[ComparedRun]", rows: list[dict[str, Any]])
         "Status": [formats.state(row["run"]) for row in compared],
         "Step": [formats.progress(row["run"]) for row in compared],
         "Scale": [formats.run_scale(row["run"]) for row in compared],
-        "Skipped": [formats.skipped(row["run"]) for row in compared],
+        "Skipped": [formats.format_skipped(row["run"]) for row in compared],
         "Health": [formats.health(row["run"]) for row in compared],
         "ETA": [number_formats.duration(row["run"]["seconds_left"]) for row in compared],
     }

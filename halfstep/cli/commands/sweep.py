@@ -148,7 +148,7 @@ def list_(
 
 
 def _sweep_row(sweep: "SweepSummary") -> tuple[str, ...]:
-    ended = f"{_ended(sweep)} / {sweep['runs_total']}"
+    ended = f"{_count_ended(sweep)} / {sweep['runs_total']}"
     best = number_formats.number(sweep["best"])
     status = formats.label(sweep["status"])
     fields = (str(sweep["id"]), sweep["name"], status, ended, sweep["metric"], best)
@@ -171,7 +171,7 @@ def show(sweep_id: SweepId, as_json: AsJson = False) -> None:
         "Sweep": f"{sweep['id']}  {sweep['name']}",
         "Status": formats.label(sweep["status"]),
         "Reason": sweep["error"] or "",
-        "Runs": f"{_ended(sweep)} / {sweep['runs_total']} ended",
+        "Runs": f"{_count_ended(sweep)} / {sweep['runs_total']} ended",
         "Metric": f"{sweep['metric']}, {sweep['goal']}",
         "Best": best,
         "Recipe": sweep["recipe"],
@@ -192,7 +192,7 @@ def _trial_row(
     live = [""] * len(LIVE)
     if run is not None:
         loss = "" if is_loss else formats.loss(run)
-        skipped, left = formats.skipped(run), number_formats.duration(run["seconds_left"])
+        skipped, left = formats.format_skipped(run), number_formats.duration(run["seconds_left"])
         scale, health = formats.run_scale(run), formats.health(run)
         live = [formats.progress(run), loss, scale, skipped, health, left]
     params = trial["params"]
@@ -257,13 +257,13 @@ def _space(search: Sequence[str] | None) -> dict[str, Any]:
     return space
 
 
-def _ended(sweep: "SweepSummary") -> int:
+def _count_ended(sweep: "SweepSummary") -> int:
     return int(sweep["complete"] + sweep["pruned"] + sweep["failed"])
 
 
 def _print_sweep(sweep: "SweepSummary", *, as_json: bool) -> None:
     best = f"  best {sweep['metric']} {number_formats.number(sweep['best'])}"
-    ended = f"{_ended(sweep)} / {sweep['runs_total']} runs ended"
+    ended = f"{_count_ended(sweep)} / {sweep['runs_total']} runs ended"
     why = f"  ({sweep['error']})" if sweep["error"] else ""
     status = formats.label(sweep["status"])
     text = f"sweep {sweep['id']}  {status}  {sweep['name']}  {ended}"

@@ -47,7 +47,7 @@ def app(
     runs = [run for folder in folders for run in run_folders(folder.absolute())]
     if not runs:
         raise typer.BadParameter(f"there is no run in {', '.join(map(str, folders))}")
-    server = credentials.known()
+    server = credentials.find()
     if server is None:
         raise typer.BadParameter(
             "no server is configured: run `halfstep login`, or set HALFSTEP_URL and HALFSTEP_TOKEN"

@@ -11,7 +11,7 @@ from db.errors import Invalid
 from db.tables import Run
 from halfstep import field_errors
 from halfstep.api_client.responses import error_of
-from halfstep.field_errors import FURTHER, LONGEST_MESSAGE, LONGEST_PATH, MOST_FIELDS, bounded
+from halfstep.field_errors import FURTHER, LONGEST_MESSAGE, LONGEST_PATH, MOST_FIELDS, bound
 
 #: Names of settings that no recipe has, close to the limit of a request.
 UNKNOWN = {f"setting{number}": number for number in range(30_000)}
@@ -63,15 +63,15 @@ def test_a_page_for_an_invalid_form_is_short(running: Run, browser: TestClient, 
 def test_only_first_errors_are_reported() -> None:
     """The rest is reported as a number, and applying the bound twice changes nothing."""
     many = {f"{number}{'p' * 500}": "t" * 5000 for number in range(1000)}
-    few = bounded(many)
+    few = bound(many)
     assert list(few)[-1] == FURTHER
     assert few[FURTHER] == "980 more fields are not allowed"
     assert len(few) == MOST_FIELDS + 1
     assert {len(path) for path in few if path != FURTHER} == {LONGEST_PATH}
     assert {len(text) for path, text in few.items() if path != FURTHER} == {LONGEST_MESSAGE}
-    assert bounded(few) == few == Invalid(few).errors
+    assert bound(few) == few == Invalid(few).errors
     small = {"a": "b", "c": "d"}
-    assert (bounded(small), str(Invalid(small))) == (small, "a: b; c: d")
+    assert (bound(small), str(Invalid(small))) == (small, "a: b; c: d")
 
 
 def test_the_client_reports_a_part_of_an_older_servers_errors() -> None:

@@ -27,26 +27,26 @@ def test_arguments_go_before_the_environment_and_that_before_the_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each part is resolved by itself, and may be missing."""
-    assert credentials.known() is None
+    assert credentials.find() is None
     credentials.store(STORED)
     place = str(credentials.place())
-    assert credentials.known() == STORED._replace(origin=place)
+    assert credentials.find() == STORED._replace(origin=place)
     monkeypatch.setenv("HALFSTEP_TOKEN", "environment's")
-    assert credentials.known() == ("http://stored", "environment's", "HALFSTEP_TOKEN")
+    assert credentials.find() == ("http://stored", "environment's", "HALFSTEP_TOKEN")
     monkeypatch.setenv("HALFSTEP_URL", "http://environment/")
-    assert credentials.known() == ("http://environment", "environment's", "HALFSTEP_TOKEN")
-    assert credentials.known("http://told", "told") == ("http://told", "told", "")
+    assert credentials.find() == ("http://environment", "environment's", "HALFSTEP_TOKEN")
+    assert credentials.find("http://told", "told") == ("http://told", "told", "")
     monkeypatch.delenv("HALFSTEP_TOKEN")
-    assert credentials.known("http://stored") == ("http://stored", "stored-token", place)
+    assert credentials.find("http://stored") == ("http://stored", "stored-token", place)
 
 
 def test_a_stored_token_is_shown_to_no_other_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """A token is for the server with which it was stored, however its address is spelled."""
     place = credentials.store(STORED)
-    assert credentials.known("http://other") is None
-    assert credentials.known("http://stored/") == STORED._replace(origin=str(place))
+    assert credentials.find("http://other") is None
+    assert credentials.find("http://stored/") == STORED._replace(origin=str(place))
     monkeypatch.setenv("HALFSTEP_URL", "http://other")
-    assert credentials.known(otherwise="http://stored") is None
+    assert credentials.find(otherwise="http://stored") is None
 
 
 @pytest.mark.slow
@@ -60,9 +60,9 @@ def test_login_stores_the_token_privately(stranger: Path) -> None:
     result = "halfstep: the token was not checked: the server does not answer at http://there: "
     assert done.stderr.startswith(result)
     assert path.stat().st_mode & 0o777 == 0o600
-    assert credentials.known() == ("http://there", "secret-token", str(path))
+    assert credentials.find() == ("http://there", "secret-token", str(path))
     assert login("another", "http://there").returncode == 0
-    assert credentials.known() == ("http://there", "another", str(path))
+    assert credentials.find() == ("http://there", "another", str(path))
     with Client() as client:
         assert client._http.headers["Authorization"] == "Bearer another"
         assert str(client._http.base_url) == "http://there"
@@ -88,14 +88,14 @@ def test_a_place_that_cannot_be_written_or_read_is_named(monkeypatch: pytest.Mon
         assert done.stderr.splitlines()[-1].startswith(f"halfstep: {named}")
         assert "Traceback" not in done.stderr
         assert done.returncode == 1
-        assert credentials.known() is None
+        assert credentials.find() is None
 
 
 def test_a_login_that_is_a_folder_is_named(stranger: Path) -> None:
     """A login file that is a folder is reported like any unreadable one."""
     (stranger / "halfstep" / "login.json").mkdir(parents=True)
     with pytest.raises(Unreadable, match=r"login\.json cannot be read: Is a directory"):
-        credentials.known()
+        credentials.find()
 
 
 def test_login_names_the_allowed_values() -> None:
@@ -119,12 +119,12 @@ def test_invalid_credentials_are_named_with_their_source(
     for address in (*wrong, "http://a\nb", "http://a b", "http://a..b", "http://\udcff"):
         monkeypatch.setenv("HALFSTEP_URL", address)
         with pytest.raises(Unreadable, match="HALFSTEP_URL is '"):
-            credentials.known(token="token")
+            credentials.find(token="token")
     monkeypatch.delenv("HALFSTEP_URL")
     monkeypatch.delenv("HALFSTEP_TOKEN")
     place = credentials.store(STORED._replace(token="hs_é"))
     with pytest.raises(Unreadable, match=f"{place}: the token has"):
-        credentials.known()
+        credentials.find()
     assert "the token has the character 'é'" in login("hs_é", "http://there").stderr
 
 
@@ -134,4 +134,4 @@ def test_a_damaged_file_is_named(stranger: Path) -> None:
     for text in ("{", "[]", '{"url": 5, "token": 6}', '{"url": "http://there", "token": null}'):
         path.write_text(text)
         with pytest.raises(Unreadable, match=r"login\.json is damaged; `halfstep login`"):
-            credentials.known()
+            credentials.find()

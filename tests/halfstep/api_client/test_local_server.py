@@ -32,7 +32,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_server_is_found_while_it_runs(tmp_path: Path, state: Path) -> None:
     """The token of the server can be reused afterwards, and only the user may read the file."""
     assert local_server.running() is None
-    with local_server.announced(tmp_path, "http://127.0.0.1:8000", "hs_a"):
+    with local_server.announce(tmp_path, "http://127.0.0.1:8000", "hs_a"):
         found = local_server.running()
         assert found is not None
         assert found[:2] == ("http://127.0.0.1:8000", "hs_a")
@@ -47,8 +47,8 @@ def test_a_server_is_found_while_it_runs(tmp_path: Path, state: Path) -> None:
 def test_the_server_that_started_last_is_found(tmp_path: Path) -> None:
     """Several servers on one machine are possible, each with a data folder."""
     with (
-        local_server.announced(tmp_path / "1", "http://127.0.0.1:8001", "hs_1"),
-        local_server.announced(tmp_path / "2", "http://127.0.0.1:8002", "hs_2"),
+        local_server.announce(tmp_path / "1", "http://127.0.0.1:8001", "hs_1"),
+        local_server.announce(tmp_path / "2", "http://127.0.0.1:8002", "hs_2"),
     ):
         found = local_server.running()
         assert found is not None
@@ -59,12 +59,12 @@ def test_a_script_that_looks_delays_a_server_only(
     tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A script shares the lock only while it reads the file."""
-    with local_server.announced(tmp_path, "http://127.0.0.1:8000", "hs_a"):
+    with local_server.announce(tmp_path, "http://127.0.0.1:8000", "hs_a"):
         [path] = state.glob("*.lock")
     look = path.open()
     fcntl.flock(look, fcntl.LOCK_SH)
     monkeypatch.setattr(local_server.time, "sleep", lambda _seconds: look.close())
-    with local_server.announced(tmp_path, "http://127.0.0.1:8000", "hs_a"):
+    with local_server.announce(tmp_path, "http://127.0.0.1:8000", "hs_a"):
         assert look.closed
         assert local_server.running() is not None
 
@@ -81,7 +81,7 @@ def test_a_script_that_looks_delays_a_server_only(
 )
 def test_what_cannot_be_read_is_no_server(tmp_path: Path, state: Path, content: bytes) -> None:
     """A damaged file, or one of another machine with the same home folder, is ignored."""
-    with local_server.announced(tmp_path, "http://127.0.0.1:8000", "hs_a"):
+    with local_server.announce(tmp_path, "http://127.0.0.1:8000", "hs_a"):
         [path] = state.glob("*.json")
         path.write_bytes(content)
         assert local_server.running() is None
@@ -125,7 +125,7 @@ def test_a_queued_run_uses_only_the_server_of_its_data_folder(
     monkeypatch.delenv("HALFSTEP_URL", raising=False)
     monkeypatch.delenv("HALFSTEP_TOKEN", raising=False)
     monkeypatch.setenv("HALFSTEP_ATTEMPT", "1")
-    with local_server.announced(tmp_path / "own", "http://127.0.0.1:8001", "hs_1"):
+    with local_server.announce(tmp_path / "own", "http://127.0.0.1:8001", "hs_1"):
         for data, url in (("own", "http://127.0.0.1:8001"), ("other", None)):
             monkeypatch.setenv(FOLDER, str(tmp_path / data / "runs" / "3"))
             found = server_of(None, None)

@@ -473,7 +473,7 @@ def test_a_version_that_is_still_uploaded_is_used_where_it_was_saved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A digest's beginning, as in the text of what `save_artifact` returns, finds it."""
-    event = artifacts.saved_event(tmp_path / "run", data, "digits", "dataset", [])
+    event = artifacts.save(tmp_path / "run", data, "digits", "dataset", [])
     credentials = Credentials(server["HALFSTEP_URL"], server["HALFSTEP_TOKEN"])
     artifacts.remember_saved(tmp_path / "run", event, "", credentials)
     files = [{"path": f.name, "size_bytes": f.size_bytes, "sha256": f.sha256} for f in event.files]

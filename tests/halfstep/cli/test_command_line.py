@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfstep.cli.command_line import filled, placeholders, ranks_fault, words
+from halfstep.cli.command_line import fill_placeholders, placeholders, ranks_fault, words
 
 
 def test_placeholders_are_named_once_in_order() -> None:
     """Other braces stay, and doubled braces become single ones."""
     line = """python t.py {b} --x={a}{b} '{"k": {"n": 1}}' {{c}} {1} {} {é}"""
     assert placeholders(line) == ["b", "a"]
-    assert filled(line, {"a": 1e-05, "b": True}) == [
+    assert fill_placeholders(line, {"a": 1e-05, "b": True}) == [
         *("python", "t.py", "true", "--x=1e-05true", '{"k": {"n": 1}}', "{c}", "{1}", "{}", "{é}")
     ]
 
@@ -20,7 +20,12 @@ def test_placeholders_are_named_once_in_order() -> None:
 def test_a_value_stays_within_its_argument(first: str, second: str) -> None:
     """A value with spaces, quotes, braces or a placeholder stays one argument."""
     values = {"a": first, "b": second}
-    assert filled("p {a} 'x {b}' {a}{b}", values) == ["p", first, f"x {second}", first + second]
+    assert fill_placeholders("p {a} 'x {b}' {a}{b}", values) == [
+        "p",
+        first,
+        f"x {second}",
+        first + second,
+    ]
 
 
 @pytest.mark.parametrize(

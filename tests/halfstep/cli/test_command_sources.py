@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from halfstep.cli import command_sources
-from halfstep.cli.command_sources import changed, sources_of
+from halfstep.cli.command_sources import list_changed, sources_of
 
 
 @pytest.fixture
@@ -33,11 +33,11 @@ def test_script_and_code_of_the_folder_are_noted(project: Path) -> None:
 def test_changed_and_deleted_files_are_named(project: Path) -> None:
     """New files are not among those with which the command was queued."""
     found = sources_of(["python", "train.py"], str(project))
-    assert changed(found, project) == []
+    assert list_changed(found, project) == []
     (project / "train.py").write_text("edited")
     (project / "lib" / "model.py").unlink()
     (project / "new.py").touch()
-    assert changed(found, project) == ["train.py", "lib/model.py"]
+    assert list_changed(found, project) == ["train.py", "lib/model.py"]
 
 
 def test_a_large_folder_is_noted_in_part(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ def test_the_status_line_has_the_key_figures() -> None:
 @pytest.mark.parametrize(("own_steps", "text"), [(0, "–"), (12, "0")])
 def test_the_number_of_skips_is_unknown_without_steps(own_steps: int, text: str) -> None:
     """A run that applied all of its steps has 0."""
-    assert formats.skipped(RUN | {"own_steps": own_steps, "skipped": 0}) == text
+    assert formats.format_skipped(RUN | {"own_steps": own_steps, "skipped": 0}) == text
 
 
 @pytest.mark.parametrize(("is_scaled", "text"), [(True, "1"), (False, "–")])

@@ -14,7 +14,7 @@ from mcp import MCPError, StdioServerParameters
 from db.database import Database
 from db.tables import Run, User
 from halfstep import Client
-from halfstep.mcp.bounds import LEFT_OUT, MOST_CHARACTERS, bounded
+from halfstep.mcp.bounds import LEFT_OUT, MOST_CHARACTERS, bound
 from halfstep.mcp.server import DATA, NOTICE, UNTRUSTED, server_of
 from tests.app.conftest import start_run
 from tests.db.telemetry.telemetry_made import make_steps, record
@@ -191,15 +191,15 @@ async def _called(agent: Agent, *, tool: str, arguments: dict[str, Any]) -> Any:
 def test_results_are_bounded() -> None:
     """The longest lists are halved with the number of missing items, and texts are cut."""
     small = {"a": [1, 2], "b": "x"}
-    assert bounded(small) == small
+    assert bound(small) == small
     large = {"rows": [{"n": n, "text": "x" * 100} for n in range(1000)], "few": [1, 2]}
-    result = bounded(large)
+    result = bound(large)
     assert len(json.dumps(result)) <= MOST_CHARACTERS
     assert result["few"] == [1, 2]
     assert len(result["rows"]) + result[LEFT_OUT]["rows"] == 1000
     assert result["rows"][0] == large["rows"][0]
     assert len(large["rows"]) == 1000
-    [text] = bounded({"texts": ["y" * 10**6]})["texts"]
+    [text] = bound({"texts": ["y" * 10**6]})["texts"]
     assert text.endswith("[…]")
     wide = {f"name {n}": "z" * 1000 for n in range(100)}
-    assert set(bounded(wide)) == {LEFT_OUT}
+    assert set(bound(wide)) == {LEFT_OUT}

@@ -163,13 +163,13 @@ def test_a_refuge_of_another_user_is_not_used(
     """Another user's folder and a link are not used: the next place is taken, and the
     link is not followed.
     """
-    place = refuge.opened(tmp_path)
+    place = refuge.open_refuge(tmp_path)
     place.rmdir()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "secret").touch()
     place.symlink_to(tmp_path / "elsewhere")
     assert refuge.within(tmp_path, "secret") == tmp_path / "secret"
-    assert refuge.opened(tmp_path).parent == tmp_path / "memory"
+    assert refuge.open_refuge(tmp_path).parent == tmp_path / "memory"
 
 
 def test_a_refuge_that_cannot_be_written_leaves_no_folder(
@@ -182,7 +182,7 @@ def test_a_refuge_that_cannot_be_written_leaves_no_folder(
 
     monkeypatch.setattr(Path, "write_bytes", failing)
     with pytest.raises(OSError, match="No space left"):
-        refuge.opened(tmp_path)
+        refuge.open_refuge(tmp_path)
     assert not list(own_refuge.iterdir())
     assert not list((tmp_path / "memory").iterdir())
 
@@ -225,7 +225,7 @@ def test_an_outcome_has_reserved_space(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(run_folder, "write_json", refuse)
-    monkeypatch.setattr(refuge, "opened", refuse)
+    monkeypatch.setattr(refuge, "open_refuge", refuse)
     assert watch._run
     watch._run.outcome.end("failed" if error else "finished", error)
     outcome = run_folder.read_outcome(watch.files)

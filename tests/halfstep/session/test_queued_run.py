@@ -110,7 +110,7 @@ def test_a_killed_one_is_continued(folder: Path) -> None:
     assert watch._run.queued is not None
     watch._run.spool.close()  # as the kernel does
     watch._run.queued.lock.close()
-    found = QueuedRun.taken()
+    found = QueuedRun.take()
     assert found is not None
     assert (found.step, found.sequence) == (watch.step, 1)
     found.leave(found.step)
@@ -141,7 +141,7 @@ def test_a_second_process_at_once_trains_unwatched(
 ) -> None:
     """The second process prints that it is not watched, and continues."""
     holds = (
-        "from halfstep.session.queued_run import QueuedRun as Q; q = Q.taken(); print(flush=True)"
+        "from halfstep.session.queued_run import QueuedRun as Q; q = Q.take(); print(flush=True)"
     )
     command = [sys.executable, "-c", f"{holds}; input()"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -165,7 +165,7 @@ def test_without_locks_a_second_process_is_rejected_as_well(
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("halfstep.session.queued_run.fcntl.lockf", no_locks)
-    first = QueuedRun.taken()
+    first = QueuedRun.take()
     assert first is not None
     assert halfstep.watch().folder is None
     assert "another process of this run is already watched" in capfd.readouterr().err

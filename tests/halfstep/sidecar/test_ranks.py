@@ -220,9 +220,9 @@ def test_ranks_on_several_machines_take_only_the_file_of_their_own_training(
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")  # the other machine's may still be 0
     assert ranks.announce(second) == path
     ranks.retract(path, first)
-    assert ranks.announced(path) == second
+    assert ranks.read_announced(path) == second
     before = time.time() - 10 * 365 * 86400
     os.utime(path, (before, before))
-    assert ranks.announced(path) is None
+    assert ranks.read_announced(path) is None
     ranks.retract(path, second)
     assert not path.exists()

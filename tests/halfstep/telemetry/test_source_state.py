@@ -10,7 +10,7 @@ import pytest
 
 from halfstep.telemetry import source_state
 from halfstep.telemetry.events import SOURCE_BYTES
-from halfstep.telemetry.source_state import read_state, redacted, requirements, without_credentials
+from halfstep.telemetry.source_state import read_state, redact, requirements, without_credentials
 
 
 def git(folder: Path, *words: str) -> str:
@@ -80,7 +80,7 @@ def test_secrets_are_neither_in_the_patch_nor_in_the_remote(repository: Path) ->
     (repository / "secrets.yaml").write_text("a: 1")
     (repository / "new.py").write_text('token = "abcdefgh123"\n')
     git(repository, "remote", "add", "origin", "https://me:geheim@host/a/b.git?private_token=x")
-    state = redacted(read_state(None, repository))
+    state = redact(read_state(None, repository))
     assert state.git is not None
     assert state.git.remote == "https://host/a/b.git"
     assert (state.git.is_redacted, state.git.is_pushed) == (True, False)

@@ -25,7 +25,7 @@ from halfstep.telemetry import sender, uploader
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.folder_lock import FolderLock
 from halfstep.telemetry.ingest import PIECE_BYTES, Ingest
-from halfstep.telemetry.plain_json import cleaned
+from halfstep.telemetry.plain_json import clean
 from halfstep.telemetry.run_folder import (
     configure,
     last_step,
@@ -122,7 +122,7 @@ class Following:
         self.script = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
         self.said: list[str] = []
         self.pages: list[str] = []
-        since = process.started(self.script.pid)
+        since = process.read_start_ticks(self.script.pid)
         self.training = uploader.Training(files, self.script.pid, since)
 
         def follow() -> None:
@@ -679,7 +679,7 @@ def test_lone_surrogates_are_escaped_wherever_they_stand(
     Writer(tmp_path, "z").steps().finish()
     done = upload(site, tmp_path)
     assert done.returncode == 0, done.stderr
-    escaped = cleaned(text)
+    escaped = clean(text)
     run = next(run for run in site.runs.values() if run.described["name"].startswith("a"))
     assert run.described["name"] == f"a{escaped}"
     assert run.described["tags"] == [f"t{escaped}"]
@@ -711,7 +711,7 @@ def test_a_run_whose_process_is_dead_has_failed_when_it_is_sent(
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         attempt = described["attempts"][0] | {
             "pid": other.pid,
-            "pid_started": process.started(other.pid),
+            "pid_started": process.read_start_ticks(other.pid),
         }
         write_json(writer.files.folder / "run.json", described | {"attempts": [attempt]})
         assert "it has not ended yet" in upload(site, tmp_path).stdout  # it lives

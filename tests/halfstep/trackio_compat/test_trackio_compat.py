@@ -123,7 +123,9 @@ def test_audio_of_floats_and_of_a_file(tmp_path: Path) -> None:
     """Peaks above 1 are normalized, and a WAV file is read, as in Trackio's guide."""
     rate = 16000
     tone = 2 * np.sin(np.linspace(0, 100, rate, endpoint=False))
-    shown = trackio.Audio(np.stack([tone, tone], axis=1), caption="A4", sample_rate=rate).shown()
+    shown = trackio.Audio(
+        np.stack([tone, tone], axis=1), caption="A4", sample_rate=rate
+    ).to_loggable()
     assert (shown.rate, shown.samples.shape) == (rate, (rate, 2))
     assert np.abs(shown.samples).max() == 1
     with wave.open("it.wav", "wb") as file:
@@ -131,7 +133,7 @@ def test_audio_of_floats_and_of_a_file(tmp_path: Path) -> None:
         file.setsampwidth(2)
         file.setframerate(8000)
         file.writeframes(np.array([0, 16384], "<i2").tobytes())
-    shown = trackio.Audio("it.wav").shown()
+    shown = trackio.Audio("it.wav").to_loggable()
     assert (shown.rate, shown.samples.ravel().tolist()) == (8000, [0.0, 0.5])
 
 

@@ -40,11 +40,11 @@ def test_steps_are_those_of_the_framework(tmp_path: Path, is_partitioned: bool) 
             parameter.grad = None if is_partitioned else gradient
             place.grad = gradient
         guard(external.gradients, places if is_partitioned else parameters, scale, 1e-3)
-        guard(external.decided, number == OVERFLOWS)
+        guard(external.on_decision, number == OVERFLOWS)
         norms.append(math.hypot(*(float(each.norm()) for each in gradients)) / scale)
         losses.append(loss.item())
         scale /= 2 if number == OVERFLOWS else 1
-        guard(external.updated, scale)
+        guard(external.on_update, scale)
     watch.finish()
     written = Written(watch.folder)
     assert written.steps["step"].tolist() == list(range(1, STEPS + 1))

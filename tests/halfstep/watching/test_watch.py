@@ -28,7 +28,7 @@ from halfstep.recording import ring
 from halfstep.session import active_run, run_upload
 from halfstep.shadow import mode as shadow_mode
 from halfstep.telemetry import uploader
-from halfstep.telemetry.plain_json import shown
+from halfstep.telemetry.plain_json import safe_repr
 from halfstep.watching import hooks
 from halfstep.watching.scaler_calls import PRIVATE
 from tests import preloaded, warm
@@ -721,7 +721,7 @@ def test_only_the_named_run_is_continued(
     assert len(list(again.folder.glob("outcome-*.json"))) == 2
     assert [path.name for path in tmp_path.glob("o*/outcome-2.json")] == ["outcome-2.json"]
     line, *watching = capsys.readouterr().err.splitlines()
-    assert line == f"halfstep: there is no run {shown(run)} in {tmp_path}; starting a new one"
+    assert line == f"halfstep: there is no run {safe_repr(run)} in {tmp_path}; starting a new one"
     assert len(watching) == 2
 
 
@@ -868,7 +868,7 @@ def test_where_it_is_written_is_not_guessed(
     monkeypatch.chdir(tmp_path)
     assert halfstep.watch(**{argument: given}).folder is None
     [line] = capsys.readouterr().err.splitlines()
-    assert f"ValueError: {argument} is {shown(given)[:200]}" in line
+    assert f"ValueError: {argument} is {safe_repr(given)[:200]}" in line
     assert "; allowed: " in line
     assert list(tmp_path.iterdir()) == []
 

@@ -91,7 +91,7 @@ def test_a_watched_step_never_waits_for_the_device(
 
 
 @pytest.mark.parametrize(
-    ("owner", "place"), [(Gradients, "norms"), (RowWriter, "write"), (ScalerCalls, "updated")]
+    ("owner", "place"), [(Gradients, "norms"), (RowWriter, "write"), (ScalerCalls, "on_update")]
 )
 @pytest.mark.parametrize("ask", ["item", "cpu", "tolist"])
 @pytest.mark.usefixtures("on_meta")

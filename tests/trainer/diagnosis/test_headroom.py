@@ -55,7 +55,7 @@ def measured(network, *passes):
             network(inputs).sum().backward()
     finally:
         measuring.end()
-    modules, found = measuring.measured()
+    modules, found = measuring.read()
     return {each.name: found[:, :, i].tolist() for i, each in enumerate(modules)}
 
 

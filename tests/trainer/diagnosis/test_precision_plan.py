@@ -16,7 +16,7 @@ from halfstep.cli.options import configuration
 from halfstep.precision_lab.plan_measurement import Bounds
 from halfstep.recipe import RecipeConfig
 from halfstep.run_config import ConfigError, parse_config
-from halfstep.session.nesting import merged
+from halfstep.session.nesting import merge
 from tests.halfstep.precision_lab.cases_made import between
 from tests.halfstep.precision_lab.plans_made import cancelled
 from tests.site import halfstep
@@ -256,6 +256,6 @@ def test_submit_command_is_what_was_planned(tmp_path: Path) -> None:
         words = shlex.split(submit_command("labelled", point, config))
         submitted = parse_config(Labelled, configuration(words[4::2], None)).model_dump()
         modules = {"fp32": point.fp32, "bf16": point.bf16}
-        assert submitted == merged(merged(planned, point.config), {"modules": modules})
+        assert submitted == merge(merge(planned, point.config), {"modules": modules})
     assert plan.best.fp32 == ["model.1"]
     assert not any(word.startswith(("data.", "recipe.learning_rate")) for word in words)
