@@ -6,7 +6,7 @@ The loop calls each of them at the same hooks, in the order in which they joined
     before_clip     an optimizer's gradients are complete, and not clipped yet
     before_update   the weights are about to change, for the first time in this step
     after_step      all of the step is queued on the device, except the update of the scale
-    arrived         records of steps have reached the host, some steps later
+    receive         records of steps have reached the host, some steps later
     drain           wait for the device and report the rest: before work that waits for it anyway
 
 None of them changes a bit of the training. A *diagnosis* that raises, for lack of memory for
@@ -46,7 +46,7 @@ class Observer:
     def after_step(self, result: "StepResult") -> None:
         """Queue the measurements of this step."""
 
-    def arrived(self, records: Steps) -> None:
+    def receive(self, records: Steps) -> None:
         """Receive records, in order of their steps."""
 
     def drain(self) -> None:
@@ -62,7 +62,7 @@ class Observer:
 
 #: Of an error message in its event; the log has all of it.
 ERROR_CHARACTERS = 1000
-MOMENTS = ("before_step", "before_clip", "before_update", "after_step", "arrived", "drain")
+MOMENTS = ("before_step", "before_clip", "before_update", "after_step", "receive", "drain")
 
 
 class Observers:
@@ -100,10 +100,10 @@ class Observers:
         """Pass on the result of the step, as tensors on the device."""
         self._call("after_step", result)
 
-    def arrived(self, records: Steps) -> None:
+    def receive(self, records: Steps) -> None:
         """Pass records to the run's history first, then to the observers."""
         self._on_steps(records)
-        self._call("arrived", records)
+        self._call("receive", records)
 
     def drain(self) -> None:
         """Wait for the device; report everything."""

@@ -237,13 +237,13 @@ def make_context(
     spikes = Spikes(config.spike, on_event)
     headroom = Headroom(modules, config, on_event)
     fp8_ranges = Fp8Ranges(modules, config, on_event)
-    telemetry = Telemetry(optimizers, device, training, diagnosis, observers.arrived, on_event, at)
+    telemetry = Telemetry(optimizers, device, training, diagnosis, observers.receive, on_event, at)
     logged = Logged(device, telemetry.elapsed_ms, on_event)
     recipe.on_log = logged.log
 
     @contextmanager
     def suspend() -> Iterator[None]:
-        with headroom.suspended(), fp8_ranges.suspended(), logged.suspend():
+        with headroom.suspend(), fp8_ranges.suspend(), logged.suspend():
             yield
 
     step_observers = StepObservers(

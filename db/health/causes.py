@@ -27,9 +27,9 @@ from halfstep.diagnosis.loop_mistakes import (
     NAMES_SHOWN,
     ZERO_STEPS,
     LoopSigns,
-    mistaken_calls,
+    find_mistaken_calls,
+    find_other_mistakes,
     names_of,
-    other_mistakes,
 )
 from halfstep.diagnosis.observations import ZEROING
 from halfstep.number_formats import number
@@ -128,7 +128,7 @@ def read(
         precision=run.precision,
         may_replay=may_replay,
         first_lost=None if has_scaler(run) else _first_nonfinite_step(session, run, first),
-        resumed=_resumed(session, run),
+        resumed=_find_resume(session, run),
         finite_at=finite_at,
         finite_again=None if first is None else _finite_again(session, run, first, finite_at),
         lost=lost_losses(session, run),
@@ -181,7 +181,7 @@ def _fell_at(session: Session, run: Run) -> int | None:
     return session.scalar(query.where(ScalerEvent.scale_after < 1))
 
 
-def _resumed(session: Session, run: Run) -> tuple[int, float, float] | None:
+def _find_resume(session: Session, run: Run) -> tuple[int, float, float] | None:
     """Return the latest resume after which the scale was higher than one growth explains."""
     query = select(RunNode.resumed_step).where(
         RunNode.run_id == run.id, RunNode.attempt > 1, RunNode.resumed_step > 0
@@ -198,13 +198,13 @@ def _resumed(session: Session, run: Run) -> tuple[int, float, float] | None:
 def named(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
     """Yield the causes for which there is evidence; the first one explains the others."""
     has_zeros = signs.zero_steps >= ZERO_STEPS
-    calls = list(mistaken_calls(signs))
+    calls = list(find_mistaken_calls(signs))
     yield from calls
-    observed = shadow_findings.observed(signs.several(events.ShadowStep), _lost_at(signs))
+    observed = shadow_findings.observe(signs.several(events.ShadowStep), _lost_at(signs))
     if signs.health == "healthy":  # over all steps, of which armed ones and replays are a few
         observed = [row for row in observed if row.first.kind != "scale_too_large"]
     if not calls:
-        numbers = list(shadow_findings.explaining(observed, _grown(signs)))
+        numbers = list(shadow_findings.explaining(observed, _describe_growth(signs)))
         if numbers:
             buffers = signs.one(events.NonfiniteBuffers)
             numbers += precision_findings.nonfinite_buffers(buffers, words)
@@ -216,8 +216,8 @@ def named(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
         if not signs.has_scaler and not numbers:
             yield from _first_lost(signs, words)
     yield from shadow_findings.others(observed, are_mild=False)
-    is_explained = any(each.first.kind in ZEROING for each in observed)
-    for finding in other_mistakes(signs):
+    is_explained = any(observation.first.kind in ZEROING for observation in observed)
+    for finding in find_other_mistakes(signs):
         if not (is_explained and finding.cause == "zero_gradients"):
             yield finding
     yield from shadow_findings.others(observed, are_mild=True)
@@ -342,7 +342,7 @@ def _first_nonfinite(
             f"backward pass a gradient{f' ({names})' if names else ''} was undefined or too large, "
             "or the batch contained an inf that the forward pass had hidden."
         )
-    if grown := _grown(signs):
+    if grown := _describe_growth(signs):
         text = _before(event.finite) + grown
     yield Finding(
         title,
@@ -359,7 +359,7 @@ def _before(finite: int) -> str:
     return f"{finite:,} steps before it were finite. " if finite else ""
 
 
-def _grown(signs: Signs) -> str:
+def _describe_growth(signs: Signs) -> str:
     """Return a sentence on a loss that had grown until it was not finite, or ""."""
     if not (growth := signs.growth):
         return ""
@@ -386,7 +386,9 @@ def _skips(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
 def first_seen(signs: Signs) -> str:
     """Return a sentence on the first non-finite value that an earlier version saw, or ""."""
     seen = signs.several(events.Origin)
-    origin = next((each for each in seen if each.module or each.operation), None)
+    origin = next(
+        (candidate for candidate in seen if candidate.module or candidate.operation), None
+    )
     if origin is None:
         return ""
     where = " of ".join(filter(None, (origin.operation, origin.module)))
@@ -407,7 +409,7 @@ def _lost_loss(signs: Signs, words: AdviceWords, *, is_lasting: bool) -> Finding
         )
     else:
         scale = "; the loss scale is not the cause, and a smaller one does not help. "
-    grown = _grown(signs)
+    grown = _describe_growth(signs)
     is_finite_again = signs.finite_at is not None and signs.finite_at > last
     batch = (
         f"At step {signs.finite_at:,} it was finite, so not every batch causes this."

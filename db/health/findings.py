@@ -106,7 +106,7 @@ def of_run(session: Session, run: Run) -> list[Finding]:
         risen=None if is_recipe else risen(session, run),
         over_storage=quotas.over_storage(session, run.project) if run.status in ACTIVE else "",
         nan_steps=_nan_steps(session, run),
-        unlogged_best=_unlogged_best(session, run) if is_recipe else "",
+        unlogged_best=_find_unlogged_best(session, run) if is_recipe else "",
         words=advice_words.RECIPE if is_recipe else advice_words.SCRIPT,
     )
     findings = list(find(evidence))
@@ -150,8 +150,8 @@ def find(evidence: Evidence) -> Iterator[Finding]:
         yield from _not_a_number(evidence)
     yield from findings
     yield from _metrics(evidence)
-    yield from weights_findings.started_in_part(evidence.weights)
-    yield from precision_findings.unused_modules(evidence.unused_modules)
+    yield from weights_findings.find_partial_start(evidence.weights)
+    yield from precision_findings.find_unused_modules(evidence.unused_modules)
     named = {finding.cause for finding in findings if finding.cause}
     if not evidence.nan_steps:
         has_module = any(finding.module for finding in findings)
@@ -159,7 +159,7 @@ def find(evidence: Evidence) -> Iterator[Finding]:
     yield from _starving(evidence)
     yield from _slower(evidence)
     yield from _shapes(evidence)
-    yield from _failed(evidence)
+    yield from _find_failed(evidence)
     yield from _no_best(evidence)
     yield from _over_storage(evidence)
 
@@ -179,10 +179,10 @@ def _of_precision(evidence: Evidence, named: Set[str], *, has_module: bool) -> I
     if named - OF_PRECISION - {"nonfinite_buffers"}:
         return
     yield from _one_module(evidence)
-    yield from () if has_module else _replayed(evidence)
+    yield from () if has_module else _find_replayed(evidence)
     yield from precision_findings.little_headroom(evidence.headroom, evidence.words)
     yield from _underflow(evidence)
-    yield from precision_findings.rounded_away(evidence.updates, evidence.words)
+    yield from precision_findings.find_rounded_away(evidence.updates, evidence.words)
     if named & OF_PRECISION or (not named and evidence.signs.skipped):
         yield from _bf16(evidence)
 
@@ -294,7 +294,7 @@ def _one_module(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-def _replayed(evidence: Evidence) -> Iterator[Finding]:
+def _find_replayed(evidence: Evidence) -> Iterator[Finding]:
     """Yield the module that overflows in most replays.
 
     Overflows of the backward pass count only if the loss scaling is unhealthy: occasional ones are
@@ -399,7 +399,7 @@ def _shapes(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-def _failed(evidence: Evidence) -> Iterator[Finding]:
+def _find_failed(evidence: Evidence) -> Iterator[Finding]:
     for event in evidence.failed:
         yield Finding(
             f"The {event.diagnosis} failed",
@@ -422,7 +422,7 @@ def _no_best(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-def _unlogged_best(session: Session, run: Run) -> str:
+def _find_unlogged_best(session: Session, run: Run) -> str:
     """Return the metric by which an ended run keeps its best checkpoint, if it never logged it."""
     name: str = run.settings.get("checkpoints", {}).get("keep_best") or ""
     if not (name and run.own_steps and run.status in ENDED):

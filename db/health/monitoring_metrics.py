@@ -78,7 +78,7 @@ def read(session: Session, *, runs_per_user: int = 0, devices_per_user: int = 0)
     kinds = {worker.id: [device["kind"] for device in worker.devices] for worker in up}
     return Readings(
         runs=runs,
-        queued=_queued(session, up, full, devices_per_user),
+        queued=_count_queued(session, up, full, devices_per_user),
         workers=len(up),
         devices=Counter(kind for some in kinds.values() for kind in some),
         busy=_busy(session.execute(nodes), kinds),
@@ -106,8 +106,10 @@ def waiting(session: Session, moment: float) -> dict[str, tuple[int, float]]:
     since = func.max(RunStatus.time).label("since")
     queued = select(Run.id, Run.project, since).join(RunStatus, RunStatus.run_id == Run.id)
     queued = queued.where(Run.status == Status.QUEUED, RunStatus.status == Status.QUEUED)
-    each = queued.group_by(Run.id, Run.project).subquery()
-    query = select(each.c.project, func.count(), func.min(each.c.since)).group_by(each.c.project)
+    per_run = queued.group_by(Run.id, Run.project).subquery()
+    query = select(per_run.c.project, func.count(), func.min(per_run.c.since)).group_by(
+        per_run.c.project
+    )
     found = session.execute(query)
     return {project: (count, max(moment - first, 0.0)) for project, count, first in found}
 
@@ -120,7 +122,7 @@ def _busy(nodes: Iterable[Any], kinds: dict[int, list[str]]) -> Counter[str]:
     return busy
 
 
-def _queued(
+def _count_queued(
     session: Session, up: list[Worker], full: set[int], devices_per_user: int
 ) -> Counter[str]:
     """Count queued runs by reason; the query groups similar runs."""

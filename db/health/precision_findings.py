@@ -16,7 +16,7 @@ LARGEST_FP16 = 65504.0
 LOST = 0.25  # share of the updates
 
 
-def unused_modules(event: events.Uncalled | None) -> Iterator[Finding]:
+def find_unused_modules(event: events.Uncalled | None) -> Iterator[Finding]:
     """Yield the finding of an `uncalled` event: settings for modules that are not called."""
     if event:
         yield Finding(
@@ -78,13 +78,13 @@ def nonfinite_buffers(
     )
 
 
-def rounded_away(event: events.Updates | None, words: AdviceWords) -> Iterator[Finding]:
+def find_rounded_away(event: events.Updates | None, words: AdviceWords) -> Iterator[Finding]:
     """Yield a finding if many updates of bf16 weights are lost to rounding."""
     modules = [module for module in event.modules if module.wanted] if event else []
     # With stochastic rounding the weights move in other steps.
     if event is None or not modules or any(module.saved is not UNSET for module in modules):
         return
-    needed, lost = sum(each.wanted for each in modules), sum(each.lost for each in modules)
+    needed, lost = sum(module.wanted for module in modules), sum(module.lost for module in modules)
     worst = max(modules, key=_share_lost)
     if lost > LOST * needed:
         yield Finding(

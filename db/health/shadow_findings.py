@@ -29,7 +29,7 @@ FIXES: Mapping[str, str] = {
 FEWEST_STEPS = 3
 
 
-def observed(steps: Sequence[ShadowStep], lost_at: int | None) -> list[Observation]:
+def observe(steps: Sequence[ShadowStep], lost_at: int | None) -> list[Observation]:
     """Return the faults that armed steps have shown, the gravest first.
 
     lost_at: the step that made the weights nonfinite, which explains later nonfinite values.
@@ -39,13 +39,21 @@ def observed(steps: Sequence[ShadowStep], lost_at: int | None) -> list[Observati
         is_later = lost_at is not None and event.step > lost_at
         observations.add([d for d in event.defects if not (is_later and d.kind in BY_WEIGHTS)])
     armed = max((event.armed for event in steps), default=0)
-    return [each for each in observations.found(max(armed, FEWEST_STEPS)) if each.is_fault]
+    return [
+        observation
+        for observation in observations.found(max(armed, FEWEST_STEPS))
+        if observation.is_fault
+    ]
 
 
 def first_step(steps: Sequence[ShadowStep]) -> int | None:
     """Return the first step that has shown what explains skips."""
-    found = (each for each in observed(steps, None) if each.first.kind in EXPLAINING_SKIPS)
-    return min((each.steps[0] for each in found), default=None)
+    found = (
+        observation
+        for observation in observe(steps, None)
+        if observation.first.kind in EXPLAINING_SKIPS
+    )
+    return min((observation.steps[0] for observation in found), default=None)
 
 
 def explaining(observations: Sequence[Observation], growth: str) -> Iterator[Finding]:
@@ -53,9 +61,9 @@ def explaining(observations: Sequence[Observation], growth: str) -> Iterator[Fin
 
     growth: a sentence on the growth of the loss before them, or "".
     """
-    for each in observations:
-        if each.first.kind in EXPLAINING_SKIPS:
-            yield finding_of(each, growth if each.first.kind in DIVERGING else "")
+    for observation in observations:
+        if observation.first.kind in EXPLAINING_SKIPS:
+            yield finding_of(observation, growth if observation.first.kind in DIVERGING else "")
 
 
 def others(observations: Sequence[Observation], *, are_mild: bool) -> Iterator[Finding]:
@@ -63,10 +71,10 @@ def others(observations: Sequence[Observation], *, are_mild: bool) -> Iterator[F
 
     are_mild: those that other mistakes may explain.
     """
-    for each in observations:
-        kind = each.first.kind
+    for observation in observations:
+        kind = observation.first.kind
         if kind not in EXPLAINING_SKIPS and (kind in MILD) == are_mild:
-            yield finding_of(each)
+            yield finding_of(observation)
 
 
 def finding_of(observation: Observation, growth: str = "") -> Finding:

@@ -8,7 +8,7 @@ from halfstep.telemetry.events import Weights
 NAMES_SHOWN = 6
 
 
-def started_in_part(event: Weights | None) -> Iterator[Finding]:
+def find_partial_start(event: Weights | None) -> Iterator[Finding]:
     """Yield a finding if the initial weights fit only in part."""
     if not event:
         return
@@ -22,7 +22,9 @@ def started_in_part(event: Weights | None) -> Iterator[Finding]:
         (event.unexpected, event.unexpected_count, "not in the recipe"),
     )
     parts = [
-        f"{count:,} are {text} ({_shown(names, count)})" for names, count, text in kinds if count
+        f"{count:,} are {text} ({_list_names(names, count)})"
+        for names, count, text in kinds
+        if count
     ]
     if parts:
         yield Finding(
@@ -34,6 +36,6 @@ def started_in_part(event: Weights | None) -> Iterator[Finding]:
         )
 
 
-def _shown(names: Sequence[str], count: int) -> str:
+def _list_names(names: Sequence[str], count: int) -> str:
     more = count - len(names[:NAMES_SHOWN])
     return ", ".join(names[:NAMES_SHOWN]) + (f" and {more:,} more" if more else "")

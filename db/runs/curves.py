@@ -167,7 +167,7 @@ def seconds_until(
     return {
         run_id: elapsed_ms / 1000
         for run_id, step in steps.items()
-        if (elapsed_ms := _elapsed_ms(session, run_id, name, step)) is not None
+        if (elapsed_ms := _find_elapsed_ms(session, run_id, name, step)) is not None
     }
 
 
@@ -227,7 +227,7 @@ def _with_losses(session: Session, run_ids: Collection[int], name: str) -> Colle
     return comparisons.lowest_losses(session, run_ids) if name == LOSS else ()
 
 
-def _elapsed_ms(session: Session, run_id: int, name: str, step: int) -> int | None:
+def _find_elapsed_ms(session: Session, run_id: int, name: str, step: int) -> int | None:
     """Return the time of a step of a curve, from the table of which `_lines` has it."""
     rows = step_rows.rows_at(session, run_id, [step]) if name == LOSS else []
     if rows and rows[0].loss is not None:

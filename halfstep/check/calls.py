@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from halfstep.diagnosis.finding import Finding
-from halfstep.diagnosis.loop_mistakes import LoopSigns, mistaken_calls, other_mistakes
+from halfstep.diagnosis.loop_mistakes import LoopSigns, find_mistaken_calls, find_other_mistakes
 from halfstep.diagnosis.zero_gradients import count_zero_steps
 from halfstep.shadow.lines import place_of_caller
 from halfstep.shadow.operations import Place
@@ -67,9 +67,11 @@ class Calls:
             scale=self._scale,
             has_scaler=self._has_scaler,
         )
-        return self._placed(mistaken_calls(signs)), self._placed(other_mistakes(signs))
+        return self._add_places(find_mistaken_calls(signs)), self._add_places(
+            find_other_mistakes(signs)
+        )
 
-    def _placed(self, findings: Iterable[Finding]) -> list[Mistake]:
+    def _add_places(self, findings: Iterable[Finding]) -> list[Mistake]:
         """Add the line of the call that showed a mistake, if it is known."""
         places = {id(event): place for event, place in self._events.values()}
         return [(finding, places.get(id(finding.evidence), Place())) for finding in findings]
@@ -77,11 +79,11 @@ class Calls:
     def _noting(self, clipping: Callable[..., None]) -> Callable[..., None]:
         """Return a method that keeps the line of a clip, which only a later call shows as wrong."""
 
-        def noted(*arguments: Any) -> None:
+        def wrapper(*arguments: Any) -> None:
             self._clip = place_of_caller()
             clipping(*arguments)
 
-        return noted
+        return wrapper
 
     def _add(self, module: nn.Module) -> None:
         """Name parameters as a module does, if its classes can be keys."""

@@ -24,11 +24,11 @@ def halfstep_check() -> Check:
     allow: kinds of mistakes that do not fail the test, as "update_lost".
     Yields the check, whose `report()` has all findings.
     """
-    return _checked
+    return _check_loop
 
 
 @contextmanager
-def _checked(
+def _check_loop(
     *, steps: int = 0, every: int = 1, allow: tuple[str, ...] = ()
 ) -> "Iterator[CheckedLoop]":
     from halfstep.check.report import as_text

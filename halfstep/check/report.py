@@ -125,9 +125,9 @@ def as_github(report: Report) -> Iterator[str]:
     """Yield annotations for a GitHub workflow."""
     for row in report.rows:
         level = "error" if row.is_fault else "notice"
-        place = f"file={_escaped(row.file)},line={row.line}," if row.line else ""
-        text = _escaped(f"{row.text} {row.advice}".strip(), is_message=True)
-        yield f"::{level} {place}title={_escaped(row.title)}::{text}"
+        place = f"file={_escape(row.file)},line={row.line}," if row.line else ""
+        text = _escape(f"{row.text} {row.advice}".strip(), is_message=True)
+        yield f"::{level} {place}title={_escape(row.title)}::{text}"
 
 
 def left_out(report: Report) -> list[str]:
@@ -145,7 +145,7 @@ def left_out(report: Report) -> list[str]:
     return lines
 
 
-def _escaped(text: str, *, is_message: bool = False) -> str:
+def _escape(text: str, *, is_message: bool = False) -> str:
     for sign, code in (("%", "%25"), ("\r", "%0D"), ("\n", "%0A")):
         text = text.replace(sign, code)
     return text if is_message else text.replace(":", "%3A").replace(",", "%2C")
@@ -155,10 +155,10 @@ def _numbers(value: Any) -> Any:
     """Return JSON with the texts of numbers that are not finite as numbers."""
     if isinstance(value, dict):
         return {
-            key: float(each) if each in plain_json.NONFINITE else _numbers(each)
-            for key, each in value.items()
+            key: float(item) if item in plain_json.NONFINITE else _numbers(item)
+            for key, item in value.items()
         }
-    return [_numbers(each) for each in value] if isinstance(value, list) else value
+    return [_numbers(item) for item in value] if isinstance(value, list) else value
 
 
 def read(path: Path) -> Report:

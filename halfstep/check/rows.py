@@ -22,14 +22,14 @@ def rows_of(
     calls: mistakes that explain others.  others: that explain nothing; gradients of 0 follow from
     a fault of the numbers.
     """
-    faults = {each.first.kind for each in observations if each.is_fault}
+    faults = {observation.first.kind for observation in observations if observation.is_fault}
     explained = {"zero_gradients"} if faults & ZEROING else set()
     if "scaled_gradients_compared" in faults:  # and the loop then does not step
         explained.add("no_optimizer_step")
     rows = [
-        *(row_of_call(*each) for each in calls if each[0].cause not in explained),
+        *(row_of_call(*call) for call in calls if call[0].cause not in explained),
         *map(row_of, observations),
-        *(row_of_call(*each) for each in others if each[0].cause not in explained),
+        *(row_of_call(*other) for other in others if other[0].cause not in explained),
     ]
     return sorted(rows, key=lambda row: not row.is_fault)
 
@@ -37,7 +37,7 @@ def rows_of(
 def row_of(observation: Observation) -> Row:
     """Return an observation as a row."""
     defect, statement = observation.first, statement_of(observation)
-    site = _shown(defect)
+    site = _find_site(defect)
     return Row(
         kind=defect.kind,
         is_fault=observation.is_fault,
@@ -79,7 +79,7 @@ def row_of_call(finding: Finding, place: Place) -> Row:
     )
 
 
-def _shown(defect: Defect) -> Site:
+def _find_site(defect: Defect) -> Site:
     """Return the line to change: where a value was rounded, else where it became nonfinite."""
     has_origin = defect.kind == "rounding" and defect.origin and defect.origin.line
     return defect.origin if has_origin and defect.origin else defect.site

@@ -64,8 +64,8 @@ class CheckedLoop:
         self._observations = Observations()
         self._sanitizer = Sanitizer(self._observe)
         self._sanitizer.mode.keeps_inputs = keeps_inputs
-        self._hooks = ShadowHooks(self._sanitizer, self._step_ended, self._failed, is_eager=True)
-        self.calls = Calls(self._sanitizer, self._failed)
+        self._hooks = ShadowHooks(self._sanitizer, self._step_ended, self._on_error, is_eager=True)
+        self.calls = Calls(self._sanitizer, self._on_error)
         self._is_observed = False
         self._number = 1  # of the step under way
         self._has_skipped = self._has_scaler = False
@@ -101,7 +101,7 @@ class CheckedLoop:
             self._observations.add([defect])
         return self._observations.found(self.steps)
 
-    def unexamined(self) -> Unexamined:
+    def get_unexamined(self) -> Unexamined:
         """Return what could not be looked at."""
         return Unexamined(
             operators=self._sanitizer.mode.unknown,
@@ -111,7 +111,7 @@ class CheckedLoop:
 
     def report(self, script: str = "") -> Report:
         """Return the report. script: its name."""
-        unexamined = self.unexamined()
+        unexamined = self.get_unexamined()
         calls, others = self.calls.mistakes()
         return Report(
             script=script,
@@ -137,7 +137,8 @@ class CheckedLoop:
     def _observe(self, defects: Sequence[Defect]) -> None:
         self._observations.add(defects)
         self._has_skipped |= any(
-            each.kind in NONFINITE and each.symptom in ("loss", "gradient") for each in defects
+            defect.kind in NONFINITE and defect.symptom in ("loss", "gradient")
+            for defect in defects
         )
 
     def _step_ended(self) -> None:
@@ -157,7 +158,7 @@ class CheckedLoop:
             try:
                 sanitizer.next_step(self._number)
             except Exception as error:
-                self._failed(error)
+                self._on_error(error)
         if self.steps == schedule.steps or (schedule.until_skip and self._has_skipped):
             self._stop()
             self._on_done()
@@ -179,9 +180,9 @@ class CheckedLoop:
         try:
             self.calls.remove()
         except Exception as error:
-            self._failed(error)
+            self._on_error(error)
 
-    def _failed(self, error: Exception) -> None:
+    def _on_error(self, error: Exception) -> None:
         """Give up after an error of the check."""
         self._errors.append(f"step {self._number:,}: {type(error).__name__}: {error}"[:1000])
         self._sanitizer.disarm()

@@ -37,7 +37,7 @@ def sources_of(report: Report) -> tuple[dict[str, str], list[str]]:
     """
     sources: dict[str, str] = {}
     left_out = []
-    bytes_left, lines_left = MOST_BYTES - len(_encoded(plain(as_content(report)))), MOST_LINES
+    bytes_left, lines_left = MOST_BYTES - len(_encode(plain(as_content(report)))), MOST_LINES
     for file in dict.fromkeys(row.file for row in report.rows if row.line):
         if not is_of_script(str(Path(file).absolute())):
             continue
@@ -45,7 +45,7 @@ def sources_of(report: Report) -> tuple[dict[str, str], list[str]]:
             text = clean(Path(file).read_text(encoding="utf-8", errors="replace"))
         except OSError:  # generated code
             continue
-        size, lines = len(_encoded({file: text})), text.count("\n") + 1
+        size, lines = len(_encode({file: text})), text.count("\n") + 1
         if size > bytes_left or lines > lines_left or len(sources) == MOST_FILES:
             left_out.append(file)
             continue
@@ -72,5 +72,5 @@ def _save(report: Report, folder: str | None) -> Path:
     return Path(path)
 
 
-def _encoded(value: object) -> bytes:
+def _encode(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode()

@@ -40,18 +40,18 @@ class LoopSigns:
         return [event for event in self.events if isinstance(event, kind)]
 
 
-def mistaken_calls(signs: LoopSigns) -> Iterator[Finding]:
+def find_mistaken_calls(signs: LoopSigns) -> Iterator[Finding]:
     """Yield mistakes from which every later symptom may follow."""
-    yield from _refused(signs)
-    yield from _out_of_order(signs)
-    yield from _unscaled(signs)
-    yield from _direct_steps(signs)
-    yield from _uncleared(signs)
-    yield from _clipped(signs)
+    yield from _find_refused(signs)
+    yield from _find_out_of_order(signs)
+    yield from _find_unscaled(signs)
+    yield from _find_direct_steps(signs)
+    yield from _find_uncleared(signs)
+    yield from _find_clipped(signs)
     yield from _scaler_lost(signs)
 
 
-def other_mistakes(signs: LoopSigns) -> Iterator[Finding]:
+def find_other_mistakes(signs: LoopSigns) -> Iterator[Finding]:
     """Yield mistakes that explain nothing but themselves."""
     yield from _gradients(signs)
     yield from _left_out(signs)
@@ -65,7 +65,7 @@ def names_of(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _refused(signs: LoopSigns) -> Iterator[Finding]:
+def _find_refused(signs: LoopSigns) -> Iterator[Finding]:
     if event := signs.one(events.NoStep):
         yield Finding(
             "No optimizer steps",
@@ -100,7 +100,7 @@ def _refused(signs: LoopSigns) -> Iterator[Finding]:
         )
 
 
-def _out_of_order(signs: LoopSigns) -> Iterator[Finding]:
+def _find_out_of_order(signs: LoopSigns) -> Iterator[Finding]:
     if not (event := signs.one(events.CallOrder)) or signs.last > event.step + 1:
         return  # the loop caught it and went on
     said = f'At step {event.step:,} GradScaler.{event.method} raised "{event.error}" '
@@ -132,7 +132,7 @@ def _out_of_order(signs: LoopSigns) -> Iterator[Finding]:
     yield Finding(title, said + text, cause="scaler_call_order", fix=fixes.CALL_ORDER)
 
 
-def _unscaled(signs: LoopSigns) -> Iterator[Finding]:
+def _find_unscaled(signs: LoopSigns) -> Iterator[Finding]:
     event = signs.one(events.UnscaledLoss)
     if event and event.count >= UNSCALED:
         scale = f", most recently {scale_text(signs.scale)}" if signs.scale else ""
@@ -149,7 +149,7 @@ def _unscaled(signs: LoopSigns) -> Iterator[Finding]:
         )
 
 
-def _direct_steps(signs: LoopSigns) -> Iterator[Finding]:
+def _find_direct_steps(signs: LoopSigns) -> Iterator[Finding]:
     if not (event := signs.one(events.DirectStep)):
         return
     how = (
@@ -169,7 +169,7 @@ def _direct_steps(signs: LoopSigns) -> Iterator[Finding]:
     )
 
 
-def _uncleared(signs: LoopSigns) -> Iterator[Finding]:
+def _find_uncleared(signs: LoopSigns) -> Iterator[Finding]:
     event = signs.one(events.Uncleared)
     if event and event.count >= UNCLEARED:
         yield Finding(
@@ -195,7 +195,7 @@ def _uncleared(signs: LoopSigns) -> Iterator[Finding]:
         )
 
 
-def _clipped(signs: LoopSigns) -> Iterator[Finding]:
+def _find_clipped(signs: LoopSigns) -> Iterator[Finding]:
     if event := signs.one(events.ScaledClip):
         yield Finding(
             "Gradients are clipped before unscale_",

@@ -94,32 +94,34 @@ class Observations:
         armed_steps: those that ran with their shadows.
         """
         groups = list(self._groups.values())
-        faults = [each for each in groups if each.first.kind in (*NONFINITE, *EDITS)]
-        first_lost = min((each.steps[0] for each in faults), default=None)
-        for each in groups:
-            each.is_fault = _is_fault(each, armed_steps, first_lost)
-        if any(each.is_fault and each.first.kind in EXPLAINING for each in groups):
-            for each in groups:
-                each.is_fault &= each.first.kind != "gradients_differ"
-        updates = {each.first.site for each in groups if each.first.kind == "update_lost"}
-        for each in groups:  # the wrong loss follows from the update
-            each.is_fault &= not (each.first.kind == "loss_differs" and each.first.site in updates)
-        sites = {each.first.site for each in groups if each.is_fault}
+        faults = [group for group in groups if group.first.kind in (*NONFINITE, *EDITS)]
+        first_lost = min((fault.steps[0] for fault in faults), default=None)
+        for group in groups:
+            group.is_fault = _is_fault(group, armed_steps, first_lost)
+        if any(group.is_fault and group.first.kind in EXPLAINING for group in groups):
+            for group in groups:
+                group.is_fault &= group.first.kind != "gradients_differ"
+        updates = {group.first.site for group in groups if group.first.kind == "update_lost"}
+        for group in groups:  # the wrong loss follows from the update
+            group.is_fault &= not (
+                group.first.kind == "loss_differs" and group.first.site in updates
+            )
+        sites = {group.first.site for group in groups if group.is_fault}
         merged = [
-            each
-            for each in groups
-            if not (_joins(each, groups) or (not each.is_fault and each.first.site in sites))
+            group
+            for group in groups
+            if not (_joins(group, groups) or (not group.is_fault and group.first.site in sites))
         ]
         return sorted(merged, key=_gravity)
 
 
-def _gravity(each: Observation) -> tuple[bool, bool, int, bool]:
+def _gravity(observation: Observation) -> tuple[bool, bool, int, bool]:
     """Return the order of observations: faults, of them what is not finite, by the first step.
 
     A mistake with scaled gradients comes before what overflows in that step.
     """
-    kind = each.first.kind
-    return not each.is_fault, kind in MILD, each.steps[0], kind not in EDITS
+    kind = observation.first.kind
+    return not observation.is_fault, kind in MILD, observation.steps[0], kind not in EDITS
 
 
 def _key(defect: Defect) -> tuple[Kind, str, Site | int | None]:

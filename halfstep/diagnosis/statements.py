@@ -164,7 +164,7 @@ def _rounding(observation: Observation) -> str:
     return f"{text}{_in_fp32(defect)}."
 
 
-def _undefined(observation: Observation) -> str:
+def _describe_undefined(observation: Observation) -> str:
     defect = observation.first
     text = f"In step {defect.step:,} {named(defect.site)} is not finite; nor is it in fp32"
     if defect.is_infinite and defect.origin is not None:
@@ -185,7 +185,7 @@ def _nonfinite_input(observation: Observation) -> str:
     )
 
 
-def _carried(observation: Observation) -> str:
+def _describe_carried(observation: Observation) -> str:
     origin = observation.first.origin
     as_well = ", in fp32 as well" if observation.first.is_in_fp32 else ""
     text = _returns(observation)
@@ -285,7 +285,7 @@ def _by_another(observation: Observation) -> str:
     )
 
 
-def _compared(observation: Observation) -> str:
+def _describe_comparison(observation: Observation) -> str:
     defect = observation.first
     return (
         f"{steps_of(observation)} {named(defect.site)} compares gradients that are still "
@@ -294,7 +294,7 @@ def _compared(observation: Observation) -> str:
     )
 
 
-def _edited(observation: Observation) -> str:
+def _describe_edit(observation: Observation) -> str:
     defect = observation.first
     return (
         f"{steps_of(observation)} {named(defect.site)} computes with gradients that are still "
@@ -303,14 +303,14 @@ def _edited(observation: Observation) -> str:
     )
 
 
-def _scaled_in_loss(observation: Observation) -> str:
+def _describe_scaled_loss(observation: Observation) -> str:
     return (
         f"{steps_of(observation)} the loss, in {named(observation.first.site)}, is computed from "
         "values that are still multiplied by the loss scale."
     )
 
 
-def _cleared(observation: Observation) -> str:
+def _describe_clearing(observation: Observation) -> str:
     return (
         f"{steps_of(observation)} {named(observation.first.site)} sets all gradients to 0 between "
         "the backward pass and the step: no weight moves."
@@ -348,10 +348,10 @@ def _without_effect(observation: Observation) -> str:
 _TEXTS: Mapping[Kind, Callable[[Observation], str]] = {
     "overflow": _overflow,
     "rounding": _rounding,
-    "undefined": _undefined,
+    "undefined": _describe_undefined,
     "nonfinite_input": _nonfinite_input,
     "nonfinite_weight": _nonfinite_input,
-    "carried": _carried,
+    "carried": _describe_carried,
     "scale_too_large": _scale_too_large,
     "loss_differs": _loss_differs,
     "integers_differ": _integers,
@@ -359,10 +359,10 @@ _TEXTS: Mapping[Kind, Callable[[Observation], str]] = {
     "gradients_differ": _gradients_differ,
     "update_lost": _update_lost,
     "scaled_by_another": _by_another,
-    "scaled_gradients_compared": _compared,
-    "scaled_gradients_edited": _edited,
-    "scaled_gradients_in_loss": _scaled_in_loss,
-    "gradients_cleared_before_step": _cleared,
+    "scaled_gradients_compared": _describe_comparison,
+    "scaled_gradients_edited": _describe_edit,
+    "scaled_gradients_in_loss": _describe_scaled_loss,
+    "gradients_cleared_before_step": _describe_clearing,
     "gradients_edited_after_step": _late,
     "stale_weight_cache": _stale,
     "no_half_operators": _no_half,

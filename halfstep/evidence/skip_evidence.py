@@ -67,7 +67,7 @@ class SkipEvidence:
             is_finite = math.isfinite(norm)
             self._judge_clip(steps, norm, loss)
             if not self._is_lost:
-                self._armed.clipped(optimizer, is_finite=is_finite)
+                self._armed.record_clip(optimizer, is_finite=is_finite)
         elif isinstance(norm, Tensor) and self._device_clips < CLIPS_ON_DEVICE:
             self._device_clips += 1
             both = torch.stack([norm.detach().float(), on_device(loss, norm.device)])
@@ -88,7 +88,7 @@ class SkipEvidence:
             return
         self._bad_clip_at = None if math.isfinite(norm) else steps
         if not math.isfinite(norm):
-            self._armed.skipped(steps + 1, 0, 1, 1, loss_is_finite=math.isfinite(loss))
+            self._armed.record_skip(steps + 1, 0, 1, 1, loss_is_finite=math.isfinite(loss))
 
     def close(
         self,
@@ -116,7 +116,7 @@ class SkipEvidence:
     ) -> None:
         if not was_skipped:
             self.in_a_row = 0
-            self._armed.applied()
+            self._armed.record_applied()
             return
         self.in_a_row += 1
         counted = [
@@ -125,7 +125,7 @@ class SkipEvidence:
         nan = sum(nan > 0 for counts in counted for _inf, nan in counts.values())
         infinite = sum(nan == 0 < inf for counts in counted for inf, nan in counts.values())
         total = sum(len(known[key].names) for key in row.measured if key in known)
-        self._armed.skipped(step, infinite, nan, total, loss_is_finite=loss_is_finite)
+        self._armed.record_skip(step, infinite, nan, total, loss_is_finite=loss_is_finite)
         if not loss_is_finite:
             self._buffers.read(step)
 
@@ -138,12 +138,12 @@ class SkipEvidence:
             infinite = int(np.isinf(of_step[event.step]).sum())
             loss_is_finite = not event.loss_nonfinite
             self.in_a_row += 1
-            self._armed.skipped(
+            self._armed.record_skip(
                 event.step, infinite, nan, norms.shape[1], loss_is_finite=loss_is_finite
             )
             self._has_skipped_loss |= not loss_is_finite
         if len(records) and not records["flags"][-1] & SKIPPED:
             self.in_a_row = 0
-            self._armed.applied()
+            self._armed.record_applied()
         if skips and self._has_skipped_loss:
             self._buffers.read(skips[0].step)

@@ -27,7 +27,7 @@ from halfstep.precision_lab.error_statistics import (
     compare,
     errors_of,
     quotient,
-    squared_difference,
+    sum_squared_differences,
     together,
 )
 from halfstep.precision_lab.module_patterns import ModuleTree
@@ -354,7 +354,7 @@ class _Diff(Comparison):
             if local is not None:
                 parts = low.local_sums.get(key) or compare([local], [whole])
                 own = torch.zeros_like(whole) if own is None else own
-                rest = squared_difference([own], [local], scale=scale)
+                rest = sum_squared_differences([own], [local], scale=scale)
                 fixed = None if repair is None else compare([local + repair], [whole])
             if unknown := low.why_unknown(key, parts, whole):
                 parts = rest = None

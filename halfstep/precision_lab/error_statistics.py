@@ -70,7 +70,7 @@ def together(sums: Sequence[Sums]) -> Sums | None:
     return Sums(_total([part.numbers for part in sums]), sum(part.elements for part in sums))
 
 
-def squared_difference(
+def sum_squared_differences(
     values: Sequence[Tensor | None], others: Sequence[Tensor | None], *, scale: float = 1.0
 ) -> Tensor | None:
     """Return the squared L2 norm of the difference of tensors in pairs, on the device.

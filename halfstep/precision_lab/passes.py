@@ -23,7 +23,7 @@ from halfstep.precision_lab.error_statistics import (
     compare,
     errors_of,
     overflows,
-    squared_difference,
+    sum_squared_differences,
     without_modes,
 )
 from halfstep.precision_lab.preservation import (
@@ -289,7 +289,7 @@ class LowPass(Pass):
                         if is_float(v) and is_float(r)
                     ]
                     with without_modes():
-                        measured.forward_inherited = squared_difference(
+                        measured.forward_inherited = sum_squared_differences(
                             [v for v, _ in pairs], local
                         )
         call.release()
@@ -396,7 +396,10 @@ class LowPass(Pass):
         if (sums := compare([gradient], [reference], scale=scale)) is not None:
             call.measured.backward.append(sums)
         local = call.local_gradients.pop(index, None)
-        if local is not None and (squared := squared_difference([gradient], [local])) is not None:
+        if (
+            local is not None
+            and (squared := sum_squared_differences([gradient], [local])) is not None
+        ):
             call.measured.backward_inherited.append(squared / scale / scale)
 
 

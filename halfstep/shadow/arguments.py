@@ -12,16 +12,16 @@ from halfstep.shadow.operators import SOFTMAXES, Operator
 IN_FP64 = {torch.float32: torch.float64}
 
 
-def mapped(
+def map_tensors(
     value: Any, change: Callable[[Tensor], Tensor], dtypes: Mapping[torch.dtype, torch.dtype]
 ) -> Any:
     """Return arguments with changed tensors, and with other dtypes."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):
-        return {name: mapped(each, change, dtypes) for name, each in value.items()}
+        return {name: map_tensors(item, change, dtypes) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(mapped(each, change, dtypes) for each in value)
+        return type(value)(map_tensors(item, change, dtypes) for item in value)
     return dtypes.get(value, value) if isinstance(value, torch.dtype) else value
 
 
@@ -35,11 +35,11 @@ def in_fp64(tensor: Tensor) -> Tensor:
     return tensor.to(IN_FP64.get(tensor.dtype, tensor.dtype))
 
 
-def adapted(operator: Operator, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def adapt(operator: Operator, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return arguments with which another run changes nothing of the training."""
     if operator.statistics:
         args = tuple(
-            each.clone() if i in operator.statistics and isinstance(each, Tensor) else each
-            for i, each in enumerate(args)
+            arg.clone() if i in operator.statistics and isinstance(arg, Tensor) else arg
+            for i, arg in enumerate(args)
         )
     return (*args[:2], False) if operator.name in SOFTMAXES and len(args) > 2 else args

@@ -59,7 +59,9 @@ class ArmedSteps:
         """on_error: called with the error after which no more steps are armed."""
         self._on_event, self._on_error = on_event, on_error
         self._sanitizer = Sanitizer(self._report)
-        self.hooks = ShadowHooks(self._sanitizer, self._step_ended, self._failed, is_eager=False)
+        self.hooks = ShadowHooks(
+            self._sanitizer, self._step_ended, self._on_failure, is_eager=False
+        )
         self.left = EARLY_STEPS  # steps to arm
         self.next_look: float = SECOND_LOOK  # the step from which on further ones are armed
         self._is_stopped = False
@@ -94,7 +96,7 @@ class ArmedSteps:
         self._is_stopped, self.left, self.next_look = True, 0, math.inf
         self._disarm()
 
-    def applied(self) -> None:
+    def record_applied(self) -> None:
         """Record a step that was not skipped."""
         self._in_a_row = 0
 
@@ -110,7 +112,7 @@ class ArmedSteps:
             self.left = ARMED_STEPS[self._looks]
             self._looks += 1
 
-    def skipped(
+    def record_skip(
         self, step: int, infinite: int, nan: int, parameters: int, *, loss_is_finite: bool
     ) -> None:
         """Record a skip, and arm the next step if the cause is not evident.
@@ -150,11 +152,11 @@ class ArmedSteps:
         self._find_left_over()
         self._sanitizer.mode.memory.budget = budget
         self._began = time.perf_counter()
-        self._sanitizer.mode.deadline = self._began + max(self._allowed(), FREE_SECONDS)
+        self._sanitizer.mode.deadline = self._began + max(self._get_allowed_seconds(), FREE_SECONDS)
         self.hooks.begin()
         self._sanitizer.arm(step)
 
-    def clipped(self, optimizer: Optimizer, *, is_finite: bool) -> None:
+    def record_clip(self, optimizer: Optimizer, *, is_finite: bool) -> None:
         """End the armed step of a loop without a scaler that may leave out the optimizer's step."""
         if self.is_armed and not is_finite and not self._sanitizer.is_other_thread:
             self._sanitizer.judge(optimizer)
@@ -166,9 +168,9 @@ class ArmedSteps:
         self._usual_seconds = (elapsed - self._armed_seconds) / steps
         if self._in_a_row > EARLY_SKIPS and not self._seen:  # nothing is trained meanwhile
             return True
-        return self._slower * self._usual_seconds <= self._allowed()
+        return self._slower * self._usual_seconds <= self._get_allowed_seconds()
 
-    def _allowed(self) -> float:
+    def _get_allowed_seconds(self) -> float:
         """Return the seconds that armed steps may still take."""
         elapsed = time.perf_counter() - self._started
         return FREE_SECONDS + SHARE * elapsed - self._armed_seconds
@@ -178,7 +180,9 @@ class ArmedSteps:
         frame, depth = sys._getframe(), 0
         while frame.f_back is not None:
             frame, depth = frame.f_back, depth + 1
-        nested = max((name.count(".") + 1 for name in self._sanitizer.names.given()), default=0)
+        nested = max(
+            (name.count(".") + 1 for name in self._sanitizer.names.list_given()), default=0
+        )
         return depth + FRAMES_OF_MODULE * nested + FRAMES_OF_OPERATOR > sys.getrecursionlimit()
 
     def _devices(self) -> set[torch.device]:
@@ -227,21 +231,21 @@ class ArmedSteps:
             if not self.left or not self._is_affordable(sanitizer.step):
                 self._disarm()
         except Exception as error:
-            self._failed(error)
+            self._on_failure(error)
 
     def _report(self, defects: Sequence[Defect]) -> None:
         # A value that only the loop uses, such as a metric, explains no skip.
         defects = [d for d in defects if not (d.symptom == "value" and d.kind in NONFINITE)]
         if not defects:
             return
-        if any(each.kind in NONFINITE for each in defects):  # not the search for a scale
+        if any(defect.kind in NONFINITE for defect in defects):  # not the search for a scale
             self._seen += 1
             if self._seen >= ENOUGH:  # not again until there are ten times as many skips
                 self._seen = self.left = self._looks = 0
                 self._arm_at = 10 * self._skips
         if self._events < MOST_EVENTS:
             self._events += 1
-            shown = [recordable(each) for each in defects[:MOST_DEFECTS]]
+            shown = [recordable(defect) for defect in defects[:MOST_DEFECTS]]
             self._on_event(ShadowStep(step=defects[0].step, armed=self._armed, defects=shown))
 
     def _disarm(self) -> None:
@@ -249,7 +253,7 @@ class ArmedSteps:
             self._sanitizer.disarm()
             self.hooks.end()
 
-    def _failed(self, error: Exception) -> None:
+    def _on_failure(self, error: Exception) -> None:
         self.stop()
         self._on_error(error)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._C import _current_graph_task_id
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from halfstep.shadow.arguments import IN_FP64, adapted, in_fp32, in_fp64, mapped
+from halfstep.shadow.arguments import IN_FP64, adapt, in_fp32, in_fp64, map_tensors
 from halfstep.shadow.facts import Facts, all_finite, examine
 from halfstep.shadow.lines import place_of_caller
 from halfstep.shadow.memory import SHADOW_DTYPES, Entry, ShadowMemory
@@ -62,7 +62,7 @@ class Lasting:
         is_copy = self.source is not None and not self.source.expired()  # type: ignore[no-untyped-call]
         if is_copy or not self._can_be_compared():
             return False
-        expected = self._expected(memory)
+        expected = self._compute_expected(memory)
         if int(torch.count_nonzero(expected)) <= MOVED * self.tensor.numel():
             return False
         return float((self._change() * expected).sum()) <= LEFT * float(expected.square().sum())
@@ -72,7 +72,7 @@ class Lasting:
         is_alike = other is not self and self.tensor.shape == other.tensor.shape
         if not (is_alike and self._can_be_compared() and other._can_be_compared()):
             return False
-        rest, kept = other._expected(memory) - other._change(), self.tensor.double()
+        rest, kept = other._compute_expected(memory) - other._change(), self.tensor.double()
         error = min(float((kept - sign * rest).norm()) for sign in (1, -1))
         return error < REST_DIFFERS * float(rest.norm())
 
@@ -82,7 +82,7 @@ class Lasting:
     def _change(self) -> Tensor:
         return self.tensor.double() - self.before.double()
 
-    def _expected(self, memory: ShadowMemory) -> Tensor:
+    def _compute_expected(self, memory: ShadowMemory) -> Tensor:
         """Return the change in fp32."""
         return (memory.shadow(self.tensor, self.entry) - self.shadow_before).double()
 
@@ -116,14 +116,14 @@ class Call:
             and not has_opaque_state(operator, tensors)
         )
         self._is_rerun = is_affected and self._may_run
-        self._written = operator.written_tensors(args, kwargs)
+        self._written = operator.find_written_tensors(args, kwargs)
         self._inputs = [
             self._input(tensor, entry) for tensor, entry in zip(tensors, self._entries, strict=True)
         ]
         self._is_of_scale = operator.name not in CLEARING and any(
             entry.power != 0 or entry.is_of_scale for entry in self._entries
         )
-        self._power = self._measured_power()
+        self._power = self._measure_power()
         self._infinite = any(
             isinstance(a, float) and math.isinf(a) for a in (*args, *kwargs.values())
         )
@@ -132,14 +132,15 @@ class Call:
                 if tensor.is_floating_point() or tensor.is_complex():
                     memory.materialize(tensor, mode.entry(tensor))
             self._keep_lasting()
-            own = mapped(args, self._shadow_of, SHADOW_DTYPES)
-            self._args = adapted(operator, own)
-            self._kwargs = mapped(kwargs, self._shadow_of, SHADOW_DTYPES)
+            own = map_tensors(args, self._shadow_of, SHADOW_DTYPES)
+            self._args = adapt(operator, own)
+            self._kwargs = map_tensors(kwargs, self._shadow_of, SHADOW_DTYPES)
         #: Arguments in fp32 before a change in place, in a step that measures its rounding.
         self._before: tuple[Any, Any] | None = None
         if mode.measures and has_half and self._may_run and self._written:
             self._before = tuple(
-                mapped(each, lambda t: in_fp32(t).clone(), SHADOW_DTYPES) for each in (args, kwargs)
+                map_tensors(part, lambda t: in_fp32(t).clone(), SHADOW_DTYPES)
+                for part in (args, kwargs)
             )
         self._repaired: tuple[Any, Any] | None = None
         if mode.repair is not None and self._may_run and _current_graph_task_id() == NO_PASS:
@@ -158,7 +159,7 @@ class Call:
                 self._mode.read(tensor, entry, facts)
         return Input(entry.writers, facts)
 
-    def _measured_power(self) -> Power:
+    def _measure_power(self) -> Power:
         """Return how the results will depend on the loss scale, before the operator runs."""
         if not self._is_of_scale:
             return 0
@@ -195,7 +196,7 @@ class Call:
     def _source(self) -> StorageWeakRef | None:
         """Return the storage of the second argument."""
         found = tensors_in(self._actual[1])
-        storages = [each.untyped_storage() for each in found if is_readable(each)]
+        storages = [tensor.untyped_storage() for tensor in found if is_readable(tensor)]
         return StorageWeakRef(storages[0]) if storages else None  # type: ignore[no-untyped-call]
 
     def _shadow_of(self, tensor: Tensor) -> Tensor:
@@ -234,12 +235,12 @@ class Call:
             if made.power is None and is_readable(tensor) and not has_numbers(tensor):
                 self._decide(made, tensor)  # a mask that another scale would change
         for tensor in self._running_statistics():
-            entry = self._changed(made, tensor)
+            entry = self._record_change(made, tensor)
             if (facts := examine(tensor, None)) is not None:
                 self._record(made, tensor, entry, facts)
         made.is_tainted = made.result is not None or any(
-            each.facts is not None or any(writer.is_tainted for writer in each.writers)
-            for each in made.inputs
+            operand.facts is not None or any(writer.is_tainted for writer in operand.writers)
+            for operand in made.inputs
         )
         is_edit = made.is_of_scale and (made.power is None or not made.is_backward)
         if not (made.is_tainted or is_edit or mode.measures or operator.name in MOVES):
@@ -260,7 +261,9 @@ class Call:
 
     def _factor(self, outputs: list[Tensor]) -> float | None:
         """Return the number by which a loss was multiplied, if that is what the operator does."""
-        if self.operator.name not in PRODUCTS_OF_TWO or [each.numel() for each in outputs] != [1]:
+        if self.operator.name not in PRODUCTS_OF_TWO or [output.numel() for output in outputs] != [
+            1
+        ]:
             return None
         second = self._actual[1] if len(self._actual) > 1 else None
         if isinstance(second, int | float):
@@ -280,7 +283,7 @@ class Call:
         try:
             shadows = tensors_in(self._func(*self._args, **self._kwargs))
         except Exception as error:
-            mode.failed(self.operator.name, error)
+            mode.record_failure(self.operator.name, error)
             made.is_unknown = True
             for tensor in self._written:
                 mode.memory.forget(tensor)
@@ -295,7 +298,7 @@ class Call:
         """Record what is wrong in a tensor that the operator made or changed."""
         mode, memory = self._mode, self._mode.memory
         if self._written:
-            entry, shadow = self._changed(made, tensor), None
+            entry, shadow = self._record_change(made, tensor), None
             if shadows is None:
                 memory.forget(tensor)
             elif entry.values is not None:
@@ -321,15 +324,15 @@ class Call:
             self._record(made, tensor, entry, facts)
         is_measured = mode.measures and not made.is_backward and shadow is not None
         if is_measured and tensor.numel() <= MOST_MEASURED:
-            made.own_error = max(made.own_error, self._own_error(tensor))
+            made.own_error = max(made.own_error, self._measure_own_error(tensor))
 
     def _compare_mask(self, made: Operation, mask: Tensor, shadow: Tensor) -> None:
         """Keep a mask that is another in fp32, since values became 0 in half precision."""
         value = self._actual[1] if self.operator.name in ZERO_TESTS else None
         is_test = isinstance(value, int | float) and value == 0
         follows = any(
-            each.values is not None and not has_numbers(tensor)
-            for tensor, each in zip(self.tensors, self._entries, strict=True)
+            entry.values is not None and not has_numbers(tensor)
+            for tensor, entry in zip(self.tensors, self._entries, strict=True)
         )
         if (is_test or follows) and not torch.equal(mask, shadow):
             entry = self._mode.memory.find(mask) or self._mode.memory.add(mask)
@@ -346,7 +349,9 @@ class Call:
         if is_readable(integers) and integers.dtype != torch.bool and integers.numel():
             share = float((integers != shadow).double().mean())
             if share > DIFFERENT_INTEGERS:
-                made.dtype = next((each.dtype for each in self.tensors if is_half(each)), None)
+                made.dtype = next(
+                    (tensor.dtype for tensor in self.tensors if is_half(tensor)), None
+                )
                 self._mode.integers.append((made, share))
 
     def _record(self, made: Operation, tensor: Tensor, entry: Entry, facts: Facts) -> None:
@@ -358,17 +363,19 @@ class Call:
         entry.is_suspect |= bool(facts.nonfinite or facts.shadow_nonfinite)
         if facts.flushed and self.operator.name in DIFFERENCES and not made.is_backward:
             shadow = mode.memory.shadow(tensor, entry)
-            self._rounded(made, tensor, (tensor == 0) & (shadow != 0))
-        has_bad_input = any(each.facts and each.facts.shadow_nonfinite for each in self._inputs)
+            self._find_rounded(made, tensor, (tensor == 0) & (shadow != 0))
+        has_bad_input = any(
+            operand.facts and operand.facts.shadow_nonfinite for operand in self._inputs
+        )
         if facts.shadow_nonfinite and not has_bad_input and mode.fp64_runs < MOST_FP64_RUNS:
             mode.fp64_runs += 1
             made.beyond_fp32 = self._beyond_fp32()
-        has_lost_input = any(each.facts and each.facts.lost for each in self._inputs)
+        has_lost_input = any(operand.facts and operand.facts.lost for operand in self._inputs)
         if facts.lost and not has_lost_input and not made.is_first:
             made.is_first = True
             made.is_own = self._is_own(tensor)
             is_lost = ~torch.isfinite(tensor) & torch.isfinite(mode.shadow(tensor))
-            made.sample = self._rounded(made, tensor, is_lost)
+            made.sample = self._find_rounded(made, tensor, is_lost)
             mode.first_lost.append(made)
             if mode.keeps_inputs and not self._written and len(mode.reproductions) < MOST_KEPT:
                 actual, exact = (self._actual, self._actual_kwargs), (self._args, self._kwargs)
@@ -376,8 +383,8 @@ class Call:
                     mode.reproductions.append((made, kept))
             # Only now: is an input 0 that is another value in fp32?
             made.inputs = [
-                Input(each.writers, each.facts or self._examined(tensor, entry))
-                for each, tensor, entry in zip(
+                Input(operand.writers, operand.facts or self._examine(tensor, entry))
+                for operand, tensor, entry in zip(
                     self._inputs, self.tensors, self._entries, strict=True
                 )
             ]
@@ -397,16 +404,19 @@ class Call:
         """Return the results in fp32 from the actual inputs."""
         if self._before is None:
             actual = self._actual, self._actual_kwargs
-            return self._run(*(mapped(each, in_fp32, SHADOW_DTYPES) for each in actual))
+            return self._run(*(map_tensors(part, in_fp32, SHADOW_DTYPES) for part in actual))
         try:
             self._func(*self._before[0], **self._before[1])
         except Exception:
             return []  # there is no kernel for these dtypes
-        return self.operator.written_tensors(*self._before)
+        return self.operator.find_written_tensors(*self._before)
 
     def _is_own(self, result: Tensor) -> bool | None:
         """Return whether fp32 would make the lost elements finite from the actual inputs."""
-        exact = next((each for each in self._from_actual() if each.shape == result.shape), None)
+        exact = next(
+            (candidate for candidate in self._from_actual() if candidate.shape == result.shape),
+            None,
+        )
         if exact is None:
             return None
         is_lost = ~torch.isfinite(result) & torch.isfinite(self._mode.shadow(result))
@@ -414,13 +424,13 @@ class Call:
 
     def _beyond_fp32(self) -> float | None:
         """Return the largest value in fp64 if all are finite there; None if not, or unknown."""
-        args, kwargs = (mapped(each, in_fp64, IN_FP64) for each in (self._args, self._kwargs))
-        results = [each for each in self._run(args, kwargs) if each.numel()]
+        args, kwargs = (map_tensors(part, in_fp64, IN_FP64) for part in (self._args, self._kwargs))
+        results = [result for result in self._run(args, kwargs) if result.numel()]
         if not all(map(all_finite, results)):
             return None
-        return max((float(each.abs().max()) for each in results), default=None)
+        return max((float(result.abs().max()) for result in results), default=None)
 
-    def _rounded(
+    def _find_rounded(
         self, made: Operation, result: Tensor, where: Tensor
     ) -> tuple[float, float] | None:
         """Return a finite input of some elements and its shadow, if they differ.
@@ -432,27 +442,30 @@ class Call:
                 value = float(tensor[where].flatten()[0])
                 shadow = float(self._mode.memory.shadow(tensor, entry)[where].flatten()[0])
                 if math.isfinite(value) and value != shadow:
-                    made.rounded = [each for each in entry.writers if each is not made]
+                    made.rounded = [writer for writer in entry.writers if writer is not made]
                     return value, shadow
         return None
 
-    def _own_error(self, actual: Tensor) -> float:
+    def _measure_own_error(self, actual: Tensor) -> float:
         """Return the operator's own rounding, relative to its result."""
-        exact = next((each for each in self._from_actual() if each.shape == actual.shape), None)
+        exact = next(
+            (candidate for candidate in self._from_actual() if candidate.shape == actual.shape),
+            None,
+        )
         size = 0.0 if exact is None else float(exact.double().norm())
         if exact is None or not size or not math.isfinite(size):
             return 0.0
         distance = float((exact.double() - actual.double()).norm())
         return distance / size if math.isfinite(distance) else 0.0
 
-    def _examined(self, tensor: Tensor, entry: Entry) -> Facts | None:
+    def _examine(self, tensor: Tensor, entry: Entry) -> Facts | None:
         is_changed = any(tensor is written for written in self._written)
         return None if is_changed else examine(tensor, self._mode.memory.shadow(tensor, entry))
 
-    def _changed(self, made: Operation, tensor: Tensor) -> Entry:
+    def _record_change(self, made: Operation, tensor: Tensor) -> Entry:
         mode = self._mode
         entry = mode.entry(tensor)
-        entry.written_by(made)
+        entry.record_write(made)
         if not made.is_backward and mode.on_write is not None:
             mode.on_write(entry, made)
         entry.power, entry.is_of_scale = made.power, made.is_of_scale

@@ -7,13 +7,13 @@ from halfstep.diagnosis.defect import ATTENTIONS, Defect, Kind, Remedy, Site, Sy
 from halfstep.shadow.facts import Facts
 from halfstep.shadow.operations import OUTSIDE, Operation
 from halfstep.shadow.walk import (
-    carried_source,
     earliest,
+    find_carried_source,
+    find_flushed_inputs,
     first_defect,
     first_flushed,
     first_infinity,
     first_rounded,
-    flushed_inputs,
     has_lost,
     writers,
 )
@@ -53,7 +53,9 @@ def classify(
     facts = operation.result or Facts(0)
     if operation.name == OUTSIDE:
         return _outside(operation, facts, symptom, step)
-    infinities = [each for each in operation.inputs if each.facts and each.facts.has_infinity]
+    infinities = [
+        operand for operand in operation.inputs if operand.facts and operand.facts.has_infinity
+    ]
     is_undefined = facts.shadow_nan and not is_lost
     if not is_undefined and depth < DEEPEST:
         lost = writers(operation, lambda other: bool(other.lost))
@@ -84,7 +86,7 @@ def classify(
         return replace(defect, is_infinite=True, origin=site_of(source))
     if not operation.inputs:  # as of torch.full(…, nan)
         return _outside(operation, facts, symptom, step)
-    if (carried := carried_source(operation)) is not None:
+    if (carried := find_carried_source(operation)) is not None:
         return _outside(carried, facts, symptom, step)
     return defect
 
@@ -127,10 +129,10 @@ def _lost(operation: Operation, facts: Facts, defect: Defect) -> Defect:
         is_in_range = largest <= BF16.max and not has_constant
         helps: tuple[Remedy, ...] = ("fp32", "bf16") if is_in_range else ("fp32",)
         return replace(defect, kind="overflow", helps=_for(operation, helps))
-    flushed = flushed_inputs(operation)
+    flushed = find_flushed_inputs(operation)
     if not flushed and operation.sample is None:
         return replace(defect, kind="overflow", helps=_for(operation, ("fp32", "bf16")))
-    value = max((each.smallest or 0.0 for each in flushed), default=None)
+    value = max((facts.smallest or 0.0 for facts in flushed), default=None)
     rounded = first_rounded(first_flushed(operation) if flushed else operation)
     origin = first_flushed(operation) if flushed else rounded
     overflowed = writers(origin, lambda other: bool(other.lost))
@@ -154,7 +156,7 @@ def _lost(operation: Operation, facts: Facts, defect: Defect) -> Defect:
 def _for(operation: Operation, helps: tuple[Remedy, ...]) -> tuple[Remedy, ...]:
     """Leave bf16 out where it is the dtype already."""
     if operation.dtype is torch.bfloat16:
-        return tuple(each for each in helps if each != "bf16")
+        return tuple(remedy for remedy in helps if remedy != "bf16")
     return helps
 
 

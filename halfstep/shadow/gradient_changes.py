@@ -52,7 +52,7 @@ class GradientChanges:
         #: Gradients with how the losses of their passes were scaled, by the id of their entries.
         self._sources: dict[int, tuple[Entry, list[Scaling]]] = {}
 
-    def scaled(self, loss: Tensor, scaler: GradScaler, scale: float) -> None:
+    def record_scaling(self, loss: Tensor, scaler: GradScaler, scale: float) -> None:
         """See a loss that a scaler has scaled."""
         if (entry := self._memory.find(loss)) is not None:
             latest = entry.writers[-1]
@@ -107,26 +107,26 @@ class GradientChanges:
         for entry in entries:
             self._scaled.pop(id(entry), None)
 
-    def stepped(self, optimizer: Optimizer) -> None:
+    def record_step(self, optimizer: Optimizer) -> None:
         """See that an optimizer has stepped: later changes of its gradients have no effect."""
         for gradient in gradients_of(optimizer):
             storage = gradient.untyped_storage()
             self._used[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
 
-    def written(self, entry: Entry, operation: Operation) -> None:
+    def record_write(self, entry: Entry, operation: Operation) -> None:
         """See a change in place outside of a backward pass."""
         key, is_clearing = entry.storage.cdata, operation.name in CLEARING
         if is_clearing:
             self._sources.pop(id(entry), None)
         if is_clearing and len(entry.writers) > 1 and entry.writers[-2].is_backward:
-            self._cleared[id(entry)] = self._called(operation)
+            self._cleared[id(entry)] = self._add_caller(operation)
         if key in self._used and not is_clearing:
-            self._late_edits[key] = self._called(operation)
+            self._late_edits[key] = self._add_caller(operation)
         is_scaled = self._scaled.pop(id(entry), None) is not None
         if is_scaled and operation.power is None and not is_clearing:
-            self._report("scaled_gradients_edited", self._called(operation))
+            self._report("scaled_gradients_edited", self._add_caller(operation))
 
-    def _called(self, operation: Operation) -> Operation:
+    def _add_caller(self, operation: Operation) -> Operation:
         """Return an operation with the line of the loop that called its function."""
         file, line = outer_line(self._loop_code)
         if not file or operation.place.caller_file:
@@ -137,7 +137,7 @@ class GradientChanges:
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     """Return the parameters of an optimizer."""
-    return [each for group in optimizer.param_groups for each in group["params"]]
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def gradients_of(optimizer: Optimizer) -> Iterator[Tensor]:

@@ -34,8 +34,8 @@ def gradient_sums(mode: ShadowMode, gradients: Sequence[Tensor]) -> GradientSums
     """Compare gradients with their shadows."""
     sums = GradientSums([])
     sizes: list[tuple[float, Entry | None]] = []  # mean squares in fp32, with entries of zeros
-    for each in gradients:
-        gradient = local(each).detach()
+    for whole in gradients:
+        gradient = local(whole).detach()
         if not is_readable(gradient):
             continue
         entry = mode.entry(gradient)

@@ -101,13 +101,13 @@ class ShadowHooks:
         original = vars(owner)[name]
 
         @functools.wraps(original)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             if not self.is_on:
                 return original(*args, **kwargs)
             return around(original, *args, **kwargs)
 
-        setattr(owner, name, wrapped)
-        self._wraps.append((owner, name, original, wrapped))
+        setattr(owner, name, wrapper)
+        self._wraps.append((owner, name, original, wrapper))
 
     def _clear_cache(self, original: Any) -> Any:
         """Note that autocast is left."""
@@ -124,18 +124,18 @@ class ShadowHooks:
         if scaler._enabled:
             self._is_scaled = True
             if scaler._scale is None and isinstance(outputs, Tensor):
-                with self._sanitizer.paused():  # as `scale` does it
+                with self._sanitizer.pause():  # as `scale` does it
                     scaler._lazy_init_scale_growth_tracker(outputs.device)
             self._call(self._sanitizer.loss, outputs, scaler)
         scaled = original(scaler, outputs)
         if scaler._enabled:
-            self._call(self._sanitizer.scaled, scaled, scaler)
+            self._call(self._sanitizer.record_scaling, scaled, scaler)
         return scaled
 
     def _unscale(self, original: Any, scaler: Any, optimizer: Any) -> Any:
         if scaler._enabled:
             self._call(self._sanitizer.unscaling, optimizer, scaler)
-        with self._sanitizer.paused():
+        with self._sanitizer.pause():
             return original(scaler, optimizer)
 
     def _scaler_step(
@@ -148,10 +148,10 @@ class ShadowHooks:
             return original(scaler, optimizer, *args, **kwargs)
         finally:
             self._in_scaler -= scaler._enabled
-            self._call(self._sanitizer.stepped, optimizer)
+            self._call(self._sanitizer.record_step, optimizer)
 
     def _update(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
-        with self._sanitizer.paused():
+        with self._sanitizer.pause():
             result = original(scaler, *args, **kwargs)
         if scaler._enabled:
             self._step_ends()
@@ -187,7 +187,7 @@ class ShadowHooks:
         if optimizer in self._stepping:  # inner ones may have raised
             del self._stepping[self._stepping.index(optimizer) :]
         if not (self._stepping or self._in_scaler):
-            self._call(self._sanitizer.stepped, optimizer)
+            self._call(self._sanitizer.record_step, optimizer)
             if not self._is_scaled:
                 self._step_ends()
 

@@ -129,13 +129,15 @@ class Judge:
 
     def pass_ended(self, gradients: Sequence[Entry]) -> None:
         """Keep nonfinite gradients that a backward pass has left: a loop may drop them itself."""
-        results = [(each, each.writers[-1].result) for each in gradients]
-        nonfinite = [each for each, facts in results if facts is not None and facts.nonfinite]
+        results = [(gradient, gradient.writers[-1].result) for gradient in gradients]
+        nonfinite = [
+            gradient for gradient, facts in results if facts is not None and facts.nonfinite
+        ]
         if nonfinite and not self._dropped.nonfinite:
             loss = self._losses[-1] if self._losses else None
             self._dropped, self._dropped_loss = GradientSums(nonfinite), loss
 
-    def changed(self, kind: Kind, step: int, operation: Operation) -> None:
+    def record_change(self, kind: Kind, step: int, operation: Operation) -> None:
         """Record a change of gradients at the wrong time."""
         site, scale = site_of(operation), self._mode.scale
         self.found(Defect(step=step, kind=kind, symptom="gradient", site=site, scale=scale))
@@ -144,7 +146,7 @@ class Judge:
         """Judge what is left at the end of a step. weights: those that it has changed."""
         self._updates_lost(step)
         if self._dropped.nonfinite and not any(
-            each.symptom in ("loss", "gradient") for each in self.defects
+            earlier.symptom in ("loss", "gradient") for earlier in self.defects
         ):
             self._nonfinite_gradients(step, self._dropped, self._dropped_loss, are_dropped=True)
         if self._mode.integers:
@@ -172,7 +174,8 @@ class Judge:
                 return
         used = {loss.writer for loss in self._losses}
         aside = next(
-            (each for each in self._mode.scalars if each not in used and _is_bad(each)), None
+            (scalar for scalar in self._mode.scalars if scalar not in used and _is_bad(scalar)),
+            None,
         )
         if aside is not None:
             defect = trace(aside, "value", step)
@@ -246,10 +249,10 @@ class Judge:
             if entry.writers[-1].result is not None
         ]
         if are_dropped:
-            traced = [each for each in traced if is_out_of_range(each.kind)]
+            traced = [candidate for candidate in traced if is_out_of_range(candidate.kind)]
         if not traced:
             return
-        defect = min(traced, key=lambda each: is_out_of_range(each.kind))
+        defect = min(traced, key=lambda candidate: is_out_of_range(candidate.kind))
         self.found(self._with_loss(self._of_scale(defect), loss, sums))
 
     def _of_scale(self, defect: Defect) -> Defect:
@@ -275,7 +278,7 @@ class Judge:
         """Add a defect if a finite loss is far from its shadow."""
         if not (math.isfinite(loss.value) and math.isfinite(loss.shadow)):
             return
-        lost = [each for each in self._mode.first_lost if not each.is_backward]
+        lost = [operation for operation in self._mode.first_lost if not operation.is_backward]
         limit = LOSS_DIFFERS[0] if lost else LOSS_DIFFERS[1]
         usual = max(abs(loss.shadow), SMALLEST_LOSS * self._first_loss())
         is_far = abs(loss.value - loss.shadow) > limit * usual
@@ -290,7 +293,7 @@ class Judge:
             loss_fp32=loss.shadow,
             helps=("fp32",),
         )
-        self.found(self._lost_before(defect, lost[0]) if lost else self._rounded(defect, loss))
+        self.found(self._lost_before(defect, lost[0]) if lost else self._add_rounding(defect, loss))
 
     def _lost_before(self, defect: Defect, operation: Operation) -> Defect:
         """Add to a wrong loss where values were lost."""
@@ -308,7 +311,7 @@ class Judge:
             helps=lost.helps,
         )
 
-    def _rounded(self, defect: Defect, loss: SeenLoss) -> Defect:
+    def _add_rounding(self, defect: Defect, loss: SeenLoss) -> Defect:
         """Add to a wrong loss the line with which it is right in fp32, once that is found."""
         was_found = self._search.found is not None
         self._search.see(loss.writer, loss.value, loss.shadow, loss.repaired)

@@ -105,7 +105,7 @@ class ModuleNames:
         """Set the names of modules."""
         self._given |= {id(module): (ref(module), name) for module, name in names.items()}
 
-    def given(self) -> Iterator[str]:
+    def list_given(self) -> Iterator[str]:
         """Yield the names that were set."""
         yield from (name for _reference, name in self._given.values())
 
@@ -131,13 +131,15 @@ class ModuleNames:
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield the parameters of all modules."""
         for _name, module in self._all():
-            yield from (each for each in module._parameters.values() if each is not None)
+            yield from (
+                parameter for parameter in module._parameters.values() if parameter is not None
+            )
 
     def lasting(self) -> Iterator[Tensor]:
         """Yield what outlives a step: parameters, buffers, and the variables of the loop."""
         for _name, module in self._all():
             own = (*module._parameters.values(), *module._buffers.values())
-            yield from (each for each in own if each is not None)
+            yield from (value for value in own if value is not None)
         yield from (tensor for _name, tensor in (*tensors_of_callers(), *_attributes()))
 
     def _all(self) -> Iterator[tuple[str, nn.Module]]:
@@ -173,7 +175,7 @@ class ModuleNames:
             elif (name := names.get(id(module))) is not None:
                 return name or type(module).__name__
         if not self._stack:
-            names = {id(each): name for name, each in _named_modules(module)}
+            names = {id(child): name for name, child in _named_modules(module)}
             self._roots[id(module)] = ref(module), names
             self.on_root(module)
         return type(module).__name__
@@ -211,7 +213,9 @@ def _attributes() -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors that variables of the script's own classes hold."""
     for frame in _script_frames():
         with variables_of(frame) as variables:
-            owners = [each for each in variables.items() if _is_own(each[1])][:MOST_FRAMES]
+            owners = [variable for variable in variables.items() if _is_own(variable[1])][
+                :MOST_FRAMES
+            ]
         for owner, value in owners:
             for name, held in list(vars(value).items()):
                 yield from _held(f"{owner}.{name}", held)
@@ -229,10 +233,10 @@ def _held(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, list | tuple):
-        for index, each in enumerate(value[:MOST_FRAMES]):
-            if isinstance(each, Tensor):
-                yield f"{name}[{index}]", each
+        for index, item in enumerate(value[:MOST_FRAMES]):
+            if isinstance(item, Tensor):
+                yield f"{name}[{index}]", item
     elif isinstance(value, dict):
-        for key, each in list(value.items())[:MOST_FRAMES]:
-            if isinstance(each, Tensor):
-                yield f"{name}[{key!r}]"[:100], each
+        for key, item in list(value.items())[:MOST_FRAMES]:
+            if isinstance(item, Tensor):
+                yield f"{name}[{key!r}]"[:100], item

@@ -52,8 +52,8 @@ def tensors_in(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Ten
         if not isinstance(value, nn.Parameter):
             yield name, value
     elif depth < DEEPEST_VALUE and isinstance(value, tuple | list) and len(value) <= MOST_VALUES:
-        for index, each in enumerate(value):
-            yield from tensors_in(f"{name}[{index}]", each, depth + 1)
+        for index, item in enumerate(value):
+            yield from tensors_in(f"{name}[{index}]", item, depth + 1)
     elif depth < DEEPEST_VALUE and isinstance(value, Mapping) and len(value) <= MOST_VALUES:
-        for key, each in list(value.items()):
-            yield from tensors_in(f"{name}[{key!r}]"[:100], each, depth + 1)
+        for key, item in list(value.items()):
+            yield from tensors_in(f"{name}[{key!r}]"[:100], item, depth + 1)

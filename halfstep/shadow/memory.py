@@ -41,13 +41,13 @@ class Entry:
     def is_unread_bytes(self) -> bool:
         """Return whether it was only seen as bytes or integers, as by a copy of a storage."""
         is_number = self.dtype.is_floating_point or self.dtype.is_complex
-        return not is_number and [each.name for each in self.writers] == [OUTSIDE]
+        return not is_number and [writer.name for writer in self.writers] == [OUTSIDE]
 
-    def written_by(self, operation: Operation) -> None:
+    def record_write(self, operation: Operation) -> None:
         """Record a change in place; of many the ones that wrote something wrong are kept."""
         kept = self.writers
         if len(kept) >= WRITERS_KEPT:
-            oldest = next((i for i, each in enumerate(kept) if each.result is None), 0)
+            oldest = next((i for i, writer in enumerate(kept) if writer.result is None), 0)
             kept = [*kept[:oldest], *kept[oldest + 1 :]]
         self.writers = [*kept, operation]
 

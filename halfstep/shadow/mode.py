@@ -170,9 +170,9 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if isinstance(func, HigherOrderOperator) or any(issubclass(each, OWN) for each in types):
+        if isinstance(func, HigherOrderOperator) or any(issubclass(cls, OWN) for cls in types):
             return func(*args, **kwargs)
-        if any(each not in PLAIN for each in types):  # the operators within come here again
+        if any(cls not in PLAIN for cls in types):  # the operators within come here again
             return NotImplemented
         if self.is_paused or self.is_over_budget or self.is_apart() or not self._is_observed():
             return _run(func, args, kwargs)
@@ -181,14 +181,14 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             try:
                 call = self._before(func, args, kwargs)
             except Exception as error:
-                self.failed(operator_of(func).name, error)
+                self.record_failure(operator_of(func).name, error)
         result = _run(func, args, kwargs)
         if call is not None:
             with DisableTorchFunction(), torch.no_grad():
                 try:
                     call.follow(result)
                 except Exception as error:
-                    self.failed(call.operator.name, error)
+                    self.record_failure(call.operator.name, error)
                     self._forget(call.tensors, tensors_in(result))
         return result
 
@@ -251,7 +251,7 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._forward.setdefault(sequence, made)
         return made
 
-    def failed(self, name: str, error: Exception) -> None:
+    def record_failure(self, name: str, error: Exception) -> None:
         """Keep the error of an operator that could not be run again."""
         if isinstance(error, OutOfMemory):
             self.is_over_budget = True
@@ -269,7 +269,7 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operator, and count the versions of a changed list, which a mode keeps from torch."""
     operator = operator_of(func)
-    written = operator.written_tensors(args, kwargs) if operator.is_foreach else []
+    written = operator.find_written_tensors(args, kwargs) if operator.is_foreach else []
     tensors = [tensor for tensor in written if not tensor.is_inference()]
     versions = [tensor._version for tensor in tensors]
     if (

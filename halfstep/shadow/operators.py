@@ -65,7 +65,7 @@ class Operator:
     statistics: tuple[int, ...]  # positions of running statistics that it changes
     is_foreach: bool  # changes a list of tensors, each with a version
 
-    def written_tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    def find_written_tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
         """Return the tensors that a call changes in place."""
         found: list[Tensor] = []
         for index, name in self.written:
@@ -118,7 +118,7 @@ def tensors_in(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, list | tuple):
-        return [tensor for each in value for tensor in tensors_in(each)]
+        return [tensor for item in value for tensor in tensors_in(item)]
     return []
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from halfstep.shadow.arguments import adapted, in_fp32, mapped
+from halfstep.shadow.arguments import adapt, in_fp32, map_tensors
 from halfstep.shadow.lines import place_of_caller
 from halfstep.shadow.memory import SHADOW_DTYPES, ShadowMemory
 from halfstep.shadow.operators import Operator, has_numbers, is_readable, tensors_in
@@ -40,8 +40,8 @@ class Repair:
             if has_numbers(tensor):
                 entry = self._memory.find(tensor) or self._memory.add(tensor)
                 self._memory.materialize(tensor, entry)
-        own = adapted(operator, mapped(args, self._value, SHADOW_DTYPES))
-        return own, mapped(kwargs, self._value, SHADOW_DTYPES)
+        own = adapt(operator, map_tensors(args, self._value, SHADOW_DTYPES))
+        return own, map_tensors(kwargs, self._value, SHADOW_DTYPES)
 
     def follow(
         self,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfstep.shadow.arguments import mapped
+from halfstep.shadow.arguments import map_tensors
 from halfstep.shadow.operators import tensors_in
 
 LARGEST_BYTES = 64 * 2**20  # of an operator's inputs, in both precisions
@@ -64,13 +64,13 @@ def reproduction(func: Any, actual: tuple[Any, Any], exact: tuple[Any, Any]) -> 
     if sum(tensor.numel() * tensor.element_size() for tensor in tensors) > LARGEST_BYTES:
         return None
     inputs = {
-        name: {"args": list(mapped(args, _copied, {})), "kwargs": mapped(kwargs, _copied, {})}
+        name: {"args": list(map_tensors(args, _copy, {})), "kwargs": map_tensors(kwargs, _copy, {})}
         for name, (args, kwargs) in (("actual", actual), ("exact", exact))
     }
     return Reproduction(str(func), inputs)
 
 
-def _copied(tensor: Tensor) -> Tensor:
+def _copy(tensor: Tensor) -> Tensor:
     """Return a copy in host memory, without the rest of its storage."""
     return tensor.clone().cpu()
 

@@ -46,9 +46,9 @@ class Sanitizer:
         """on_defects: gets what each step has shown, if anything."""
         self.names = ModuleNames()
         self.mode = ShadowMode(budget_bytes, self.names.current, self.names.variable)
-        self.mode.on_write, self.mode.on_decision = self._written, self._decided
+        self.mode.on_write, self.mode.on_decision = self._record_write, self._record_decision
         self._judge, self._on_defects = Judge(self.mode), on_defects
-        self._changes = GradientChanges(self.mode.memory, self._changed)
+        self._changes = GradientChanges(self.mode.memory, self._record_change)
         self.is_armed = self._is_entered = False
         self.step = 0  # the one under way, from 1 on
         self.has_half_operators = False
@@ -115,7 +115,7 @@ class Sanitizer:
             yield
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """Run operators without shadows."""
         was_paused, self.mode.is_paused = self.mode.is_paused, True
         try:
@@ -126,8 +126,8 @@ class Sanitizer:
     def loss(self, loss: Any, scaler: Any = None) -> None:
         """Examine a loss that is scaled, or from which a backward pass starts."""
         if isinstance(loss, list | tuple):
-            for each in loss:
-                self.loss(each, scaler)
+            for item in loss:
+                self.loss(item, scaler)
             return
         is_scaled_loss = scaler is None and self._scaler is not None
         if isinstance(loss, Tensor) and not (self._passes or is_scaled_loss):
@@ -175,20 +175,22 @@ class Sanitizer:
         self.mode.has_pass = self._passes > 0
         if self._passes:
             return
-        gradients = [each.grad for each in self.names.parameters() if each.grad is not None]
+        gradients = [
+            parameter.grad for parameter in self.names.parameters() if parameter.grad is not None
+        ]
         found = map(self.mode.memory.find, filter(is_readable, gradients))
         entries = [entry for entry in found if entry is not None]
         if self._scaler is not None:
             self._changes.are_scaled(entries)
         else:
-            self._judge.pass_ended([each for each in entries if each.is_suspect])
+            self._judge.pass_ended([entry for entry in entries if entry.is_suspect])
 
-    def scaled(self, losses: object, scaler: GradScaler) -> None:
+    def record_scaling(self, losses: object, scaler: GradScaler) -> None:
         """Record the losses that a scaler has scaled."""
         with self.apart():
             if (scale := _scale_of(scaler)) is not None:
                 for loss in filter(is_readable, tensors_in(losses)):
-                    self._changes.scaled(loss, scaler, scale)
+                    self._changes.record_scaling(loss, scaler, scale)
 
     def unscaling(self, optimizer: Optimizer, scaler: GradScaler) -> None:
         """Judge an optimizer whose gradients a scaler is about to divide by its scale."""
@@ -208,8 +210,10 @@ class Sanitizer:
             return
         self._judged.add(id(optimizer))
         parameters = parameters_of(optimizer)
-        self._weights |= {id(each): each for each in parameters}
-        self.judge_gradients([each.grad for each in parameters if each.grad is not None])
+        self._weights |= {id(parameter): parameter for parameter in parameters}
+        self.judge_gradients(
+            [parameter.grad for parameter in parameters if parameter.grad is not None]
+        )
         with self.apart():
             self._changes.stepping(optimizer)
             for gradient in gradients_of(optimizer):
@@ -221,9 +225,9 @@ class Sanitizer:
         with self.apart():
             self._judge.judge(self.step, gradients, is_scaled=self.has_scaler)
 
-    def stepped(self, optimizer: Optimizer) -> None:
+    def record_step(self, optimizer: Optimizer) -> None:
         """Note that an optimizer has stepped."""
-        self._changes.stepped(optimizer)
+        self._changes.record_step(optimizer)
 
     def autocast_stays(self) -> None:
         """Note that autocast was not left since the step before."""
@@ -262,18 +266,18 @@ class Sanitizer:
         self._judged: set[int] = set()  # ids of optimizers
         self._changes.begin()
 
-    def _changed(self, kind: Kind, operation: Operation) -> None:
-        self._judge.changed(kind, self.step, operation)
+    def _record_change(self, kind: Kind, operation: Operation) -> None:
+        self._judge.record_change(kind, self.step, operation)
 
-    def _written(self, entry: Entry, operation: Operation) -> None:
+    def _record_write(self, entry: Entry, operation: Operation) -> None:
         """Note a change in place outside of a backward pass."""
         if not self._passes:
-            self._changes.written(entry, operation)
+            self._changes.record_write(entry, operation)
 
-    def _decided(self, operation: Operation) -> None:
+    def _record_decision(self, operation: Operation) -> None:
         """Note that the loop reads a comparison that another scale would change."""
         if self.has_scaler and not self._passes:
-            self._changed("scaled_gradients_compared", operation)
+            self._record_change("scaled_gradients_compared", operation)
 
     def _constants(self) -> Iterator[Entry]:
         """Yield small tensors that one operator has rounded, and nothing has changed since."""
@@ -290,7 +294,9 @@ class Sanitizer:
         carried: dict[int, tuple[StorageWeakRef, Carried]] = {}
         for key, entry in self.mode.memory.entries.items():
             bad = (
-                each for each in reversed(entry.writers) if each.result and each.result.nonfinite
+                writer
+                for writer in reversed(entry.writers)
+                if writer.result and writer.result.nonfinite
             )
             latest = next(bad, None) if entry.is_suspect else None
             if entry.has_expired() or latest is None or len(carried) >= MOST_CARRIED:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from halfstep.shadow.arguments import mapped
+from halfstep.shadow.arguments import map_tensors
 from halfstep.shadow.operations import SMALLEST_SCALE
 from halfstep.shadow.operators import Operator, tensors_in
 
@@ -73,17 +73,17 @@ class ScaleExperiment:
         if None in powers:
             return None
         known = [power for power in powers if power is not None and not is_unknown(power)]
-        is_large = sum(each.numel() for each in tensors_in(list(inputs))) > MOST_ELEMENTS
+        is_large = sum(tensor.numel() for tensor in tensors_in(list(inputs))) > MOST_ELEMENTS
         if is_large or len(known) < len(powers) or self._may_unscale(name, known):
             return UNKNOWN
         try:
-            return self._measured(known)
+            return self._measure(known)
         except Exception:  # there is no kernel for fp64
             return UNKNOWN
 
-    def _measured(self, powers: Sequence[Power]) -> Power:
+    def _measure(self, powers: Sequence[Power]) -> Power:
         plain = self._results(1.0)
-        numbers = [each for each in plain if each.dtype in NUMBERS]
+        numbers = [result for result in plain if result.dtype in NUMBERS]
         if len(numbers) < len(plain) and not self._is_about_range():
             others = (self._results(FACTOR_OF_DECISIONS**sign) for sign in (1, -1))
             if any(_differ(plain, other) for other in others):
@@ -107,7 +107,7 @@ class ScaleExperiment:
     def _results(self, factor: float) -> list[Tensor]:
         """Return the results with another scale, or an infinite one; no tensor is changed."""
 
-        def scaled(tensor: Tensor) -> Tensor:
+        def scale_tensor(tensor: Tensor) -> Tensor:
             power = self._power_of(tensor) or 0
             if self._is_number(tensor):
                 power = self._power_of_number(float(tensor))
@@ -122,12 +122,12 @@ class ScaleExperiment:
         def with_numbers(value: object) -> object:
             if isinstance(value, float):
                 return value * factor ** self._power_of_number(value)
-            return mapped(value, scaled, FP64)
+            return map_tensors(value, scale_tensor, FP64)
 
         args = tuple(map(with_numbers, self._args))
         kwargs = {name: with_numbers(value) for name, value in self._kwargs.items()}
         outputs = self._func(*args, **kwargs)
-        return self._operator.written_tensors(args, kwargs) or tensors_in(outputs)
+        return self._operator.find_written_tensors(args, kwargs) or tensors_in(outputs)
 
     def _power_of_number(self, value: float) -> int:
         """Return the power of a number of the loop, by its value."""
@@ -151,8 +151,8 @@ class ScaleExperiment:
 
     def _is_about_range(self) -> bool:
         """Return whether a number is beyond those of usual values, such as the limit of fp16."""
-        sizes = [abs(each) for each in self._numbers() if each]
-        return any(not RANGE[0] <= each < RANGE[1] for each in sizes)
+        sizes = [abs(number) for number in self._numbers() if number]
+        return any(not RANGE[0] <= size < RANGE[1] for size in sizes)
 
     def _numbers(self) -> Iterable[float]:
         """Yield the numbers among the arguments."""

@@ -70,7 +70,7 @@ def _candidates(loss: Operation) -> list[Operation]:
             if line not in latest or operation.number > latest[line].number:
                 latest[line] = operation
     largest = sorted(sizes, key=lambda line: -sizes[line])[:MOST_LINES]
-    return sorted((latest[line] for line in largest), key=lambda each: each.number)
+    return sorted((latest[line] for line in largest), key=lambda operation: operation.number)
 
 
 def _line(operation: Operation) -> Line:

@@ -33,8 +33,8 @@ def first_scaled(operation: Operation) -> Operation:
     for _ in range(MOST_STEPS):
         scaled = [
             writer
-            for each in operation.inputs
-            for writer in each.writers
+            for operand in operation.inputs
+            for writer in operand.writers
             if writer.power != 0 and not writer.is_backward and writer.name != OUTSIDE
         ]
         found = earliest(scaled, before=operation)
@@ -84,9 +84,9 @@ def writers(operation: Operation, has_defect: Callable[[Facts], bool]) -> list[O
     """Return the operations that have put a defect into an operation's inputs."""
     return [
         writer
-        for each in operation.inputs
-        if each.facts is not None and has_defect(each.facts)
-        for writer in each.writers
+        for operand in operation.inputs
+        if operand.facts is not None and has_defect(operand.facts)
+        for writer in operand.writers
         if writer.result is not None and has_defect(writer.result)
     ]
 
@@ -94,16 +94,18 @@ def writers(operation: Operation, has_defect: Callable[[Facts], bool]) -> list[O
 def earliest(operations: Iterable[Operation], before: Operation) -> Operation | None:
     """Return the first of those that ran before an operation."""
     return min(
-        (each for each in operations if each.number < before.number),
-        key=lambda each: each.number,
+        (operation for operation in operations if operation.number < before.number),
+        key=lambda operation: operation.number,
         default=None,
     )
 
 
-def flushed_inputs(operation: Operation) -> list[Facts]:
+def find_flushed_inputs(operation: Operation) -> list[Facts]:
     """Return what is wrong in the inputs that are 0 only in half precision."""
     inputs = operation.inputs[-1:] if operation.name in DIVISIONS else operation.inputs
-    return [each.facts for each in inputs if each.facts is not None and each.facts.flushed]
+    return [
+        operand.facts for operand in inputs if operand.facts is not None and operand.facts.flushed
+    ]
 
 
 def first_flushed(operation: Operation) -> Operation:
@@ -112,9 +114,9 @@ def first_flushed(operation: Operation) -> Operation:
     for count in range(MOST_STEPS):
         candidates = [
             writer
-            for each in inputs
-            if each.facts is None or each.facts.flushed
-            for writer in each.writers
+            for operand in inputs
+            if operand.facts is None or operand.facts.flushed
+            for writer in operand.writers
             if writer.result is not None and writer.result.flushed
         ]
         found = earliest(candidates, before=operation)
@@ -142,16 +144,16 @@ def _is_emptied(operation: Operation) -> bool:
 
 
 def _sources(operation: Operation) -> list[Operation]:
-    return [writer for each in operation.inputs for writer in each.writers]
+    return [writer for operand in operation.inputs for writer in operand.writers]
 
 
 def first_rounded(operation: Operation) -> Operation:
     """Return the operation that has rounded the input of another, or that itself."""
-    found = max(operation.rounded, key=lambda each: each.number, default=None)
+    found = max(operation.rounded, key=lambda writer: writer.number, default=None)
     if found is None or found.name == OUTSIDE:
         return operation
     for _ in range(MOST_STEPS):
-        sources = [each.writers[-1] for each in found.inputs] if found.name in MOVES else []
+        sources = [operand.writers[-1] for operand in found.inputs] if found.name in MOVES else []
         if len(sources) != 1 or sources[0].name == OUTSIDE:
             break
         [found] = sources
@@ -177,13 +179,15 @@ def ancestors(operation: Operation) -> Iterator[Operation]:
     while open_ and len(seen) < MOST_ANCESTORS:
         current = open_.pop()
         yield current
-        for each in current.inputs:
-            new = [writer for writer in each.writers if writer.number not in seen]
+        for operand in current.inputs:
+            new = [writer for writer in operand.writers if writer.number not in seen]
             seen.update(writer.number for writer in new)
             open_ += new
 
 
-def carried_source(operation: Operation) -> Operation | None:
+def find_carried_source(operation: Operation) -> Operation | None:
     """Return a tensor that an earlier step has left nonfinite, among all that led to a result."""
-    carried = (each for each in ancestors(operation) if each.carried and each.result)
+    carried = (
+        ancestor for ancestor in ancestors(operation) if ancestor.carried and ancestor.result
+    )
     return next(carried, None)

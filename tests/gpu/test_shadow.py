@@ -31,7 +31,7 @@ def test_a_checked_loop_is_equal_to_the_bit() -> None:
         checked = _train(1.0)
     assert all(map(torch.equal, bare, checked))
     assert check.steps == 6
-    assert not check.unexamined().errors
+    assert not check.get_unexamined().errors
     assert not [each for each in check.found() if each.is_fault]
 
 

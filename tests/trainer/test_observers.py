@@ -26,7 +26,7 @@ VALUES = {
         *extended(
             [
                 (Replay, "before_update", "replay"),
-                (Replay, "arrived", "replay"),
+                (Replay, "receive", "replay"),
                 (Histogram, "unscaled", "histogram"),
             ]
         ),

@@ -126,7 +126,7 @@ def _findings(report: Report) -> list[dict[str, Any]]:
             "precisions": precisions if len(precisions) < len(PRECISIONS) else [],
         }
         for finding, precisions in sorted(
-            report.findings.items(), key=lambda each: each[0].severity
+            report.findings.items(), key=lambda item: item[0].severity
         )
     ]
 
@@ -155,7 +155,7 @@ def _check(recipe_class: type[Recipe], values: JsonObject) -> Report:
             report.add(finding, precision)
         for observation in shadows.found():
             if observation.is_fault:
-                finding = _measured(observation)
+                finding = _make_finding(observation)
                 key = observation.first.kind, finding.place
                 report.add(measured.setdefault(key, finding), precision)
     for finding in _compare(report.steps, configs["fp16"].scaler.init_scale):
@@ -186,7 +186,7 @@ def _answers(
         )
 
 
-def _measured(observation: Observation) -> Finding:
+def _make_finding(observation: Observation) -> Finding:
     """Return what the shadows of a step have shown."""
     defect, statement = observation.first, statement_of(observation)
     return Finding(
@@ -205,9 +205,9 @@ def _train(
     """Run the real loop, each operator once more in fp32; return the records of its steps."""
     records: list[Steps] = [np.zeros(0, STEP_DTYPE)]
     try:
-        with _watched_scalers(op_recorder), shadows:
+        with _watch_scalers(op_recorder), shadows:
             train(
-                _observed(recipe_class, config, op_recorder),
+                _make_observed(recipe_class, config, op_recorder),
                 config,
                 device=CPU,
                 on_steps=records.append,
@@ -223,7 +223,7 @@ def _train(
     return np.concatenate(records)
 
 
-def _observed(
+def _make_observed(
     recipe_class: type[Recipe], config: RunConfig[Any], op_recorder: OpRecorder
 ) -> type[Recipe]:
     """Return a subclass of the recipe that records operations in the methods called by the loop."""
@@ -254,18 +254,18 @@ def _observed(
                 before = None  # from here on the loop may have stepped
                 if loss is None:
                     return
-                for each in as_losses(loss):
-                    if each.value.dtype in HALF:
+                for part in as_losses(loss):
+                    if part.value.dtype in HALF:
                         op_recorder.found(
                             "error",
-                            f"the loss of {optimizers_of(each)} is {each.value.dtype}: it is not "
+                            f"the loss of {optimizers_of(part)} is {part.value.dtype}: it is not "
                             "computed by one of autocast's float32 loss functions; call .float() "
                             "on its inputs",
                         )
                 _see_momentum(self, op_recorder)
                 yield loss
-                for each in as_losses(loss):
-                    for optimizer in each.optimizers:
+                for part in as_losses(loss):
+                    for optimizer in part.optimizers:
                         self._see_gradients(optimizer)
 
         def evaluate(self) -> dict[str, float]:
@@ -306,13 +306,16 @@ def _weights_state(recipe: Recipe) -> list[tuple[int, int]]:
 
 def _see_optimizers(recipe: Recipe, config: RunConfig[Any], op_recorder: OpRecorder) -> None:
     trained = {
-        p for each in recipe.optimizers.values() for g in each.param_groups for p in g["params"]
+        p
+        for optimizer in recipe.optimizers.values()
+        for g in optimizer.param_groups
+        for p in g["params"]
     }
     for module, network in recipe.modules.items():
         for name, parameter in network.named_parameters():
             if parameter.requires_grad and parameter not in trained:
                 op_recorder.found("warning", f"parameter {module}.{name} is in no optimizer")
-        if any(isinstance(each, nn.DataParallel) for each in network.modules()):
+        if any(isinstance(child, nn.DataParallel) for child in network.modules()):
             op_recorder.found(
                 "warning",
                 f'module "{module}" is a DataParallel, whose threads inherit whether autocast is '
@@ -367,7 +370,7 @@ def _looks_for_nondeterminism(
 
 
 @contextmanager
-def _watched_scalers(op_recorder: OpRecorder) -> Iterator[None]:
+def _watch_scalers(op_recorder: OpRecorder) -> Iterator[None]:
     """Report a recipe's own loss scalers that are enabled although the loop's is not."""
     original = GradScaler.__init__
 

@@ -67,7 +67,7 @@ def cudas_autocast() -> Iterator[None]:
             (FP32, _in_fp32),
             (FP32_UNLESS_TOLD, _in_fp32_unless_told),
             (WIDEST, _in_the_widest),
-            (RECURRENT, _rounded),
+            (RECURRENT, _make_rounding),
         ):
             for name in names:
                 library.impl(name, kernel(_operation(name)), KEY)  # type: ignore[no-untyped-call]
@@ -103,7 +103,7 @@ def _in_fp32(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 def _in_fp32_unless_told(operation: Callable[..., Any]) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        has_dtype = any(isinstance(each, torch.dtype) for each in (*args, *kwargs.values()))
+        has_dtype = any(isinstance(arg, torch.dtype) for arg in (*args, *kwargs.values()))
         cast = (args, kwargs) if has_dtype else _cast((args, kwargs), torch.float32)
         return _call(operation, *cast)
 
@@ -119,7 +119,7 @@ def _in_the_widest(operation: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
-def _rounded(operation: Callable[..., Any]) -> Callable[..., Any]:
+def _make_rounding(operation: Callable[..., Any]) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         dtype = torch.get_autocast_dtype("cpu")
         rounded = _cast(_cast((args, kwargs), dtype), torch.float32)
@@ -134,7 +134,7 @@ def _call(operation: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 
 def _cast(tree: Any, dtype: torch.dtype) -> Any:
-    return tree_map(lambda each: each.to(dtype) if _is_cast(each) else each, tree)
+    return tree_map(lambda leaf: leaf.to(dtype) if _is_cast(leaf) else leaf, tree)
 
 
 def _is_cast(value: Any) -> bool:

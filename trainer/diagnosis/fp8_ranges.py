@@ -48,7 +48,7 @@ class Fp8Ranges(Observer):
         self._step = step
         if self._every_steps and step % self._every_steps == 0:
             self._ranges = {}
-            self._hooks = [each.register_forward_hook(self._passed) for each in self._names]
+            self._hooks = [layer.register_forward_hook(self._on_forward) for layer in self._names]
 
     def after_step(self, result: StepResult) -> None:
         """Queue the copy of the measurements, and report complete copies."""
@@ -66,7 +66,7 @@ class Fp8Ranges(Observer):
         self._host_copies.report(wait=True)
 
     @contextmanager
-    def suspended(self) -> Iterator[None]:
+    def suspend(self) -> Iterator[None]:
         """Suspend the measurement: the work is not part of the step."""
         self._is_set_aside = True
         try:
@@ -74,7 +74,7 @@ class Fp8Ranges(Observer):
         finally:
             self._is_set_aside = False
 
-    def _passed(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def _on_forward(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         if self._is_set_aside or not (layer.training and torch.is_grad_enabled()):
             return
         self._note(layer, "activation", inputs[0].to(output.dtype))
@@ -96,12 +96,12 @@ class Fp8Ranges(Observer):
         modules: dict[str, dict[str, Any]] = {}
         for (name, kind), (largest, lost, there) in zip(keys, arrived[0].tolist(), strict=True):
             blank = {"name": name} | {
-                field: None for each in KINDS for field in (each, f"{each}_underflow")
+                field: None for prefix in KINDS for field in (prefix, f"{prefix}_underflow")
             }
             module = modules.setdefault(name, blank)
             module[kind] = largest
             module[f"{kind}_underflow"] = lost / there if there else 0.0
-        self._on_event(Fp8(step=step, modules=[Fp8Module(**each) for each in modules.values()]))
+        self._on_event(Fp8(step=step, modules=[Fp8Module(**fields) for fields in modules.values()]))
 
 
 def _in_fp8(modules: Mapping[str, nn.Module]) -> Iterator[tuple[nn.Module, str]]:

@@ -70,7 +70,7 @@ class Headroom(Observer):
         self._host_copies.report(wait=True)
 
     @contextmanager
-    def suspended(self) -> Iterator[None]:
+    def suspend(self) -> Iterator[None]:
         """Suspend the measurement: the work is not part of the step."""
         with self._measuring.suspend():
             yield

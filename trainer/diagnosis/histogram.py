@@ -33,7 +33,9 @@ class Histogram(Observer):
         self._on_event = on_event
         names = [name for watched in optimizers.values() for name in watched.names]
         self._exponents = Exponents(names, device)
-        self._shared_with = group_of(p for each in optimizers.values() for p in each.parameters)
+        self._shared_with = group_of(
+            p for optimizer in optimizers.values() for p in optimizer.parameters
+        )
         self.is_diagnosis = self._shared_with is None
         self._step = 0
         self._counts: Tensor | None = None  # while a step is counted

@@ -40,13 +40,13 @@ class _Before(NamedTuple):
     def counts(self) -> Tensor:
         """Return (3,): elements with a gradient, those of them unchanged, and those saved."""
         stayed = local(self.weight.detach()) == self.values
-        saved = [self.has_update & each & ~stayed for each in self.would_stay]
+        saved = [self.has_update & mask & ~stayed for mask in self.would_stay]
         counted = [
             self.has_update,
             self.has_update & stayed,
             *(saved or [torch.zeros_like(stayed)]),
         ]
-        return torch.stack([each.sum() for each in counted])
+        return torch.stack([mask.sum() for mask in counted])
 
 
 class Updates(Observer):
@@ -102,9 +102,9 @@ class Updates(Observer):
         """
         own = {weight for group in optimizer.param_groups for weight in group["params"]}
         try:
-            for each in self._before:
-                if each.weight in own:
-                    each.would_stay.append(nearest(each.weight) == each.values)
+            for before in self._before:
+                if before.weight in own:
+                    before.would_stay.append(nearest(before.weight) == before.values)
         except Exception as error:
             self._before, self._error = [], error
 
@@ -113,8 +113,10 @@ class Updates(Observer):
         if self._error is not None:
             raise self._error
         if self._before:
-            counts = sum_(torch.stack([each.counts() for each in self._before]), self._shared_with)
-            names = [each.name for each in self._before]
+            counts = sum_(
+                torch.stack([before.counts() for before in self._before]), self._shared_with
+            )
+            names = [before.name for before in self._before]
             self._host_copies.send(partial(self._report, self._step, names), counts)
             self._before = []
         self._host_copies.report()

@@ -64,7 +64,7 @@ class Nondeterminism(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = func.overloadpacket.__name__
         leaves = tree_leaves([args, kwargs])
         if name in BACKWARD:
-            is_trained = any(isinstance(each, Tensor) and each.requires_grad for each in leaves)
+            is_trained = any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves)
             is_other_bag = name == "_embedding_bag" and EMBEDDING_BAG_OF_MAXIMA not in args[4:5]
             if is_trained and torch.is_grad_enabled() and not is_other_bag:
                 self._found(BACKWARD[name])
@@ -81,7 +81,7 @@ def _is_refused(
     if name.startswith("scatter_reduce"):
         return "prod" in leaves
     if name == "bincount":
-        return sum(isinstance(each, Tensor) for each in leaves) > 1
+        return sum(isinstance(leaf, Tensor) for leaf in leaves) > 1
     if name == "median":
         return "dim" in str(func._overloadname)
     return True

@@ -57,7 +57,7 @@ class NonfiniteBuffers(Observer):
             self._has_begun = True
             self._check(None)
 
-    def arrived(self, records: Steps) -> None:
+    def receive(self, records: Steps) -> None:
         """Check the buffers if any of these steps was skipped."""
         skipped = records["step"][records["flags"] & SKIPPED != 0]
         if len(skipped):

@@ -90,4 +90,4 @@ def first_loss(recipe: Recipe, batch: Any, state: Mapping[str, Any]) -> Tensor:
     """Return the sum of the losses that a recipe yields first, from its own state."""
     recipe.load_state_dict(deepcopy(dict(state)))
     losses = as_losses(next(iter(recipe.training_step(batch))))
-    return torch.stack([each.value for each in losses]).sum()
+    return torch.stack([part.value for part in losses]).sum()

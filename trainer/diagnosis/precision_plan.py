@@ -72,7 +72,7 @@ def main(
         if run is not None:
             folder = tempfile.TemporaryDirectory(prefix="halfstep-plan-")
         with folder as path:
-            files = list(checkpoints) if run is None else downloaded(run, Path(path))
+            files = list(checkpoints) if run is None else download(run, Path(path))
             plan, config = plan_recipe(
                 recipe_class,
                 parse_assignments(settings),
@@ -252,7 +252,7 @@ def _batches(recipe: Recipe, config: RunConfig[Any], count: int, device: torch.d
     return [source.take(number * config.training.batch_size) for number in range(count)]
 
 
-def downloaded(run: int, folder: Path) -> list[Path]:
+def download(run: int, folder: Path) -> list[Path]:
     """Download a run's first, middle and last checkpoint. Raises ConfigError if it has none."""
     client = Client()
     steps = sorted({f["step"] for f in client.checkpoints(run) if f["kind"] == "checkpoint"})

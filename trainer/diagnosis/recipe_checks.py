@@ -204,7 +204,7 @@ def check_resume(recipe_class: type[Recipe], values: JsonObject) -> Iterator[Fin
             f"more, differ in {named}: what decides a step besides modules, optimizers and the "
             "global random generators belongs in state_dict()",
         )
-    elif not any((each["flags"] & SKIPPED == 0).any() for each in records):
+    elif not any((record["flags"] & SKIPPED == 0).any() for record in records):
         yield Finding(
             "warning",
             f"resuming was not checked: all {RESUMED} steps were skipped at a loss scale of 1",
@@ -243,7 +243,7 @@ def check_device(recipe_class: type[Recipe], values: JsonObject) -> Iterator[Fin
             return
         # Its tensors are created on the device of the losses.
         recipe.scaler = make_scaler(config, CPU)
-        if left := [name for name, each in recipe.modules.items() if not _is_on(META, each)]:
+        if left := [name for name, module in recipe.modules.items() if not _is_on(META, module)]:
             for name in left:
                 yield Finding("error", f'module "{name}" is on the CPU: move it with .to(device)')
             return
@@ -256,7 +256,7 @@ def check_device(recipe_class: type[Recipe], values: JsonObject) -> Iterator[Fin
                     loss = next(losses, None)
                 if loss is None:
                     return
-                total = torch.stack([each.value for each in as_losses(loss)]).sum()
+                total = torch.stack([part.value for part in as_losses(loss)]).sum()
                 recipe.scaler.scale(total).backward()  # type: ignore[no-untyped-call]
         except Exception as error:
             yield _finding_of_meta_error(error, file)
@@ -297,10 +297,10 @@ def _autocast_takes_meta() -> Iterator[None]:
     """Make autocast regions for the meta device open as regions for the CPU."""
     original = torch.autocast.__init__
 
-    def opened(self: torch.autocast, device_type: str, *args: Any, **kwargs: Any) -> None:
+    def initialize(self: torch.autocast, device_type: str, *args: Any, **kwargs: Any) -> None:
         original(self, "cpu" if device_type == "meta" else device_type, *args, **kwargs)
 
-    torch.autocast.__init__ = opened  # type: ignore[method-assign]
+    torch.autocast.__init__ = initialize  # type: ignore[method-assign]
     try:
         yield
     finally:

@@ -91,7 +91,7 @@ class _Flags(NamedTuple):
     step: int
     copies: HostCopy
 
-    def skipped(self) -> Tensor:
+    def read_skipped(self) -> Tensor:
         """Wait for the flags; return (O,) bool."""
         self.copies.wait()
         return self.copies.tensors[0] != 0
@@ -163,7 +163,7 @@ class Replay(Observer):
         self._waiting: deque[_Step] = deque()
         self._inexact = 0  # automatic replays with other weights
 
-    def arrived(self, records: Steps) -> None:
+    def receive(self, records: Steps) -> None:
         """Record which of the arrived steps were skipped, at what scale."""
         for record in records[records["flags"] & SKIPPED != 0]:
             self._arrived_skips.append(int(record["step"]))
@@ -184,7 +184,7 @@ class Replay(Observer):
             "heard": list(self._arrived_skips),
             "watched_until": self._watched_until,
             "looks_at_batch": self._looks_at_batch,
-            "flags": [(each.step, bool(each.skipped().any())) for each in self._flags],
+            "flags": [(flags.step, bool(flags.read_skipped().any())) for flags in self._flags],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -221,7 +221,7 @@ class Replay(Observer):
         """Process skips that have arrived: after calibration, a fixed number of steps late."""
         while self._flags and self._flags[0].copies.has_arrived():
             flags = self._flags.popleft()
-            if was_skipped := bool(flags.skipped().any()):
+            if was_skipped := bool(flags.read_skipped().any()):
                 self._note_skip(flags.step)
             self._calibration.count(was_skipped)
             if self._calibration.skipped_in_a_row == LONG_SEARCH:  # it will not find a scale
@@ -262,10 +262,10 @@ class Replay(Observer):
         step, self._lost_at = self._lost_at, None
         if step is None:
             return
-        with self._suspended(), self._restored_afterwards():
+        with self._suspended(), self._restore_afterwards():
             nonfinite = self._nonfinite(step, coming)
-            by_design = {each.name for each in self._nonfinite(step - 1, coming)}
-        if inputs := [each for each in nonfinite if each.name not in by_design]:
+            by_design = {tensor.name for tensor in self._nonfinite(step - 1, coming)}
+        if inputs := [tensor for tensor in nonfinite if tensor.name not in by_design]:
             self._on_event(BadInputs(step=step, inputs=inputs[:INPUTS]))
 
     def _nonfinite(self, step: int, coming: int) -> list[BadInput]:
@@ -311,7 +311,7 @@ class Replay(Observer):
             if not (wait or flags.copies.has_arrived()):
                 return
             stored = self._waiting.popleft()
-            self._read(stored, flags.skipped(), is_late=stored.number < self._attempted)
+            self._read(stored, flags.read_skipped(), is_late=stored.number < self._attempted)
 
     def _read(self, stored: _Step, skipped: Tensor, *, is_late: bool) -> None:
         """Replay a step if it was skipped or requested. skipped: by optimizer."""
@@ -362,7 +362,7 @@ class Replay(Observer):
         if any(networks[name] is not module for name, module in self._modules.items()):
             notes = [*notes, "the plain network was replayed, on this process's examples"]
         scale = float(stored.scale)  # from here on the host may wait
-        with self._suspended(), self._restored_afterwards():
+        with self._suspended(), self._restore_afterwards():
             recipe.modules = self._modules
             # A gradient penalty needs the scale of this step, not of the next one.
             recipe.scaler = GradScaler(
@@ -387,7 +387,9 @@ class Replay(Observer):
             finally:
                 sanitizer.disarm()
             culprits = self._culprits(gradients)
-        defect = next((each for each in found if each.kind in EXPLAINING_SKIPS), None)
+        defect = next(
+            (candidate for candidate in found if candidate.kind in EXPLAINING_SKIPS), None
+        )
         site = defect.site if defect else Site()
         self._on_event(
             events.Replay(
@@ -415,7 +417,7 @@ class Replay(Observer):
             self._on_event(RequestDone(step=self._now, request=request))
 
     @contextmanager
-    def _restored_afterwards(self) -> Iterator[None]:
+    def _restore_afterwards(self) -> Iterator[None]:
         """Restore everything that a replay changes, also after an error."""
         recipe = self._context.recipe
         networks, scaler = recipe.modules, recipe.scaler

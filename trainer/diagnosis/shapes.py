@@ -54,7 +54,7 @@ def misfits(modules: Mapping[str, nn.Module], config: RunConfig[Any]) -> Event |
     concerned = sum(weights for weights, _ in misfitting)
     if not misfitting or concerned < SHARE * all_weights:
         return None
-    misfitting.sort(key=lambda each: -each[0])
+    misfitting.sort(key=lambda item: -item[0])
     return Shapes(
         step=0,
         share=concerned / all_weights,

@@ -50,7 +50,7 @@ class Spikes(Observer):
         #: For each rollback that still counts: its step, and the number of examples left out.
         self.left_out: list[tuple[int, int]] = []
 
-    def arrived(self, records: Steps) -> None:
+    def receive(self, records: Steps) -> None:
         """Check steps, in order."""
         if self._threshold is None:
             return
@@ -85,7 +85,7 @@ class Spikes(Observer):
     def _lost(self, records: Steps, is_finite: NDArray[np.bool_]) -> dict[int, tuple[float, float]]:
         """Return the applied steps with a nonfinite loss."""
         lost = records[~is_finite & (records["flags"] & SKIPPED == 0)]
-        return {int(each["step"]): (float(each["loss"]), math.inf) for each in lost}
+        return {int(record["step"]): (float(record["loss"]), math.inf) for record in lost}
 
     def _risen(self, losses: Floats) -> list[tuple[int, float]]:
         """Return the indices of spikes among losses with their z, and update the window."""

@@ -42,7 +42,7 @@ class UnusedModules(Observer):
         """Register hooks on the modules."""
         self._step = step
         for name, module in self._waiting.items():
-            self._hooks.append(module.register_forward_pre_hook(self._called(name)))
+            self._hooks.append(module.register_forward_pre_hook(self._make_hook(name)))
 
     def after_step(self, result: StepResult) -> None:
         """Report the modules that were not called, once."""
@@ -53,7 +53,7 @@ class UnusedModules(Observer):
             self._on_event(Uncalled(step=self._step, modules=names))
         self._hooks, self._waiting = [], {}
 
-    def _called(self, name: str) -> Callable[..., None]:
+    def _make_hook(self, name: str) -> Callable[..., None]:
         def forget(_module: nn.Module, _args: object) -> None:
             self._waiting.pop(name, None)
 

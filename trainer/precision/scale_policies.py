@@ -159,7 +159,7 @@ class StopRule(Observer):
         self._skips_in_a_row = 0
         self._reason: str | None = None
 
-    def arrived(self, records: Steps) -> None:
+    def receive(self, records: Steps) -> None:
         """Process the steps that have arrived, in order."""
         for record, flags in zip(records, records["flags"].tolist(), strict=True):
             was_skipped = bool(flags & SKIPPED)

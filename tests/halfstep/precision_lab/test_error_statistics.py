@@ -13,7 +13,7 @@ from halfstep.precision_lab.error_statistics import (
     compare,
     errors_of,
     overflows,
-    squared_difference,
+    sum_squared_differences,
 )
 
 SIZES = [1000, CHUNK_ON_CPU, 2 * CHUNK_ON_CPU + 7]
@@ -46,7 +46,7 @@ def test_errors_are_those_of_the_definition(dtype: torch.dtype, size: int) -> No
     assert sums.elements == size
     own, right = errors_of(sums), by_definition(value, reference)
     assert own == pytest.approx(right, rel=1e-9)
-    squared = squared_difference([value], [reference])
+    squared = sum_squared_differences([value], [reference])
     assert squared is not None
     expected = np.linalg.norm(value.double().numpy() - reference.double().numpy()) ** 2
     assert float(squared) == pytest.approx(float(expected), rel=1e-9)
@@ -108,9 +108,9 @@ def test_equal_infinities_are_no_error(size: int) -> None:
     own = errors(reference.bfloat16(), reference)
     assert (own.error, own.cosine, own.saturated) == pytest.approx((rest.error, rest.cosine, 0))
     assert 0 < own.largest < math.inf
-    square = squared_difference([reference.bfloat16()], [reference])
+    square = sum_squared_differences([reference.bfloat16()], [reference])
     assert square is not None
-    finite = squared_difference([reference.bfloat16()[2:]], [reference[2:]])
+    finite = sum_squared_differences([reference.bfloat16()[2:]], [reference[2:]])
     assert finite is not None
     assert float(square) == pytest.approx(float(finite))
     reference[0] = torch.finfo(torch.float32).min

@@ -42,7 +42,7 @@ def assert_equal_and_healthy(loop: Loop) -> CheckedLoop:
     expected = bare(loop)
     results, check = checked(loop)
     assert results == expected
-    assert not check.unexamined().errors
+    assert not check.get_unexamined().errors
     assert check.steps
     assert not faults(check)
     return check

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import halfstep
-from db.health.shadow_findings import observed
+from db.health.shadow_findings import observe
 from halfstep.check.session import CheckedLoop, CheckedSteps
 from halfstep.shadow import armed_steps, mode
 from halfstep.shadow.armed_steps import EARLY_STEPS, ArmedSteps
@@ -234,7 +234,7 @@ def test_a_watched_loop_of_armed_steps_is_equal_to_the_bit(
     written = Written(tmp_path / "it")
     assert not written.of("failed_diagnosis")
     steps = [codec.decode(json.dumps(each).encode()) for each in written.of("shadow_step")]
-    assert not observed([each for each in steps if isinstance(each, ShadowStep)], None)
+    assert not observe([each for each in steps if isinstance(each, ShadowStep)], None)
 
 
 def test_an_armed_step_that_takes_too_long_goes_on_without_shadows(
@@ -244,7 +244,7 @@ def test_an_armed_step_that_takes_too_long_goes_on_without_shadows(
     and states nothing.
     """
     monkeypatch.setattr(mode, "PURGE_EVERY", 1)
-    monkeypatch.setattr(ArmedSteps, "_allowed", lambda _: -1.0)
+    monkeypatch.setattr(ArmedSteps, "_get_allowed_seconds", lambda _: -1.0)
     monkeypatch.setattr(ArmedSteps, "_is_affordable", lambda *_: True)
     monkeypatch.setattr(armed_steps, "FREE_SECONDS", 0.0)
     written = _train(tmp_path)

@@ -699,7 +699,7 @@ def test_a_comparison_of_tensors_in_half_precision_is_examined(dtype: torch.dtyp
     loop = CheckedLoop(CheckedSteps(steps=0))
     with loop:
         train()
-    assert not loop.unexamined().operators
+    assert not loop.get_unexamined().operators
 
 
 def test_an_update_that_is_rounded_away_for_the_most_part_is_lost() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 import halfstep
-from halfstep.diagnosis.loop_mistakes import LoopSigns, other_mistakes
+from halfstep.diagnosis.loop_mistakes import LoopSigns, find_other_mistakes
 from halfstep.telemetry.flags import NOT_STEPPED, SKIPPED, UNKNOWN_LOSS, UNKNOWN_NORM
 from tests.diagnosis.trial import unreadable
 from tests.halfstep.watching.watch_made import Script, Written
@@ -341,7 +341,7 @@ def test_a_short_loop_without_any_gradient_reports_its_own_steps(
     assert event["step"] == len(written.steps) == (0 if is_scaled else 3)
     assert event["steps"] <= 3
     signs = LoopSigns(events=[event_of({**event, "event": "no_gradient"})])
-    [found] = other_mistakes(signs)
+    [found] = find_other_mistakes(signs)
     start = "None of" if is_scaled else "In 3 steps up to step 3, none of"
     assert found.text.startswith(f"{start} its parameters received a gradient")
 

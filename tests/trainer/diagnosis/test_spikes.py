@@ -40,7 +40,7 @@ def reported(made, *cuts, **settings):
     found = []
     spikes = Spikes(Spike(window_steps=WINDOW, **settings), found.append)
     for piece in np.split(made, cuts):
-        spikes.arrived(piece)
+        spikes.receive(piece)
     return [(each.step, each.loss, each.z) for each in found]
 
 
@@ -100,11 +100,11 @@ def test_what_decides_of_the_next_step_is_in_the_state():
     made, whole, parts = records(losses), [], []
     settings = Spike(window_steps=WINDOW, rollback=True)
     one, other = (Spikes(settings, told_.append) for told_ in (whole, parts))
-    one.arrived(made[:41])
+    one.receive(made[:41])
     other.load_state_dict(one.state_dict())
     assert other.pending == one.pending != None  # noqa: E711
-    one.arrived(made[41:])
-    other.arrived(made[41:])
+    one.receive(made[41:])
+    other.receive(made[41:])
     assert whole[1:] == parts
     assert robust_z(2.0, np.ones(16)) == pytest.approx(1000)
 
@@ -115,7 +115,7 @@ def test_a_spike_above_nothing_is_plain_numbers(tmp_path, rollback):
     losses = np.zeros(60)
     losses[40] = 5.0
     spikes = Spikes(Spike(window_steps=WINDOW, rollback=rollback), lambda event: None)
-    spikes.arrived(records(losses))
+    spikes.receive(records(losses))
     torch.save(spikes.state_dict(), tmp_path / "state.pt")
     state = torch.load(tmp_path / "state.pt", weights_only=True)
     assert (state["pending"] is not None) == rollback

@@ -78,7 +78,7 @@ def test_buffers_that_began_infinite_are_not_poisoned():
     resumed.load_state_dict(poison.state_dict())
     for each in (poison, resumed):
         each.before_step(2)
-        each.arrived(skipped_steps(2))
+        each.receive(skipped_steps(2))
         each.drain()
     assert events == events_after == [reported(2, "model.running_var")]
 
@@ -91,18 +91,18 @@ def test_each_poisoned_buffer_is_reported_with_its_first_step(tmp_path):
     poison.drain()
     before = poison.state_dict()
     module.running_var[0] = torch.inf
-    poison.arrived(skipped_steps(4))
+    poison.receive(skipped_steps(4))
     poison.drain()
     torch.save(poison.state_dict(), tmp_path / "state.pt")
     resumed, events_after = followed(module)
     resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     module.running_mean[0] = torch.nan
-    resumed.arrived(skipped_steps(8))
+    resumed.receive(skipped_steps(8))
     resumed.drain()
     assert events == [reported(4, "model.running_var")]
     assert events_after == [reported(8, "model.running_mean")]
     resumed.load_state_dict(before)
-    resumed.arrived(skipped_steps(6))
+    resumed.receive(skipped_steps(6))
     resumed.drain()
     assert events_after[1:] == [reported(6, "model.running_mean", "model.running_var")]
 
@@ -113,12 +113,12 @@ def test_a_fork_reports_inherited_nonfinite_buffers():
     poison, _events = followed(module)
     poison.before_step(1)
     module.running_var[0] = torch.inf
-    poison.arrived(skipped_steps(4))
+    poison.receive(skipped_steps(4))
     poison.drain()
     state = {"scaler": {"scale": 1.0}, "parts": {"poison": poison.state_dict()}}
     fork, events = followed(module)
     fork.load_state_dict(select_inherited_parts(state, is_scaled=True, is_fork=True)["poison"])
-    fork.arrived(skipped_steps(9))
+    fork.receive(skipped_steps(9))
     fork.drain()
     assert events == [reported(4, "model.running_var")]
 
@@ -205,7 +205,7 @@ def test_neither_waits_for_the_device():
     rule.restore([torch.zeros((), device="meta")])
     poison = NonfiniteBuffers(modules, pytest.fail)
     poison.before_step(1)
-    poison.arrived(skipped_steps(7))
+    poison.receive(skipped_steps(7))
 
 
 def skipped_steps(step):

@@ -170,7 +170,7 @@ def test_calibration_is_over_once_and_for_all():
     records["flags"][-6:] = 1
     for first in (0, 1):  # with one applied step too few it is not over
         rule = StopRule(Scaler(stop_after_skips=3))
-        rule.arrived(records[first:])
+        rule.receive(records[first:])
         if first:
             rule.check()
         else:
