@@ -71,7 +71,7 @@ def step_of(model: str, dtype: torch.dtype, device: torch.device) -> Step:
     return step
 
 
-def measured(case: tuple[str, str, str]) -> tuple[float, float, float]:
+def measure(case: tuple[str, str, str]) -> tuple[float, float, float]:
     """Return milliseconds of a bare and an armed step, and MiB that armed ones need more."""
     model, precision, device_name = case
     device = torch.device(device_name)
@@ -116,7 +116,7 @@ def main() -> None:
         for precision in DTYPES:
             with context.Pool(1) as pool:
                 case = (model, precision, options.device)
-                bare, armed, more = pool.apply(measured, [case])
+                bare, armed, more = pool.apply(measure, [case])
             if precision == "fp16":
                 ratios.append(armed / bare)
             row = (model, precision, f"{bare:.2f}", f"{armed:.2f}", f"{armed / bare:.1f}")

@@ -33,8 +33,8 @@ def main() -> None:
     ):
         headers = {"Authorization": f"Bearer {site.token()}", "Accept-Encoding": "gzip"}
         with httpx2.Client(base_url=site.address, headers=headers) as client:
-            asked(client)
-            rounds = [asked(client) for _ in range(ROUNDS)]
+            request_curves(client)
+            rounds = [request_curves(client) for _ in range(ROUNDS)]
         points, sizes = rounds[0][1:]
         times = [seconds for seconds, *_ in rounds]
         peer = tensorboard_seconds(Path(folder))
@@ -54,7 +54,7 @@ def main() -> None:
     )
 
 
-def asked(client: httpx2.Client) -> tuple[float, int, int]:
+def request_curves(client: httpx2.Client) -> tuple[float, int, int]:
     """Return the seconds until all has come, the fewest points of a curve, and the bytes."""
     ids = [str(number) for number in range(1, RUNS + 1)]
     chunks = [",".join(ids[i : i + CHUNK]) for i in range(0, RUNS, CHUNK)]

@@ -92,7 +92,7 @@ class Turn:
         self.printing_seconds, self.cpu_seconds = map(float, last.split())
         with (folder / "printed.txt").open() as file:
             self.copied = _equal_lines(each.rstrip("\n") for each in file)
-        self.logged = _equal_lines(_logged(folder)) if kind == "watched" else 0
+        self.logged = _equal_lines(_read_logged(folder)) if kind == "watched" else 0
 
     def _sample(self, pid: int, folder: Path) -> None:
         try:
@@ -118,7 +118,7 @@ def _resident_mib(process: psutil.Process) -> float:
         return 0.0
 
 
-def _logged(folder: Path) -> Iterator[str]:
+def _read_logged(folder: Path) -> Iterator[str]:
     for part in sorted(folder.glob("*/log/*.txt.gz")):
         with gzip.open(part, "rt") as file:
             for each in file:

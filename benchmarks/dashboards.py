@@ -132,13 +132,13 @@ def ours(made_runs: list[dict[str, Any]]) -> Iterator[Tool]:
     """Serve the runs with Halfstep on SQLite."""
     ids = [str(number) for number in range(1, COMPARED + 1)]
 
-    def listed(**query: Any) -> Callable[[httpx2.Client], list[httpx2.Response]]:
+    def list_runs(**query: Any) -> Callable[[httpx2.Client], list[httpx2.Response]]:
         return lambda client: [client.get("/api/v1/runs", params={"limit": LISTED, **query})]
 
     requests: Requests = {
-        "list": listed(),
-        "filter": listed(filter=f"val/accuracy>{HIGH}"),
-        "sort": listed(sort="-val/accuracy"),
+        "list": list_runs(),
+        "filter": list_runs(filter=f"val/accuracy>{HIGH}"),
+        "sort": list_runs(sort="-val/accuracy"),
         "run": lambda client: [
             client.get("/api/v1/runs/7"),
             client.get("/api/v1/runs/7/series"),
@@ -330,7 +330,7 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 # ---- Times ------------------------------------------------------------------------------------
 
 
-def timed(tools: Mapping[str, Tool]) -> dict[str, dict[str, float]]:
+def time_tools(tools: Mapping[str, Tool]) -> dict[str, dict[str, float]]:
     """Return the median of the seconds of each cell of each tool, after a first round."""
     found: dict[str, dict[str, list[float]]] = {
         name: {cell: [] for cell in requests} for name, (_client, requests) in tools.items()
@@ -374,7 +374,7 @@ def main() -> None:
         (Path(folder) / "runs.json").write_text(json.dumps(made_runs))
         tools = {name: stack.enter_context(theirs(name, Path(folder) / name)) for name in SERVERS}
         tools["halfstep"] = stack.enter_context(ours(made_runs))
-        found = timed(tools)
+        found = time_tools(tools)
     ratios, rows = {}, []
     for cell in CELLS:
         quickest = min((t[cell] for tool, t in found.items() if tool != "halfstep" and cell in t))

@@ -135,13 +135,13 @@ def debug(loop: Loop) -> set[str]:
     """Train a loop whose watched modules transformers debugs."""
     from transformers.debug_utils import DebugUnderflowOverflow
 
-    def debugged(*modules: nn.Module) -> None:
+    def watch(*modules: nn.Module) -> None:
         for module in modules:
             DebugUnderflowOverflow(module)
 
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        run(loop, Unwatched(debugged))
+        run(loop, Unwatched(watch))
     return named_by_debug(printed.getvalue())
 
 
@@ -151,7 +151,7 @@ def wandb_watch(loop: Loop) -> set[str]:
 
     names: list[str] = []
 
-    def watched(*modules: nn.Module) -> None:
+    def watch(*modules: nn.Module) -> None:
         for module in modules:
             names.extend(name for name, p in module.named_parameters() if p.requires_grad)
         run_.watch(list(modules), log="all", log_freq=1)
@@ -163,12 +163,12 @@ def wandb_watch(loop: Loop) -> set[str]:
         run_ = wandb.init(mode="offline", dir=folder, settings=settings)
         backward = torch.Tensor.backward
 
-        def logged(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        def log(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
             backward(self, *args, **kwargs)  # type: ignore[no-untyped-call]
             run_.log({"loss": self.detach().float().mean().item()})
 
-        with patch.object(torch.Tensor, "backward", logged):
-            run(loop, Unwatched(watched))
+        with patch.object(torch.Tensor, "backward", log):
+            run(loop, Unwatched(watch))
         shown = dict(run_.summary)
         drawn = {name: _range(_chart(shown, name)) for name in names}
         run_.unwatch()
@@ -248,7 +248,7 @@ def ours(loop: Loop, row: Row) -> None:
     tried = trial.attempt(loop)
     row.loops += 1
     row.named[tried.named] += 1
-    row.harmful += any(remedies.offered(each) & loop.harmful for each in tried.findings)
+    row.harmful += any(remedies.list_offered(each) & loop.harmful for each in tried.findings)
     row.contradictory += bool(remedies.contradictions(tried.findings))
     row.different += not tried.is_same
 

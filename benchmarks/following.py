@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from playwright.sync_api import ViewportSize, sync_playwright
 
 from benchmarks.site import Site
-from tests.browser import launched
+from tests.browser import launch
 
 #: As in tests/e2e: the system's own browser, drawing without a GPU.
 VIEWPORT: ViewportSize = {"width": 1280, "height": 1400}  # all rows at once
@@ -76,7 +76,7 @@ def follow(site: Site, seconds: float, *, throttling: float = 1) -> Followed:
     throttling: the factor by which the page's processor is slower than this machine's.
     """
     with sync_playwright() as playwright:
-        browser = launched(playwright)
+        browser = launch(playwright)
         page = browser.new_page(viewport=VIEWPORT)
         page.goto(site.link())
         page.get_by_role("button", name="Sign in").click()

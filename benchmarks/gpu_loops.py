@@ -81,7 +81,7 @@ def running(case: Case, device: torch.device) -> Iterator[Step]:
         shape = (BATCHES, case.size.batch, case.size.width)
         batches = cycle(zip(*(torch.randn(shape, device=device) for _ in range(2)), strict=True))
         if case.mode == "graph":
-            train = _graphed(train, *next(batches))
+            train = _make_graph(train, *next(batches))
         if case.loop == "bare":
             yield lambda: train(*next(batches))
             return
@@ -143,7 +143,7 @@ def _make_layers(size: Size) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(size.width, size.width))
 
 
-def _graphed(train: TrainStep, inputs: Tensor, targets: Tensor) -> TrainStep:
+def _make_graph(train: TrainStep, inputs: Tensor, targets: Tensor) -> TrainStep:
     """Return the replay of a CUDA graph of a whole step, from the zeroing to the scale's update.
 
     A fused optimizer reads scale and inf flag on the device, so that nothing waits in the capture.

@@ -115,10 +115,10 @@ def _costs(
     def diff() -> None:
         diff_of(tuple(recipe.modules.values()), loss, torch.float16, scaler.get_scale())
 
-    return [_measured(each, device) for each in (step, diff)]
+    return [_measure(each, device) for each in (step, diff)]
 
 
-def _measured(call: Callable[[], None], device: torch.device) -> tuple[float, int]:
+def _measure(call: Callable[[], None], device: torch.device) -> tuple[float, int]:
     """Return the median seconds of a call, and the peak of bytes in tensors."""
     seconds = []
     call()  # libraries load, algorithms are chosen

@@ -27,7 +27,7 @@ COMPARED, WINDOWS, ROUNDS = 20, 300, 15
 BARS = {"bytes": 11.0, "open": 30.0, "p99": 40.0, "compare": 0.12}
 
 
-def recorded(database: Database, steps: int) -> int:
+def record_run(database: Database, steps: int) -> int:
     """Record and end a run with this number of steps."""
     run_id = synthetic.start_run(database)
     for flush in synthetic.flushes(steps, 50_000):
@@ -37,7 +37,7 @@ def recorded(database: Database, steps: int) -> int:
     return run_id
 
 
-def copied(database: Database, source: int) -> int:
+def copy_run(database: Database, source: int) -> int:
     """Make a run with the history of another: quicker than to record it."""
     run_id = synthetic.start_run(database)
     with database.writing() as session:
@@ -55,7 +55,7 @@ def copied(database: Database, source: int) -> int:
     return run_id
 
 
-def used_bytes(database: Database) -> int:
+def count_used_bytes(database: Database) -> int:
     """Return the bytes of SQLite's pages with content."""
     with database.engine.connect() as connection:
         pages, free, size = (
@@ -77,7 +77,7 @@ class Times(NamedTuple):
         return self.wall[index], self.processor[index]
 
 
-def timed(calls: Iterable[Callable[[], object]]) -> Times:
+def time_calls(calls: Iterable[Callable[[], object]]) -> Times:
     """Return how long calls take."""
     times = []
     for call in calls:
@@ -87,7 +87,7 @@ def timed(calls: Iterable[Callable[[], object]]) -> Times:
     return Times(*(sorted(1000 * each for each in column) for column in zip(*times, strict=True)))
 
 
-def opened(
+def open_charts(
     database: Database, run_id: int, first: int | None = None, last: int | None = None
 ) -> None:
     """Read the charts of a run."""
@@ -95,7 +95,7 @@ def opened(
         assert windows.window(session, run_id, first=first, last=last) is not None
 
 
-def compared(database: Database, run_ids: list[int]) -> None:
+def compare(database: Database, run_ids: list[int]) -> None:
     """Read the losses of runs as their comparison page does."""
     with database.reading() as session:
         found = windows.windows_of(session, run_ids, most=1000, names={"loss"})
@@ -108,8 +108,8 @@ def random_windows(database: Database, run_id: int, steps: int) -> Times:
     for _ in range(WINDOWS):
         length = int(10 ** choose.uniform(0, math.log10(steps)))
         first = choose.randint(1, steps - length + 1)
-        calls.append(partial(opened, database, run_id, first, first + length - 1))
-    return timed(calls)
+        calls.append(partial(open_charts, database, run_id, first, first + length - 1))
+    return time_calls(calls)
 
 
 def main() -> None:
@@ -131,11 +131,11 @@ def main() -> None:
             return times[1]
 
         database = fresh("long.db")
-        empty = used_bytes(database)
-        long = recorded(database, options.steps)
-        found = {"bytes": (used_bytes(database) - empty) / options.steps}
+        empty = count_used_bytes(database)
+        long = record_run(database, options.steps)
+        found = {"bytes": (count_used_bytes(database) - empty) / options.steps}
         rows.append(["bytes a step, with scaler events", f"{found['bytes']:.2f}", ""])
-        again = timed([partial(opened, database, long)] * ROUNDS)
+        again = time_calls([partial(open_charts, database, long)] * ROUNDS)
         found["open"] = add("open, median", again.at(0.5))
         randomly = random_windows(database, long, options.steps)
         found["p99"] = add("random windows, p99", randomly.at(0.99))
@@ -143,10 +143,10 @@ def main() -> None:
         database.dispose()
 
         database = fresh("compared.db")
-        ids = [recorded(database, options.compared_steps)]
-        ids += [copied(database, ids[0]) for _ in range(COMPARED - 1)]
-        compared(database, ids)
-        rounds = timed([partial(compared, database, ids)] * ROUNDS)
+        ids = [record_run(database, options.compared_steps)]
+        ids += [copy_run(database, ids[0]) for _ in range(COMPARED - 1)]
+        compare(database, ids)
+        rounds = time_calls([partial(compare, database, ids)] * ROUNDS)
         what = f"{COMPARED} runs × {options.compared_steps:,} steps compared, median"
         found["compare"] = add(what, rounds.at(0.5)) / 1000
         database.dispose()

@@ -140,10 +140,10 @@ def idling(database: Database, count: int, seconds: float, *, by_word: bool) -> 
 def starting(database: Database, *, by_word: bool) -> list[float]:
     """Return how long runs wait for idle workers, submitted one after the other."""
     with waiting(database, FEW, lambda *_: None, by_word=by_word) as claimed:
-        return [_submitted(database, claimed) for _ in range(SUBMISSIONS)]
+        return [_submit(database, claimed) for _ in range(SUBMISSIONS)]
 
 
-def _submitted(database: Database, claimed: dict[int, float]) -> float:
+def _submit(database: Database, claimed: dict[int, float]) -> float:
     """Submit a run, and return how long it waited."""
     config = {"precision": "fp32", "training": {"steps": 10}}
     with database.writing() as session:

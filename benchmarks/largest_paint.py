@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, StorageState, sync_playwright
 from benchmarks import synthetic
 from benchmarks.report import report
 from benchmarks.site import Site, serving
-from tests.browser import launched
+from tests.browser import launch
 
 STEPS, LISTED, LISTED_STEPS = 10_000, 50, 500
 VIEWPORT: Any = {"width": 1440, "height": 900}
@@ -79,7 +79,7 @@ def main() -> None:
     largest: dict[str, float] = {}
     with serving(STEPS) as site, sync_playwright() as playwright:
         fill(site)
-        browser = launched(playwright)
+        browser = launch(playwright)
         context = browser.new_context()
         page = context.new_page()
         page.goto(site.link())

@@ -17,7 +17,7 @@ from benchmarks.site import serving_from
 from db.database import Database
 from db.tables import Run, Status
 from db.telemetry.telemetry import Flush
-from tests.browser import launched
+from tests.browser import launch
 
 RUNS, LIVE, MESSAGES = 300, 5, 60
 STEPS_A_FLUSH, PAUSE_SECONDS = 20, 0.2
@@ -58,7 +58,7 @@ def measure() -> list[float]:
         live = [synthetic.start_run(database) for _ in range(LIVE)]
         feeder = threading.Thread(target=feed, args=(database, live, ended), daemon=True)
         with serving_from(database, folder, 0) as site, sync_playwright() as playwright:
-            browser = launched(playwright)
+            browser = launch(playwright)
             page = browser.new_page(viewport={"width": 1440, "height": 900})
             page.add_init_script(TIME_PATCHES)
             page.goto(site.link())

@@ -117,7 +117,7 @@ async def measure(site: Site, case: Case, run_ids: Sequence[int], first: int) ->
     return measured
 
 
-def measured_case(case: Case) -> Measured:
+def measure_case(case: Case) -> Measured:
     """Run the server in a process of its own, and the viewers here."""
     with serving(FIRST_STEPS) as site:
         if case.runs == 1:
@@ -131,7 +131,7 @@ def measured_case(case: Case) -> Measured:
 
 def main() -> None:
     """Measure all cases, and print the table."""
-    cases = {case: measured_case(case) for case in CASES}
+    cases = {case: measure_case(case) for case in CASES}
     rows = []
     for case, measured in cases.items():
         behind = sorted(measured.behind)

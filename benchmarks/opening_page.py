@@ -13,7 +13,7 @@ from benchmarks import synthetic
 from benchmarks.following import VIEWPORT
 from benchmarks.report import report
 from benchmarks.site import serving_from
-from tests.browser import launched
+from tests.browser import launch
 
 ROUNDS = 9
 BAR = 2.0
@@ -34,7 +34,7 @@ def main() -> None:
         serving_from(synthetic.long_run(), folder, synthetic.LONG_STEPS) as site,
         sync_playwright() as playwright,
     ):
-        browser = launched(playwright)
+        browser = launch(playwright)
         page = browser.new_page(viewport=VIEWPORT)
         page.goto(site.link())
         page.get_by_role("button", name="Sign in").click()

@@ -119,8 +119,8 @@ def measure(name: str, precision: Precision, *, with_diffs: bool) -> Cost:
     steps, diffs = [], [0.0]
     for number in range(STEPS):
         if with_diffs and number >= STEPS - DIFFS:
-            diffs.append(_timed(diff))
-        steps.append(_timed(step))
+            diffs.append(_time(diff))
+        steps.append(_time(step))
     tensors = [value for module in modules.values() for value in module.state_dict().values()]
     state = [each.detach().numpy().tobytes() for each in [*tensors, torch.get_rng_state()]]
 
@@ -204,7 +204,7 @@ def main() -> None:
     )
 
 
-def _timed(call: Callable[[], None]) -> float:
+def _time(call: Callable[[], None]) -> float:
     start = process_time()
     call()
     return process_time() - start

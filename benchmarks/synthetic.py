@@ -105,15 +105,15 @@ def long_run() -> Database:
 
     It takes a minute to make, so it is kept in the temporary folder for the next benchmark.
     """
-    return _kept("long", (LONG_STEPS, 10_000))
+    return _open("long", (LONG_STEPS, 10_000))
 
 
 def many_runs(count: int, steps: int) -> Database:
     """Return a SQLite database with so many runs of so many steps; it is kept as well."""
-    return _kept(f"{count}-runs", (steps,) * count)
+    return _open(f"{count}-runs", (steps,) * count)
 
 
-def _kept(kind: str, lengths: Sequence[int]) -> Database:
+def _open(kind: str, lengths: Sequence[int]) -> Database:
     """Return the database of that kind, with runs of these lengths, made if need be."""
     scripts = ScriptDirectory.from_config(Database("sqlite:///unused.db").migrations())
     # Of an earlier schema there may be one too.

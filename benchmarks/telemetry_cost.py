@@ -220,7 +220,7 @@ def measure(
     for name, copy in copies.items():
         if name != "bare":
             is_looking = name in DIAGNOSES
-            added = _added(taken[name], taken["telemetry" if is_looking else "bare"])
+            added = _mean_added(taken[name], taken["telemetry" if is_looking else "bare"])
             added /= MORE_OFTEN if is_looking else 1
             if name == "all":
                 added += max(costs["telemetry"].added, 0.0)  # below it is chance
@@ -255,7 +255,7 @@ def _time_of(seconds: Callable[[], float]) -> Iterator[None]:
         yield
 
 
-def _added(seconds: list[float], without: list[float]) -> float:
+def _mean_added(seconds: list[float], without: list[float]) -> float:
     """Return the mean of the differences, without the tenth at either end."""
     differences = sorted(b - a for a, b in zip(without, seconds, strict=True))
     tenth = len(differences) // 10

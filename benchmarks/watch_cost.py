@@ -99,20 +99,20 @@ class Clocks:
     def wrap(self, sign: float) -> None:
         """Add (1) or subtract (-1) the current time of each function."""
         for owner, name in self.WRAPPED:
-            setattr(owner, name, self.clocked(vars(owner)[name], sign))
+            setattr(owner, name, self.add_clock(vars(owner)[name], sign))
 
-    def clocked(self, function: Any, sign: float) -> Any:
+    def add_clock(self, function: Any, sign: float) -> Any:
         """Return a function whose time is added."""
 
         @wraps(function)
-        def timed(*arguments: Any, **named: Any) -> Any:
+        def wrapper(*arguments: Any, **named: Any) -> Any:
             started = clock()
             try:
                 return function(*arguments, **named)
             finally:
                 self.seconds += sign * (clock() - started)
 
-        return timed
+        return wrapper
 
     def end(self) -> None:
         """Restore the functions."""
@@ -120,7 +120,7 @@ class Clocks:
             setattr(owner, name, function)
 
 
-def watched_turn(loop: Loop, folder: Path) -> tuple[list[float], float]:
+def time_watched(loop: Loop, folder: Path) -> tuple[list[float], float]:
     """Return a turn's whole seconds of each step, and the mean of those that are ours."""
     clocks = Clocks()
     clocks.wrap(-1)
@@ -128,7 +128,7 @@ def watched_turn(loop: Loop, folder: Path) -> tuple[list[float], float]:
     assert watch._run is not None
     for handle in watch._run.taps._hooks:  # the optimizers' hooks have no original
         hooks = handle.hooks_dict_ref()
-        hooks[handle.id] = clocks.clocked(hooks[handle.id], 1)
+        hooks[handle.id] = clocks.add_clock(hooks[handle.id], 1)
     clocks.wrap(1)
     for _ in range(150):  # a loop's first steps are examined more closely
         loop.step()
@@ -146,7 +146,7 @@ def bare_turn(loop: Loop) -> tuple[list[float], float]:
     While a loop is watched, its clip keeps the norms that it computes: torch's work is in our time.
     """
     clocks = Clocks()
-    vars(clip_grad)["_get_total_norm"] = clocks.clocked(vars(clip_grad)["_get_total_norm"], 1)
+    vars(clip_grad)["_get_total_norm"] = clocks.add_clock(vars(clip_grad)["_get_total_norm"], 1)
     whole = turn(loop.step)
     clocks.end()
     return whole, clocks.seconds / len(whole)
@@ -162,7 +162,7 @@ def turn(step: Callable[[], object]) -> list[float]:
     return seconds
 
 
-def logged_turn(loop: Loop, log: Callable[[Loop, torch.Tensor], None]) -> tuple[list[float], float]:
+def time_logged(loop: Loop, log: Callable[[Loop, torch.Tensor], None]) -> tuple[list[float], float]:
     """Return the same for another tool."""
     whole, held = [], 0.0
     for _ in range(TURN):
@@ -183,10 +183,10 @@ def turns(kind: str, log: Callable[[Loop, torch.Tensor], None] | None, folder: P
     for number in range(ROUNDS):
         steps, own = bare_turn(bare)
         if log is None:
-            whole, ours = watched_turn(other, folder / f"{kind}-{number}")
+            whole, ours = time_watched(other, folder / f"{kind}-{number}")
             ours -= own
         else:
-            whole, ours = logged_turn(other, log)
+            whole, ours = time_logged(other, log)
         result["bare"].append(statistics.mean(steps))
         result["other"].append(statistics.mean(whole))
         result["ours"].append(ours)

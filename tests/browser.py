@@ -18,7 +18,7 @@ ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
 DRAWN = "Number(document.querySelector('[data-drawn]')?.dataset.drawn ?? 0)"
 
 
-def launched(playwright: Playwright) -> Browser:
+def launch(playwright: Playwright) -> Browser:
     """Start the system's own; playwright would bring another."""
     found = next(filter(None, map(shutil.which, PROGRAMS)), None)
     return playwright.chromium.launch(executable_path=found, args=ARGUMENTS)

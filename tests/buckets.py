@@ -135,7 +135,7 @@ class Bucket:
         found = [each["Key"] for page in pages for each in page.get("Contents", [])]
         return sorted(key.removeprefix("lab/") for key in found)
 
-    def unfinished(self, key: str) -> list[int]:
+    def count_unfinished(self, key: str) -> list[int]:
         """Return the number of uploaded parts of each unfinished upload of a file."""
         prefix = f"lab/{key}"  # JuiceFS lists only those of one file
         result = self.client.list_multipart_uploads(Bucket=self.name, Prefix=prefix)

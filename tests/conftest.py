@@ -63,7 +63,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if only := metafunc.definition.get_closest_marker("only_on"):
             kinds = [kind for kind in kinds if kind in only.args]
         if os.environ.get("HALFSTEP_FAULTS") != "full":
-            kinds = _shortened(kinds, metafunc)
+            kinds = _shorten(kinds, metafunc)
         metafunc.parametrize("database_url", _databases(kinds, metafunc), indirect=True)
 
 
@@ -151,15 +151,15 @@ def _spread(items: list[pytest.Item]) -> None:
     """
     waiting = [item for item in items if "site" in getattr(item, "fixturenames", ())]
     busy = [item for item in items if "site" not in getattr(item, "fixturenames", ())]
-    placed = [*_placed(waiting, end=0.8), *_placed(busy, end=1.0)]
+    placed = [*_place_items(waiting, end=0.8), *_place_items(busy, end=1.0)]
     items[:] = [item for _place, item in sorted(placed, key=itemgetter(0))]
 
 
-def _placed(items: list[pytest.Item], end: float) -> list[tuple[float, pytest.Item]]:
+def _place_items(items: list[pytest.Item], end: float) -> list[tuple[float, pytest.Item]]:
     return [(end * i / len(items), item) for i, item in enumerate(items)]
 
 
-def _shortened(kinds: list[str], metafunc: pytest.Metafunc) -> list[str]:
+def _shorten(kinds: list[str], metafunc: pytest.Metafunc) -> list[str]:
     """Return the databases for long tests: one for each fault, browser test and test with workers.
 
     To a browser all databases are equal, and the queries of a worker's processes are tested on both

@@ -48,7 +48,7 @@ def run(
         "ignored": [n for n in signal.valid_signals() if signal.getsignal(n) is signal.SIG_IGN],
     }
     with Path(os.devnull).open() as null, _stream() as output, _stream() as errors:
-        code = _forked(request, [null.fileno(), output.fileno(), errors.fileno()], timeout)
+        code = _fork(request, [null.fileno(), output.fileno(), errors.fileno()], timeout)
         texts = [(stream.seek(0), stream.read())[1] for stream in (output, errors)]
     return subprocess.CompletedProcess(args, code, *texts)
 
@@ -57,7 +57,7 @@ def _stream() -> Any:
     return tempfile.TemporaryFile("w+")
 
 
-def _forked(request: dict[str, Any], streams: list[int], timeout: float) -> int:
+def _fork(request: dict[str, Any], streams: list[int], timeout: float) -> int:
     """Have the interpreter fork, and return the exit code of the fork."""
     interpreter, requests = _interpreter()
     requests.settimeout(timeout)
@@ -88,7 +88,7 @@ def _interpreter() -> tuple[subprocess.Popen[bytes], socket.socket]:
     return interpreter, ours
 
 
-def _served() -> list[str]:
+def _serve() -> list[str]:
     """Fork for each request; return what to run, in the fork only."""
     for module in MODULES:
         import_module(module)
@@ -119,7 +119,7 @@ def _served() -> list[str]:
 
 
 if __name__ == "__main__":
-    how, *words = _served()
+    how, *words = _serve()
     is_code = how == "-c"
     source = words.pop(0) if is_code else Path(how).read_text()
     sys.argv = [how, *words]

@@ -68,7 +68,7 @@ class Site:
             process.terminate()
             process.wait(SECONDS)
 
-    def gated_worker(
+    def start_gated_worker(
         self, name: str = "w1", **environment: str
     ) -> AbstractContextManager[subprocess.Popen[bytes]]:
         """A worker that offers GATED and GATED_MLP, which are slow until the gate is open."""
@@ -186,7 +186,7 @@ def type_train(words: list[str]) -> None:
 
 
 @contextmanager
-def heeded(number: signal.Signals) -> Iterator[None]:
+def heed(number: signal.Signals) -> Iterator[None]:
     """Start processes that a signal ends, where this one ignores it: behind nohup or &."""
     is_ignored = signal.getsignal(number) is signal.SIG_IGN
     if is_ignored:
@@ -208,7 +208,7 @@ def up(
 
     stop: what ends it.  python: interpreter of the environment in which it is installed.
     """
-    with heeded(stop):
+    with heed(stop):
         process = warm.Popen(
             [str(python), "-m", "halfstep.cli.main", "up"],
             env={

@@ -46,7 +46,7 @@ def fresh(server: str, template: str) -> Iterator[str]:
 
 def execute(server: str, statement: str) -> None:
     """Execute a statement outside all transactions. server: its URL without a database."""
-    with _connected(server, "postgres") as connection:
+    with _connect(server, "postgres") as connection:
         connection.execute(statement)
 
 
@@ -63,7 +63,7 @@ class Swept:
         if self._made is None:
             self._made = fresh(self._server, self._template)
             self._name = self._made.__enter__()
-            self._connection = _connected(self._server, self._name)
+            self._connection = _connect(self._server, self._name)
             self._schema = self._connection.execute(SCHEMA).fetchone()
         yield self._name
         self._sweep()
@@ -80,7 +80,7 @@ class Swept:
             self._connection.execute(OTHERS)
         except psycopg.OperationalError:  # a test stopped the server, or ended its connections
             self._connection.close()
-            self._connection = _connected(self._server, self._name)
+            self._connection = _connect(self._server, self._name)
             self._connection.execute(OTHERS)
         if self._connection.execute(SCHEMA).fetchone() == self._schema:
             _empty(self._connection)
@@ -97,7 +97,7 @@ def _empty(connection: psycopg.Connection[Any]) -> None:
     connection.execute("; ".join([*deletions, COUNT_FROM_1, FIRST_ROWS]))
 
 
-def _connected(server: str, name: str) -> psycopg.Connection[Any]:
+def _connect(server: str, name: str) -> psycopg.Connection[Any]:
     url = make_url(server.format(name=name))
     return psycopg.connect(
         host=str(url.query["host"]), user=url.username, dbname=name, autocommit=True

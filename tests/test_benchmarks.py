@@ -63,7 +63,7 @@ def test_telemetrys_cost_is_that_of_each_diagnosis_and_no_bit_of_training(
         }
 
 
-def printed_rows(module: str, *options: str) -> list[list[str]]:
+def read_printed_rows(module: str, *options: str) -> list[list[str]]:
     """Run a GPU benchmark on a CPU, at small sizes; return the cells of its tables' rows."""
     command = [sys.executable, "-m", f"benchmarks.{module}", "--device", "cpu", "--small", *options]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -73,7 +73,7 @@ def printed_rows(module: str, *options: str) -> list[list[str]]:
 
 def test_gpu_performance_measures_each_precision_loop_and_mode() -> None:
     """On a CPU all are measured except CUDA graphs, which are reported with the reason."""
-    rows = printed_rows("gpu_performance", "--modes", "eager,graph", "--seconds", "1200")
+    rows = read_printed_rows("gpu_performance", "--modes", "eager,graph", "--seconds", "1200")
     names = [precision.name for precision in gpu_loops.PRECISIONS]
     times = {tuple(row[:3]): row[3] for row in rows}
     for loop, name in product(gpu_loops.LOOPS, names):
@@ -99,7 +99,7 @@ def test_gpu_performance_reports_what_its_budget_leaves_out() -> None:
 
 def test_gpu_launches_counts_those_of_each_loop() -> None:
     """A step of any loop has at least the bare loop's operators."""
-    _header, _line, *rows = printed_rows("gpu_launches")
+    _header, _line, *rows = read_printed_rows("gpu_launches")
     counts = {tuple(row[:3]): float(row[3]) for row in rows}
     assert len(counts) == len(gpu_loops.LOOPS) * 4
     assert all(

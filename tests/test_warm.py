@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 def test_a_worker_forks_although_its_listener_thread_waits(site: Site) -> None:
     """A worker with a waiting listener thread forks supervisors, which import no torch."""
     run_id = site.submit(recipe="gated")
-    with site.gated_worker():
+    with site.start_gated_worker():
         site.wait_for_step(run_id, 1)
         maps = Path(f"/proc/{site.supervisor_pid(run_id)}/maps").read_text()
         site.open_gate()

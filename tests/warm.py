@@ -188,11 +188,11 @@ def _load() -> None:
     database_class: Any = import_module("db.database").Database
     open_database = database_class.__init__
 
-    def remembered(self: Any, *given: Any) -> None:
+    def remember(self: Any, *given: Any) -> None:
         open_database(self, *given)
         databases.add(self)
 
-    database_class.__init__ = remembered
+    database_class.__init__ = remember
     import_module("trainer.probe").recipes()  # their schemas, which every worker's probe needs
     gc.freeze()  # or each fork's collections would copy all of it
     gc.enable()

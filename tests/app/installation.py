@@ -152,7 +152,7 @@ def _side(settings: Settings, database: Database, operator: User, project: str, 
         notes.write(session, owner, notes.of_runs(side.runs), f"{mark} comparison note", "")
         _files(settings, session, side)
         _artifact(settings, session, side)
-        _kept(session, side)
+        _add_kept(session, side)
         _alert(session, owner, side)
         _secret, link = shared_links.make(session, owner, [run.id], 7)
         side.ids["link_id"] = link.id
@@ -273,7 +273,7 @@ def _artifact(settings: Settings, session: Session, side: Side) -> None:
     side.ids |= {"collection_id": version.collection_id, "version_id": version.id}
 
 
-def _kept(session: Session, side: Side) -> None:
+def _add_kept(session: Session, side: Side) -> None:
     """Add what people keep: a preset, a rule of retention, a check, a view, an upload."""
     of = {"user_id": side.owner.id, "project": side.project}
     preset = Preset(name=f"{side.mark} preset", recipe="digits", config={}, place={}, **of)

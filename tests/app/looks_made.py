@@ -11,7 +11,7 @@ INSTRUCTIONS = 100
 
 
 @contextmanager
-def counted(database: Database) -> Iterator[list[int]]:
+def count_instructions(database: Database) -> Iterator[list[int]]:
     """Count what SQLite's machine does, in hundreds of instructions: no clock is as exact."""
     hundreds = [0]
 
@@ -28,7 +28,7 @@ def counted(database: Database) -> Iterator[list[int]]:
 
 
 @contextmanager
-def noted(database: Database) -> Iterator[list[str]]:
+def collect_queries(database: Database) -> Iterator[list[str]]:
     """Collect the executed queries, except BEGIN, which only SQLite gets."""
     statements: list[str] = []
 

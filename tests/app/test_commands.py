@@ -32,7 +32,7 @@ from tests.site import (
     answers,
     free_port,
     halfstep,
-    heeded,
+    heed,
     is_running,
     type_command,
     until,
@@ -189,7 +189,7 @@ def test_up_prints_no_link_if_its_worker_has_ended(tmp_path: Path) -> None:
 def test_up_stops_cleanly_while_the_server_loads(tmp_path: Path, stop: signal.Signals) -> None:
     """The worker starts before the server's modules are loaded, and ends before it has begun."""
     port = {"HALFSTEP_PORT": str(free_port()), "HALFSTEP_DATA": str(tmp_path)}
-    with heeded(stop):
+    with heed(stop):
         process = subprocess.Popen(  # with its modules still to load, unlike tests.warm
             [sys.executable, "-m", "halfstep.cli.main", "up"],
             env=os.environ | port,
@@ -212,7 +212,7 @@ def test_up_starts_without_standard_input(tmp_path: Path) -> None:
     """`halfstep up` starts if a process manager has closed its standard input."""
     port = {"HALFSTEP_PORT": str(free_port()), "HALFSTEP_DATA": str(tmp_path)}
     command = 'exec "$0" -m halfstep.cli.main up <&-'
-    with heeded(signal.SIGTERM):
+    with heed(signal.SIGTERM):
         process = subprocess.Popen(["sh", "-c", command, sys.executable], env=os.environ | port)
     until((tmp_path / f"worker-{socket.gethostname()}.lock").exists)
     process.send_signal(signal.SIGTERM)
@@ -446,35 +446,35 @@ def test_what_operators_read_is_json_too(
     monkeypatch.setenv("HALFSTEP_DATA", str(settings.data))
     monkeypatch.setenv("HALFSTEP_DATABASE_URL", settings.database_url)
 
-    def reported(*words: str) -> list[dict[str, Any]]:
+    def report(*words: str) -> list[dict[str, Any]]:
         assert type_command(*words, "--json") == 0
         return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
-    run, summed = reported("storage", "runs")
+    run, summed = report("storage", "runs")
     assert (run["run"], run["owner"], run["stored_bytes"]) == (running.id, "ada", 0)
     assert (summed["runs"], summed["trash"]) == (1, {"runs": 0, "stored_bytes": 0})
     assert summed["disk"]["total_bytes"] >= summed["disk"]["free_bytes"]
-    assert reported("storage", "check") == [{"mismatches": 0}]
-    pruned = reported("storage", "prune", "--logs", "1", "--dry-run")
+    assert report("storage", "check") == [{"mismatches": 0}]
+    pruned = report("storage", "prune", "--logs", "1", "--dry-run")
     assert pruned == [{"runs": 0, "stored_bytes": 0}]
-    [rebuilt] = reported("rebuild", str(running.id))
+    [rebuilt] = report("rebuild", str(running.id))
     assert (rebuilt["run"], rebuilt["skipped"]) == (running.id, 0)
-    [link] = reported("link", "ada")
+    [link] = report("link", "ada")
     assert link["name"] == "ada"
     assert "/?token=" in link["link"]
-    [made] = reported("user", "add", "carol")
+    [made] = report("user", "add", "carol")
     assert made["name"] == "carol"
-    assert reported("user", "role", "carol", "viewer")[0]["role"] == "viewer"
-    assert reported("user", "change", "carol", "commands")[0]["change"] == "commands"
-    _ada, carol = reported("user", "list")
+    assert report("user", "role", "carol", "viewer")[0]["role"] == "viewer"
+    assert report("user", "change", "carol", "commands")[0]["change"] == "commands"
+    _ada, carol = report("user", "list")
     assert carol == {
         **{"name": "carol", "roles": {"": "viewer"}, "admin": False},
         **{"runs_commands": True, "deactivated": False},
     }
-    [saved] = reported("backup", str(tmp_path / "backup"))
+    [saved] = report("backup", str(tmp_path / "backup"))
     assert (saved["files"], saved["left_out"]) == (0, [])
     assert saved["rows"] > 0
-    [gone] = reported("storage", "prune", "--logs", "0", "--yes")[-1:]
+    [gone] = report("storage", "prune", "--logs", "0", "--yes")[-1:]
     with database.reading() as session:
         audit_events = session.scalars(select(AuditEvent.action).order_by(AuditEvent.id)).all()
     assert {"halfstep backup", "halfstep rebuild"} <= {*audit_events}

@@ -14,7 +14,7 @@ from db.settings import Settings
 from db.tables import Diagnosis, Membership, Project, Run, ScalerEvent, Status, User
 from db.telemetry import series, telemetry
 from tests.app.conftest import CONFIG, submit
-from tests.app.looks_made import counted, noted
+from tests.app.looks_made import collect_queries, count_instructions
 from tests.db.telemetry.telemetry_made import (
     make_metric,
     make_replay,
@@ -62,7 +62,7 @@ def test_an_update_costs_as_much_as_is_new(
             make_steps([1.0], first=2 * steps, skipped=[2 * steps]),
             events=events,
         )
-        with counted(database) as hundreds:
+        with count_instructions(database) as hundreds:
             assert look(cursor) is not None
         costs.append(hundreds[0])
         if steps == 2:
@@ -78,7 +78,7 @@ def test_forks_and_groups_are_found_by_an_index(
     """Among many runs, those of one parent or group are looked up."""
     for _ in range(300):
         submit(database, ada)
-    with counted(database) as hundreds, database.reading() as session:
+    with count_instructions(database) as hundreds, database.reading() as session:
         assert runs.forks(session, running.id) == []
     assert hundreds[0] < 5
 
@@ -93,7 +93,7 @@ def test_a_list_of_many_takes_few_queries(
     flush = telemetry.Flush(steps=[make_steps([1.0] * 9, skipped=[2])])
     with database.writing() as session:
         telemetry.record(session, running.id, running.attempt, flush)
-    with noted(database) as statements, database.reading() as session:
+    with collect_queries(database) as statements, database.reading() as session:
         rows = runs.newest(session, limit=200)
         summaries = summarise_all(session, rows, settings)
         lines = series.sparklines(session, [run for run, _owner in rows])
@@ -125,7 +125,7 @@ def test_curves_of_many_runs_take_as_many_queries_as_those_of_two(
     script.get("/api/v1/tokens")  # so that the token's use is noted by now
 
     def queries(address: str, **query: object) -> list[str]:
-        with noted(database) as statements:
+        with collect_queries(database) as statements:
             assert script.get(f"/api/v1/{address}", params=query).status_code == 200  # type: ignore[arg-type]
         return statements
 
@@ -168,6 +168,6 @@ def test_a_page_of_200_runs_takes_eleven_queries(
         session.get_one(User, ada.id).is_admin = whose == "an admin's"
     script.get("/api/v1/tokens")  # so that the token's use is noted by now
     for client, address in ((browser, "/runs"), (script, "/api/v1/runs?limit=200")):
-        with noted(database) as statements:
+        with collect_queries(database) as statements:
             assert client.get(address).text.count("digits-fp16") >= 200
         assert len(statements) <= 11, (address, statements)

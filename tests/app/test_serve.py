@@ -124,7 +124,7 @@ def test_a_long_body_may_take_its_time(
     ):
         connection.settimeout(SECONDS)
         connection.sendall(head.encode() + bytes(connections.BODY_BYTES))
-        until(lambda: any(_arrived(each) for each in list(server.server_state.connections)))
+        until(lambda: any(_has_arrived(each) for each in list(server.server_state.connections)))
         [protocol] = server.server_state.connections
         assert isinstance(protocol, connections.TimeoutProtocol)
         end_or_wait = partial(protocol.loop.call_soon_threadsafe, protocol._end_or_wait)
@@ -137,7 +137,7 @@ def test_a_long_body_may_take_its_time(
                 pass
 
 
-def _arrived(protocol: object) -> bool:
+def _has_arrived(protocol: object) -> bool:
     assert isinstance(protocol, connections.TimeoutProtocol)
     return protocol._arrived >= connections.BODY_BYTES
 

@@ -15,7 +15,7 @@ import httpx2
 import pytest
 
 from tests import warm
-from tests.site import SECONDS, halfstep, heeded, until
+from tests.site import SECONDS, halfstep, heed, until
 
 pytestmark = pytest.mark.slow
 
@@ -35,15 +35,15 @@ for step, line in enumerate(sys.stdin, 1):
 
 
 @contextmanager
-def shown(folder: Path) -> Iterator[httpx2.Client]:
+def open_shown(folder: Path) -> Iterator[httpx2.Client]:
     """Run `halfstep show` and yield a browser that is signed in by its link."""
     command = [sys.executable, "-m", "halfstep.cli.main", "show", "--no-open"]
     elsewhere = {**os.environ, "http_proxy": "http://127.0.0.1:9"}  # leads to no address here
-    with heeded(signal.SIGINT), printed(folder).open("w") as output:
+    with heed(signal.SIGINT), output_file(folder).open("w") as output:
         process = warm.Popen(command, cwd=folder, stdout=output, env=elsewhere)
     try:
-        until(lambda: "Ctrl-C" in printed(folder).read_text())
-        link = re.search(r"http://\S+", printed(folder).read_text())
+        until(lambda: "Ctrl-C" in output_file(folder).read_text())
+        link = re.search(r"http://\S+", output_file(folder).read_text())
         parts = urlsplit(link.group())
         base = f"{parts.scheme}://{parts.netloc}"
         with httpx2.Client(base_url=base, follow_redirects=True, timeout=60) as browser:
@@ -56,7 +56,7 @@ def shown(folder: Path) -> Iterator[httpx2.Client]:
         process.wait(timeout=SECONDS)
 
 
-def printed(folder: Path) -> Path:
+def output_file(folder: Path) -> Path:
     """Return the file with the output of `halfstep show` for a folder."""
     return folder / "printed"
 
@@ -77,7 +77,7 @@ def test_runs_of_a_folder_are_shown_and_cannot_be_changed(tmp_path: Path) -> Non
     (tmp_path / "script.py").write_text(SCRIPT)
     assert warm.run([sys.executable, "script.py"], cwd=tmp_path).returncode == 0
     before = contents(tmp_path / "halfstep-runs")
-    with shown(tmp_path) as browser:
+    with open_shown(tmp_path) as browser:
         until(lambda: names(browser) == {"first", "second"})
         until(lambda: bool(browser.get("/api/v1/runs/1/metrics").json()["metrics"]))
         [point] = browser.get("/api/v1/runs/1/metrics").json()["metrics"]
@@ -100,7 +100,7 @@ def test_a_run_grows_while_it_is_shown(tmp_path: Path) -> None:
         [sys.executable, "script.py"], cwd=tmp_path, stdin=subprocess.PIPE, text=True
     )
     runs, away = tmp_path / "halfstep-runs", tmp_path / "away"
-    with shown(tmp_path) as browser:
+    with open_shown(tmp_path) as browser:
         for count in (1, 2):
             script.stdin.write(f"{count}\n")
             script.stdin.flush()
@@ -108,7 +108,7 @@ def test_a_run_grows_while_it_is_shown(tmp_path: Path) -> None:
             url = "/api/v1/runs/1/metrics"
             until(lambda url=url, n=count: len(browser.get(url).json()["metrics"]) == n)
             runs.rename(away)
-            until(lambda: "No such file" in printed(tmp_path).read_text())
+            until(lambda: "No such file" in output_file(tmp_path).read_text())
             away.rename(runs)
         script.communicate()
         until(lambda: browser.get("/api/v1/runs/1").json()["status"] == "finished")

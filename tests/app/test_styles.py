@@ -40,7 +40,7 @@ def _with_parts(name: str) -> set[str]:
     return parts
 
 
-def _loaded(name: str) -> list[str]:
+def _list_loaded(name: str) -> list[str]:
     """Return the names of the style sheets that a page loads."""
     text = "".join(TEMPLATES[part] for part in _with_parts(name))
     own = re.search(r"{% set styles = (.+?) %}", text)
@@ -59,7 +59,7 @@ def test_styles_stay_small() -> None:
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_loads_the_styles_of_its_parts_and_few_others(name: str) -> None:
     """A class of its templates that only one component has is in a file that it loads."""
-    loaded = _loaded(name)
+    loaded = _list_loaded(name)
     assert sum(len(FILES[style].encode()) for style in loaded) <= MOST_BYTES_OF_A_PAGE
     text = "".join(TEMPLATES[part] for part in _with_parts(name))
     used = set(re.findall(r"[\w-]+", " ".join(re.findall(r'class="(.*?)"(?=[ >{])', text))))

@@ -15,7 +15,7 @@ from halfstep.telemetry.spool import SpoolWriter
 ID = "0123456789abcdef" * 2
 
 
-def described(**changes: Any) -> dict[str, Any]:
+def make_description(**changes: Any) -> dict[str, Any]:
     """Return the run's description from run.json, in the format of an upload."""
     content: dict[str, Any] = {
         "id": ID,
@@ -45,7 +45,7 @@ class Uploader:
         self.run, self.attempt, self.sequence, self.offset = 0, 0, 0, 0
 
     def begin(self, **changes: Any) -> httpx2.Response:
-        answer = self.post("", described(**changes))
+        answer = self.post("", make_description(**changes))
         if answer.status_code == 200:
             self.run, self.attempt = answer.json()["run"], answer.json()["attempt"]
             self.sequence, self.offset = answer.json()["sequence"], answer.json()["offset"]

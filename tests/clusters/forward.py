@@ -16,7 +16,7 @@ async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def main(host: str, port: str, path: str) -> None:
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             far_reader, far_writer = await asyncio.open_unix_connection(path)
         except OSError:
@@ -24,7 +24,7 @@ async def main(host: str, port: str, path: str) -> None:
             return
         await asyncio.gather(carry(reader, far_writer), carry(far_reader, writer))
 
-    server = await asyncio.start_server(connected, host, int(port))
+    server = await asyncio.start_server(forward, host, int(port))
     await server.serve_forever()
 
 

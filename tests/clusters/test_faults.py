@@ -24,7 +24,7 @@ from tests.buckets import Bucket, moto
 from tests.clusters.machines import LEASE_SECONDS, NET, Machine, can_make_machines, machines
 from tests.clusters.machines_made import assert_never_two_at_once, worker_of
 from tests.conftest import postgresql_control
-from tests.faults.clocks_made import HOUR, faked, jump
+from tests.faults.clocks_made import HOUR, fake_clock, jump
 from tests.faults.conftest import COUNTS, often
 from tests.site import Site, until
 from tests.trainer.conftest import assert_same_bits
@@ -53,7 +53,7 @@ class Scene:
     def start(self, machine: Machine) -> None:
         offset = self.folder / f"offset-{machine.name}"
         jump(offset, 0)
-        machine.start(**MODERATE, **self.bucket.environment, **faked(offset))
+        machine.start(**MODERATE, **self.bucket.environment, **fake_clock(offset))
 
     def submit(self) -> int:
         config: dict[str, Any] = {"precision": "fp16", "checkpoints": {"every_steps": 5}}

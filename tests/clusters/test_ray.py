@@ -94,7 +94,7 @@ def test_a_run_trains_where_ray_has_room_and_outlives_its_head(site: Site, tmp_p
     cancelled. The head is lost, and a minute later all of Ray: the run ends in its first
     attempt.
     """
-    with placed_by_ray(site, tmp_path) as cluster:
+    with place_by_ray(site, tmp_path) as cluster:
         until(lambda: site.offers("gated"))
         run_id = site.submit(STEPS, recipe="gated", nodes=2)
         site.wait_for_step(run_id, 3)
@@ -102,7 +102,7 @@ def test_a_run_trains_where_ray_has_room_and_outlives_its_head(site: Site, tmp_p
         until(lambda: "0 of 2 CPU are free" in why(site, second))
         with site.database.writing() as session:
             run_control.cancel(session, second, site.owner)
-        until(lambda: placed(site, second) == "gone")
+        until(lambda: placement_state(site, second) == "gone")
         cluster.kill_head()
         until(lambda: not cluster.is_there)
         site.wait_for_step(run_id, site.run(run_id).step + 5)
@@ -115,7 +115,7 @@ def test_a_run_trains_where_ray_has_room_and_outlives_its_head(site: Site, tmp_p
 
 def test_a_lost_node_costs_an_attempt_and_the_record_is_whole(site: Site, tmp_path: Path) -> None:
     """The expired lease queues the run again, and Ray has room for it on the other node."""
-    with placed_by_ray(site, tmp_path) as cluster:
+    with place_by_ray(site, tmp_path) as cluster:
         until(lambda: site.offers("gated"))
         run_id = site.submit(STEPS, recipe="gated")
         site.wait_for_step(run_id, 3)
@@ -128,7 +128,7 @@ def test_a_lost_node_costs_an_attempt_and_the_record_is_whole(site: Site, tmp_pa
 
 
 @contextmanager
-def placed_by_ray(site: Site, folder: Path) -> Iterator[Cluster]:
+def place_by_ray(site: Site, folder: Path) -> Iterator[Cluster]:
     """Start Ray with a placer on its head."""
     placing = {"PLACEMENT": "ray", "RAY_RESOURCE": "CPU", "RAY_ADDRESS": f"{NET}.10:{PORT}"}
     result = {f"HALFSTEP_{name}": value for name, value in placing.items()}
@@ -137,7 +137,7 @@ def placed_by_ray(site: Site, folder: Path) -> Iterator[Cluster]:
         yield cluster
 
 
-def placed(site: Site, run_id: int) -> str:
+def placement_state(site: Site, run_id: int) -> str:
     """Return the latest state of a run's first placement."""
     with site.database.reading() as session:
         return session.get_one(Placement, (run_id, 1)).state

@@ -125,7 +125,7 @@ def test_runs_train_where_slurm_puts_them(site: Site, cluster: Slurm, tmp_path: 
     assert site.run(run_id).killed_attempts == 0
     assert "exactly" in site.log(run_id)
     alone = site.submit(steps=80, recipe="gated", devices_per_node=2)
-    with site.gated_worker("box", HALFSTEP_CPU_DEVICES="2"):
+    with site.start_gated_worker("box", HALFSTEP_CPU_DEVICES="2"):
         assert site.wait(alone).status == Status.FINISHED
     folders = (site.data / "runs" / str(each) / "checkpoints" for each in (run_id, alone))
     ours, theirs = (torch.load(each / "step-00000080.pt", weights_only=True) for each in folders)

@@ -96,7 +96,7 @@ def running(database: Database, ada: User, worker: Worker) -> Run:
         return run
 
 
-def blocked(database: Database) -> bool:
+def is_blocked(database: Database) -> bool:
     """Return whether a connection waits for a lock of another one."""
     waits = select(func.count()).select_from(text("pg_stat_activity"))
     waits = waits.where(text("wait_event_type = 'Lock' AND datname = current_database()"))

@@ -34,8 +34,8 @@ from halfstep.check.report import Row
 from halfstep.check.session import CheckedLoop, CheckedSteps
 from halfstep.diagnosis.finding import Finding
 from halfstep.session import run_start
-from tests.diagnosis.remedies import offered
-from tests.diagnosis.trial import recorded
+from tests.diagnosis.remedies import list_offered
+from tests.diagnosis.trial import open_recorded
 
 FOLDER = Path(__file__).parent / "held_out"
 HEALTHY = "none"
@@ -202,7 +202,7 @@ def judge_watched(case: Case) -> Judged:
             handle.finish()
         rows = []
         for each in Path(folder).glob("*/run.json"):
-            with recorded(each.parent) as (session, row):
+            with open_recorded(each.parent) as (session, row):
                 found = [each for each in findings.of_run(session, row) if each.cause]
                 rows += [_row(case, each) for each in found]
     harmful = {word for row in rows for word in _contradicted(case, row)}
@@ -247,7 +247,7 @@ def _lines(case: Case, row: Row) -> Iterator[int]:
 
 def _contradicted(case: Case, row: Row) -> Iterator[str]:
     """Yield remedies of a row that would not help by the measured facts."""
-    remedies = offered(Finding(row.title, f"{row.text} {row.advice}", fix=row.fix))
+    remedies = list_offered(Finding(row.title, f"{row.text} {row.advice}", fix=row.fix))
     facts = {"fp32": "finite_in_fp32", "bf16": "finite_in_bf16"}
     facts |= {"smaller_scale": "smaller_scale_helps"}
     yield from (word for word, fact in facts.items() if word in remedies and not case.facts[fact])

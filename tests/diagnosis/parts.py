@@ -22,7 +22,7 @@ def grad_scaler(scale: float = 2.0**12, growth_interval: int = 2000) -> torch.am
     return torch.amp.GradScaler(DEVICE, init_scale=scale, growth_interval=growth_interval)
 
 
-def seeded(seed: int) -> torch.Generator:
+def make_generator(seed: int) -> torch.Generator:
     """Return a generator of random numbers of the loops' device."""
     return torch.Generator(DEVICE).manual_seed(seed)
 
@@ -97,11 +97,11 @@ class GRUNet(nn.Module):
         return out
 
 
-def labelled(
+def draw_labelled(
     steps: int, shape: tuple[int, ...] = (8,), *, batch: int = 32, classes: int = 4, seed: int = 1
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield batches that can be learned: the label is where the first numbers are largest."""
-    generator = seeded(seed)
+    generator = make_generator(seed)
     for _ in range(steps):
         x = torch.randn(batch, *shape, generator=generator)
         yield x, x.flatten(1)[:, :classes].argmax(1)
@@ -109,7 +109,7 @@ def labelled(
 
 def tokens(steps: int, *, batch: int = 8, length: int = 12, seed: int = 1) -> Iterator[Tensor]:
     """Yield sequences that count up by a step of their own, modulo 17: (B, T + 1)."""
-    generator = seeded(seed)
+    generator = make_generator(seed)
     for _ in range(steps):
         first = torch.randint(0, 17, (batch, 1), generator=generator)
         stride = torch.randint(1, 4, (batch, 1), generator=generator)

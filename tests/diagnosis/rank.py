@@ -17,7 +17,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.diagnosis.corpus import LOOPS
-from tests.diagnosis.trial import watched_run
+from tests.diagnosis.trial import run_watched
 from tests.diagnosis.truth import observe
 from tests.diagnosis.unwatched import Unwatched, run
 
@@ -32,7 +32,7 @@ def main() -> None:
     )
     loop = LOOPS[name]
     if runs:
-        both: list[Any] = [run(loop, Unwatched()), watched_run(loop, Path(runs[0]))]
+        both: list[Any] = [run(loop, Unwatched()), run_watched(loop, Path(runs[0]))]
     else:
         both = [observe(loop), observe(loop, fp32=True)]
     torch.save(both, result)

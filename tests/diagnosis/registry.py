@@ -156,7 +156,7 @@ def loop(
             assert name not in LOOPS, f"there are two loops {name!r}"
             LOOPS[name] = Loop(
                 name=name,
-                train=_bound(function, arguments),
+                train=_bind(function, arguments),
                 cause=cause,
                 accepts=frozenset(accepts),
                 harmful=frozenset(harmful),
@@ -177,7 +177,7 @@ def _part(name: str, value: Any) -> str:
     return str(value) if isinstance(value, str) else f"{name}{value:g}"
 
 
-def _bound(
+def _bind(
     function: Callable[..., object], arguments: dict[str, Any]
 ) -> Callable[[WatchCall], object]:
     return lambda watch: function(watch, **arguments)

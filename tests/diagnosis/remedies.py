@@ -90,7 +90,7 @@ EXCLUSIVE_CAUSES = tuple(
 )
 
 
-def offered(finding: Finding) -> frozenset[str]:
+def list_offered(finding: Finding) -> frozenset[str]:
     """Return the remedies that a finding offers, as words of registry.REMEDIES."""
     found = {NAMES[name] for name in finding.remedies if name in NAMES}
     if finding.module:  # a fork may run it so
@@ -132,7 +132,7 @@ def contradictions(findings: Iterable[Finding]) -> list[frozenset[str]]:
     """Return pairs of causes or remedies that exclude each other and are shown together."""
     shown = list(findings)
     causes = {str(getattr(each, "cause", "")) for each in shown}
-    remedies = frozenset[str]().union(*map(offered, shown))
+    remedies = frozenset[str]().union(*map(list_offered, shown))
     return [pair for pair in EXCLUSIVE_CAUSES if pair <= causes] + [
         pair for pair in EXCLUSIVE_REMEDIES if pair <= remedies
     ]

@@ -37,7 +37,7 @@ def test_a_loop_has_the_cause_that_it_is_registered_with(loop: Loop) -> None:
 @each_loop(chosen(), most=8)
 def test_watching_changes_no_bit(loop: Loop) -> None:
     """Weights, buffers, optimizers' state and exceptions are those of the loop unwatched."""
-    ended = trial.tried(loop.name)
+    ended = trial.try_loop(loop.name)
     assert ended.watched.differences(ended.unwatched) == []
     assert ended.unwatched.state or loop.raises
 
@@ -75,7 +75,7 @@ class Caused(Finding):
 )
 def test_remedies_are_parsed_from_sentences(text: str, words: set[str]) -> None:
     """Recommended remedies count; excluded ones do not."""
-    assert remedies.offered(Finding("Title", text)) == words
+    assert remedies.list_offered(Finding("Title", text)) == words
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_remedies_are_parsed_from_sentences(text: str, words: set[str]) -> None:
 )
 def test_remedies_are_parsed_from_code(fix: str, words: set[str]) -> None:
     """Changed lines count; lines that only show the place do not."""
-    assert remedies.offered(Caused("Title", "Text", fix=fix)) == words
+    assert remedies.list_offered(Caused("Title", "Text", fix=fix)) == words
 
 
 def test_contradictory_findings_are_noticed() -> None:

@@ -17,7 +17,7 @@ NOT_FOR_CHECK = ("backward_overflow", "metric_nonfinite", "nonfinite_without_sca
 @each_loop(chosen())
 def test_the_true_cause_is_named_first(loop: Loop) -> None:
     """A loop's first finding names its cause; a healthy loop has no finding of a cause."""
-    ended = trial.tried(loop.name)
+    ended = trial.try_loop(loop.name)
     titles = [each.title for each in ended.findings]
     if loop.is_healthy:
         assert ended.causes == [], titles
@@ -54,7 +54,7 @@ def test_a_loop_on_a_gpu_is_diagnosed_alike(loop: Loop) -> None:
         assert ended.causes == [], titles
     else:
         assert {loop.cause, *loop.accepts} & {*ended.causes[:1]}, titles
-    harm = {each.title: remedies.offered(each) & loop.harmful for each in ended.findings}
+    harm = {each.title: remedies.list_offered(each) & loop.harmful for each in ended.findings}
     assert {title: sorted(words) for title, words in harm.items() if words} == {}
 
 
@@ -73,8 +73,8 @@ def test_a_gpus_loss_that_nobody_examined_has_an_unknown_cause() -> None:
 @each_loop(chosen())
 def test_no_remedy_would_harm(loop: Loop) -> None:
     """No finding offers what makes a loop worse, and no two contradict each other."""
-    ended = trial.tried(loop.name)
-    harm = {each.title: remedies.offered(each) & loop.harmful for each in ended.findings}
+    ended = trial.try_loop(loop.name)
+    harm = {each.title: remedies.list_offered(each) & loop.harmful for each in ended.findings}
     assert {title: sorted(words) for title, words in harm.items() if words} == {}
     assert remedies.contradictions(ended.findings) == []
 
@@ -82,7 +82,7 @@ def test_no_remedy_would_harm(loop: Loop) -> None:
 @each_loop([each for each in chosen() if not each.is_healthy])
 def test_nothing_learned_is_not_healthy(loop: Loop) -> None:
     """The health is not "healthy" where gradients are all 0 or no weight moved at all."""
-    ended = trial.tried(loop.name)
+    ended = trial.try_loop(loop.name)
     if ended.health and (loop.cause == "zero_gradients" or not ended.unwatched.moved):
         assert ended.health.word != "healthy", ended.health.reason
 

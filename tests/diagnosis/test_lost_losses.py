@@ -9,15 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.diagnosis import trial
-from tests.diagnosis.parts import Block, autocast, grad_scaler, labelled, mlp
+from tests.diagnosis.parts import Block, autocast, draw_labelled, grad_scaler, mlp
 from tests.diagnosis.registry import HEALTHY, Loop, WatchCall
 
 LossFunction = Callable[[Tensor, Tensor, int], Tensor]
 
 
-def _tried(
-    precision: str, loss_of: LossFunction, rate: float = 1e-3, **options: Any
-) -> trial.Trial:
+def _try(precision: str, loss_of: LossFunction, rate: float = 1e-3, **options: Any) -> trial.Trial:
     """Train a small network with SGD, with a scaler in fp16, and diagnose it."""
 
     def train(watch: WatchCall) -> None:
@@ -25,7 +23,7 @@ def _tried(
         optimizer = torch.optim.SGD(net.parameters(), lr=rate)
         scaler = grad_scaler() if precision == "fp16" else None
         watch(net, name="net")
-        for number, (x, y) in enumerate(labelled(60)):
+        for number, (x, y) in enumerate(draw_labelled(60)):
             optimizer.zero_grad()
             with autocast(precision):
                 loss = loss_of(net(x), y, number)
@@ -49,18 +47,18 @@ def _ignoring(out: Tensor, y: Tensor, number: int) -> Tensor:
     return F.cross_entropy(out, torch.full_like(y, -100) if number % 7 == 3 else y)
 
 
-def _masked(out: Tensor, y: Tensor, number: int) -> Tensor:
+def _mask(out: Tensor, y: Tensor, number: int) -> Tensor:
     mask = F.one_hot(y, 4).bool() & (torch.arange(len(y)) == number % len(y))[:, None]
     return F.cross_entropy(out.float().masked_fill(mask, -torch.inf), y)
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
-@pytest.mark.parametrize("loss_of", [_ignoring, _masked])
+@pytest.mark.parametrize("loss_of", [_ignoring, _mask])
 def test_a_loss_without_effect_on_the_weights_is_no_cause(
     precision: str, loss_of: LossFunction
 ) -> None:
     """The mean over no labels is NaN, a masked class inf; neither is an overflow or the end."""
-    ended = _tried(precision, loss_of)
+    ended = _try(precision, loss_of)
     assert ended.causes == ["undefined_forward"]
     assert [each.title for each in ended.findings] == ["Undefined in every precision"]
     assert ended.watched.nonfinite("weight") == []
@@ -78,7 +76,7 @@ def test_divergence_is_named_with_its_losses(
     """The loss grew until it was not finite, so the learning rate is the remedy, not a
     precision.
     """
-    first = _tried(precision, _far, rate, is_unreadable=is_unreadable).findings[0]
+    first = _try(precision, _far, rate, is_unreadable=is_unreadable).findings[0]
     assert "The loss had grown from" in first.text
     assert "lr=rate / 10" in first.fix
     assert not {"fp32", "bf16"} & {*first.remedies}
@@ -92,7 +90,7 @@ def _near_zero(out: Tensor, _y: Tensor, number: int) -> Tensor:
 @pytest.mark.parametrize("precision", ["fp16", "fp32"])
 def test_a_loss_that_begins_at_zero_has_not_diverged(precision: str) -> None:
     """A surrogate loss is 0 in the first step, and 0.04 is no divergence from it."""
-    ended = _tried(precision, _near_zero)
+    ended = _try(precision, _near_zero)
     assert ended.findings
     assert not any("had grown" in each.text for each in ended.findings)
 
@@ -105,7 +103,7 @@ def _exponential(out: Tensor, _y: Tensor, _number: int) -> Tensor:
 @pytest.mark.parametrize("is_unreadable", [False, True])
 def test_an_overflow_in_the_loss_function_has_its_line(*, is_unreadable: bool) -> None:
     """All modules are finite: the finding names the expression and its line."""
-    ended = _tried("fp16", _exponential, is_unreadable=is_unreadable)
+    ended = _try("fp16", _exponential, is_unreadable=is_unreadable)
     assert "`(12 + out.half()).exp()` (test_lost_losses.py:" in ended.findings[0].text
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.diagnosis import trial
-from tests.diagnosis.parts import autocast, grad_scaler, labelled, mlp
+from tests.diagnosis.parts import autocast, draw_labelled, grad_scaler, mlp
 from tests.diagnosis.registry import HEALTHY, Loop, WatchCall
 
 
@@ -42,7 +42,7 @@ def test_parameters_without_an_optimizer_are_listed(change: str, count: int, ste
             net.append(nn.Linear(4, 4))
         scaler = grad_scaler()
         watch(net, name="net")
-        for number, (x, y) in enumerate(labelled(steps)):
+        for number, (x, y) in enumerate(draw_labelled(steps)):
             net.zero_grad()
             with autocast("fp16"):
                 loss = F.cross_entropy(net(x), y)

@@ -44,7 +44,7 @@ from halfstep.telemetry.run_folder import read_outcome, read_run
 from halfstep.telemetry.spool import SpoolReader, Unrecordable
 from tests import warm
 from tests.diagnosis.parts import DEVICE
-from tests.diagnosis.recipes.cases import trained
+from tests.diagnosis.recipes.cases import train_recipe
 from tests.diagnosis.registry import HEALTHY, LOOPS, Handle, Loop
 from tests.diagnosis.truth import Truth, observe
 from tests.diagnosis.unwatched import Ended, Unwatched, run
@@ -114,23 +114,23 @@ def attempt(loop: Loop, *, is_unreadable: bool = IS_UNREADABLE) -> Trial:
             printed = io.StringIO()
             place = unreadable() if is_unreadable else contextlib.nullcontext()
             with contextlib.redirect_stderr(printed), place:
-                watched = watched_run(loop, runs)
+                watched = run_watched(loop, runs)
             result = printed.getvalue()
         trial = Trial(loop, unwatched, watched, reported=result)
         for each in sorted(runs.glob("*/run.json")):
-            with recorded(each.parent) as (session, row):
+            with open_recorded(each.parent) as (session, row):
                 trial.findings += findings.of_run(session, row)
                 trial.health = scaling_health(session, row) or trial.health
         return trial
 
 
 @cache
-def tried(name: str) -> Trial:
+def try_loop(name: str) -> Trial:
     """Return a loop's trial, shared by several tests."""
     return attempt(LOOPS[name])
 
 
-def watched_run(loop: Loop, runs: Path) -> Ended:
+def run_watched(loop: Loop, runs: Path) -> Ended:
     """Train a loop, watched; its runs lie in this folder."""
     opened: list[watch_session.Watch] = []
 
@@ -168,7 +168,7 @@ def unreadable() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def recorded(folder: Path) -> Iterator[tuple[Any, Run]]:
+def open_recorded(folder: Path) -> Iterator[tuple[Any, Run]]:
     """Yield a session of a database that holds what this run's folder does, and its row."""
     with _database() as database:
         with database.writing() as session:
@@ -182,7 +182,7 @@ def _database() -> Iterator[Database]:
     """Yield an empty one."""
     with tempfile.TemporaryDirectory(prefix="halfstep-trial-") as place:
         path = Path(place) / "halfstep.db"
-        shutil.copy(_migrated(), path)
+        shutil.copy(_migrate(), path)
         database = Database(f"sqlite:///{path}")
         try:
             yield database
@@ -250,7 +250,7 @@ def events(folder: Path) -> list[dict[str, Any]]:
 
 
 @cache
-def _migrated() -> Path:
+def _migrate() -> Path:
     """Return the path of a migrated empty database, which each trial copies."""
     folder = tempfile.mkdtemp(prefix="halfstep-migrated-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -316,7 +316,8 @@ def _of_recipe(loop: Loop) -> Trial:
     items: list[Any] = []
     unwatched = run(loop, Unwatched())
     result = replace(
-        loop, train=lambda watch: trained(loop.recipe, {"precision": loop.precision}, watch, items)
+        loop,
+        train=lambda watch: train_recipe(loop.recipe, {"precision": loop.precision}, watch, items),
     )
     trial = Trial(loop, unwatched, run(result, Unwatched()))
     with _database() as database:

@@ -124,15 +124,15 @@ class _Recorder:
         self._depth = 0
         self._used: dict[int, tuple[nn.Parameter, Tensor]] = {}  # by optimizer: its last gradient
 
-    def watched(self, *modules: nn.Module) -> None:
+    def watch(self, *modules: nn.Module) -> None:
         for module in modules:
-            module.register_forward_pre_hook(self._entered, with_kwargs=True)
+            module.register_forward_pre_hook(self._on_enter, with_kwargs=True)
             bad = [n for n, b in module.named_buffers() if not b.isfinite().all()]
             self.truth.infinite_by_design += bad
             for parameter in module.parameters():
                 self._parameters[id(parameter)] = parameter
 
-    def _entered(self, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _on_enter(self, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         self.truth.forwards += 1
         given = [*inputs, *named.values()]
         floats = [x for x in given if isinstance(x, Tensor) and x.is_floating_point()]
@@ -347,7 +347,7 @@ def observe(loop: Loop, *, fp32: bool = False) -> Truth:
             _wrap(stack, scheduler, "step", recorder.scheduler_step)
         hook = register_optimizer_step_pre_hook(recorder.optimizer_step)
         stack.callback(hook.remove)
-        watch = Unwatched(on_watch=recorder.watched)
+        watch = Unwatched(on_watch=recorder.watch)
         ended = run(loop, watch)
     truth.error = ended.error
     truth.logged_nonfinite = [n for n, v in dict(watch.logged).items() if not math.isfinite(v)]
@@ -368,14 +368,14 @@ def in_fp32() -> Iterator[None]:
     with ExitStack() as stack:
         enter = torch.autocast.__enter__
 
-        def disabled(self: torch.autocast) -> Any:
+        def disable(self: torch.autocast) -> Any:
             was, self._enabled = self._enabled, False  # one that decorates is entered again
             try:
                 return enter(self)
             finally:
                 self._enabled = was
 
-        stack.enter_context(patch.object(torch.autocast, "__enter__", disabled))
+        stack.enter_context(patch.object(torch.autocast, "__enter__", disable))
         for owner in (nn.Module, Tensor):
             for name in ("half", "bfloat16"):
                 stack.enter_context(patch.object(owner, name, lambda self: self))

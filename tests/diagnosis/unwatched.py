@@ -99,7 +99,7 @@ def run(loop: Loop, watch: WatchCall) -> Ended:
     modules: list[nn.Module] = []
     first: dict[str, Tensor] = {}
 
-    def called(*given: nn.Module, **options: Any) -> Any:
+    def call(*given: nn.Module, **options: Any) -> Any:
         for module in given:
             for name, value in _state_of(module, len(modules)):
                 first[name] = value
@@ -107,14 +107,14 @@ def run(loop: Loop, watch: WatchCall) -> Ended:
         return watch(*given, **options)
 
     _seed(loop.seed)
-    torch._dynamo.reset() if "torch._dynamo" in _loaded() else None
+    torch._dynamo.reset() if "torch._dynamo" in _load() else None
     # A recipe is given its device.
     has_default = DEVICE == "cpu" or loop.recipe is not None
     place = nullcontext() if has_default else torch.device(DEVICE)
     with place, _optimizers() as optimizers, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            loop.train(called)
+            loop.train(call)
         except Exception as error:
             ended.error, ended.exception = f"{type(error).__name__}: {error}", error
     ended.warnings = [f"{each.category.__name__}: {each.message}" for each in caught]
@@ -130,7 +130,7 @@ def run(loop: Loop, watch: WatchCall) -> Ended:
     return ended
 
 
-def _loaded() -> Mapping[str, Any]:
+def _load() -> Mapping[str, Any]:
     import sys
 
     return sys.modules
@@ -143,11 +143,11 @@ def _optimizers() -> Iterator[list[Optimizer]]:
     made.clear()
     init = Optimizer.__init__
 
-    def kept(self: Optimizer, *args: Any, **kwargs: Any) -> None:
+    def keep(self: Optimizer, *args: Any, **kwargs: Any) -> None:
         made.append(self)
         init(self, *args, **kwargs)
 
-    with patch.object(Optimizer, "__init__", kept):
+    with patch.object(Optimizer, "__init__", keep):
         yield made
 
 

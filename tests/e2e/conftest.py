@@ -12,7 +12,7 @@ from db.database import Database
 from db.settings import Settings
 from db.tables import User
 from tests.app.conftest import offered, running, serving, settings  # noqa: F401 - fixtures
-from tests.browser import launched
+from tests.browser import launch
 
 MILLISECONDS = 15_000  # patience with a slow machine
 
@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def chromium() -> Iterator[Browser]:
     """The system's own Chromium, closed before other tests: Playwright keeps the event loop."""
     with sync_playwright() as playwright:
-        browser = launched(playwright)
+        browser = launch(playwright)
         yield browser
         browser.close()
 

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from PIL import Image
 from playwright.sync_api import Page, expect, sync_playwright
 
-from tests.browser import launched, wait_until
+from tests.browser import launch, wait_until
 from tests.site import until, up
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
@@ -166,7 +166,7 @@ def main(chosen: list[str]) -> None:
         up(HALFSTEP_DATA=data) as (_process, link),
         sync_playwright() as playwright,
     ):
-        browser = launched(playwright)
+        browser = launch(playwright)
         page = browser.new_page()
         expect.set_options(timeout=PATIENCE)
         page.set_default_timeout(PATIENCE)

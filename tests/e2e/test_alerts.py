@@ -77,9 +77,9 @@ def test_an_admin_sets_an_alert_of_the_service(ada: User, database: Database, pa
     page.goto("/alerts")
     page.get_by_role("button", name="New rule").click()
     condition = page.locator("[data-condition]")
-    assert "backup_old" not in offered(page)
+    assert "backup_old" not in list_offered(page)
     page.locator("[data-scope]").select_option("service")
-    assert offered(page)[0] == condition.input_value() == "worker_silent"
+    assert list_offered(page)[0] == condition.input_value() == "worker_silent"
     condition.select_option("backup_old")
     page.get_by_label("Hours", exact=True).fill("24")
     page.get_by_role("button", name="Add rule").click()
@@ -91,7 +91,7 @@ def test_an_admin_sets_an_alert_of_the_service(ada: User, database: Database, pa
     expect(page).to_have_url(re.compile("/storage$"))
 
 
-def offered(page: Page) -> list[str]:
+def list_offered(page: Page) -> list[str]:
     """Return the conditions that the form offers."""
     options = page.locator("[data-condition] option:enabled").all()
     return [option.get_attribute("value") or "" for option in options]

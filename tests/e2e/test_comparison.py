@@ -10,8 +10,8 @@ from sqlalchemy import update
 from db.database import Database
 from db.queue import queue
 from db.tables import Run, RunNode, Status, User
-from tests.app.compare.any_runs_made import trained
-from tests.app.compare.seeds_made import seeded, two_precisions
+from tests.app.compare.any_runs_made import train
+from tests.app.compare.seeds_made import add_seed, two_precisions
 from tests.app.conftest import start_run
 from tests.browser import wait_until
 from tests.db.conftest import make_watched
@@ -72,8 +72,8 @@ def test_parity_follows_its_runs(database: Database, ada: User, offered: None, p
     the view; axe finds no violations.
     """
     two_precisions(database, ada)
-    last = seeded(database, ada, "fp32", 5, 0.95, status=None)
-    seeded(database, ada, "fp16", 5, 0.94)
+    last = add_seed(database, ada, "fp32", 5, 0.95, status=None)
+    add_seed(database, ada, "fp16", 5, 0.94)
     page.goto(f"/compare?runs={','.join(map(str, range(1, 13)))}&x=applied")
     parity = page.get_by_role("region", name="Parity", exact=True)
     expect(parity).to_contain_text("Unknown for fp16: not finished: run 11 (running)")
@@ -128,7 +128,7 @@ def test_runs_are_compared_starting_from_a_run(
     averaged over equal settings; the URL contains it all, and active runs grow.
     """
     for lr, base in ((0.1, 3.0), (0.1, 2.0), (0.2, 1.0)):
-        trained(database, ada, [base] * 60, lr=lr)
+        train(database, ada, [base] * 60, lr=lr)
     with database.writing() as session:
         for run_id in (1, 2, 3):
             session.get_one(Run, run_id).workload = {"examples": 10 * run_id}
@@ -211,7 +211,7 @@ def test_panels_and_legend_fit_the_first_screen(
     never scrolls sideways; a focused row highlights its line.
     """
     for n in range(10):
-        trained(database, ada, [3.0, 2.0, 1.0], lr=0.1 * (1 + n))
+        train(database, ada, [3.0, 2.0, 1.0], lr=0.1 * (1 + n))
     page.set_viewport_size({"width": 1440, "height": 900})
     page.goto("/compare?runs=1,2,3,4")
     page.wait_for_selector("[data-plot=grad_norm][data-drawn]")
@@ -263,7 +263,7 @@ def test_the_seeds_of_a_configuration_have_one_mean(
 ) -> None:
     """Runs are grouped by everything but the seed; the loss scale is drawn for each run."""
     for lr, seed, loss in ((0.1, 1, 2.0), (0.1, 2, 4.0), (0.2, 1, 1.0), (0.2, 2, 3.0)):
-        trained(database, ada, [loss] * 20, lr=lr, seed=seed)
+        train(database, ada, [loss] * 20, lr=lr, seed=seed)
     page.goto("/compare?runs=1,2,3,4&draw=loss&draw=scale")
     averaging = page.get_by_label("Average runs by")
     averaging.select_option("Mean over seeds")

@@ -30,13 +30,13 @@ def tab_to(page: Page, name: str) -> None:
     pytest.fail(f"{page.url}: no Tab leads to {name}")
 
 
-def typed(page: Page, name: str, text: str) -> None:
+def type_text(page: Page, name: str, text: str) -> None:
     tab_to(page, name)
     page.keyboard.press("Control+a")
     page.keyboard.type(text)
 
 
-def received(page: Page, text: str) -> None:
+def read_announcement(page: Page, text: str) -> None:
     """Return the announcement: the status that changed since the page was loaded."""
     expect(page.get_by_role("status").filter(has_text=text)).to_be_visible()
 
@@ -53,45 +53,45 @@ def test_each_form_is_filled_and_answered_by_keyboard(
     violations: list[str] = []
 
     page.goto("/projects")
-    typed(page, "Name", "vision")  # the first field of that name gives roles
+    type_text(page, "Name", "vision")  # the first field of that name gives roles
     while page.evaluate("document.activeElement.name") != "name":
-        typed(page, "Name", "vision")
+        type_text(page, "Name", "vision")
     page.keyboard.press("Enter")
-    received(page, "The project is created.")
-    typed(page, "New name", "sight")
+    read_announcement(page, "The project is created.")
+    type_text(page, "New name", "sight")
     page.keyboard.press("Enter")
-    received(page, "The project is renamed to sight.")
+    read_announcement(page, "The project is renamed to sight.")
     violations += found_on(page)
     tab_to(page, "Delete project sight")
     page.keyboard.press("Space")
     expect(page.get_by_role("button", name="Cancel")).to_be_focused()
     page.keyboard.press("Shift+Tab")
     page.keyboard.press("Enter")
-    received(page, "The project sight is deleted.")
+    read_announcement(page, "The project sight is deleted.")
 
     page.goto("/retention")
-    typed(page, "Checkpoints", "30")
+    type_text(page, "Checkpoints", "30")
     page.keyboard.press("Enter")
-    received(page, "This would delete nothing now")
+    read_announcement(page, "This would delete nothing now")
     tab_to(page, "Set the rule")
     page.keyboard.press("Enter")
-    received(page, "The rule is set.")
+    read_announcement(page, "The rule is set.")
     violations += found_on(page)
 
     page.goto("/notes?runs=1,2")
-    typed(page, "Note", "# Why")
+    type_text(page, "Note", "# Why")
     tab_to(page, "Save")
     page.keyboard.press("Space")
-    received(page, "The note is saved.")
+    read_announcement(page, "The note is saved.")
     violations += found_on(page)
 
     page.goto("/runs/new?recipe=digits")
     tab_to(page, "Save as a preset")
     page.keyboard.press("Enter")
-    typed(page, "Name of the preset", "quick")
+    type_text(page, "Name of the preset", "quick")
     tab_to(page, "Save")
     page.keyboard.press("Space")
-    received(page, "The preset quick is saved.")
+    read_announcement(page, "The preset quick is saved.")
     violations += found_on(page)
 
     page.goto("/alerts")
@@ -101,7 +101,7 @@ def test_each_form_is_filled_and_answered_by_keyboard(
     page.keyboard.type("A run fails"[:5])
     tab_to(page, "Add rule")
     page.keyboard.press("Enter")
-    received(page, "The rule is added.")
+    read_announcement(page, "The rule is added.")
     violations += found_on(page)
     page.reload()
     expect(page.get_by_text("The rule is added.")).to_have_count(0)

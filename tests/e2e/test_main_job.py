@@ -41,7 +41,7 @@ def test_submit_watch_and_download(
     page.goto(f"/?token={token}")
     page.get_by_role("button", name="Sign in").click()
     page.wait_for_url("**/runs")
-    with site.gated_worker():
+    with site.start_gated_worker():
         until(lambda: site.offers(GATED))
         page.get_by_role("link", name="New run").first.click()
         page.get_by_role("link", name="Gated digits").click()

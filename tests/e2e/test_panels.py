@@ -26,7 +26,7 @@ def measured(database: Database, running: Run) -> None:
     record(database, running, make_steps([2.0] * 20), events=events)
 
 
-def _opened(page: Page) -> None:
+def _open(page: Page) -> None:
     page.wait_for_selector("[data-plot=loss][data-drawn='20']")
     page.locator("[data-group='a/']").scroll_into_view_if_needed()
     page.wait_for_selector("[data-plot='a/x'][data-drawn]")
@@ -53,7 +53,7 @@ def test_panels_are_arranged_by_pointer_and_by_keyboard(measured: None, page: Pa
     A reload keeps it, and the toolbar.
     """
     page.goto("/runs/1")
-    _opened(page)
+    _open(page)
     titles = page.locator("[data-group='a/'] h3")
     expect(titles).to_have_text([name.removeprefix("a/") for name in NAMES])
 
@@ -90,7 +90,7 @@ def test_panels_are_arranged_by_pointer_and_by_keyboard(measured: None, page: Pa
 
     page.goto("/runs/1")
     page.wait_for_url("**/runs/1?x=time")
-    _opened(page)
+    _open(page)
     expect(page.locator("[data-row=loss] [data-resize]")).to_have_attribute("aria-label", loss)
     expect(titles).to_have_text(["z", "y", "x"])
     expect(resizer).to_have_attribute("aria-label", wide)
@@ -103,7 +103,7 @@ def test_panel_shows_its_points_as_a_table_and_keeps_a_fixed_range(
 ) -> None:
     """The table has the drawn points; a fixed y range stays while the run grows, and in the URL."""
     page.goto("/runs/1")
-    _opened(page)
+    _open(page)
 
     def choose(item: str) -> None:
         page.get_by_role("button", name="a/x: more").click()
@@ -144,7 +144,7 @@ def test_small_panels_have_their_title_once_and_sections_the_whole_width(
     for width, columns in ((1440, 3), (1024, 2), (390, 1)):
         page.set_viewport_size({"width": width, "height": 900})
         page.goto("/runs/1")
-        _opened(page)
+        _open(page)
         panel = page.locator("[data-row='a/x']")
         panel.scroll_into_view_if_needed()
         head = panel.locator("header")

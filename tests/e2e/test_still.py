@@ -106,7 +106,7 @@ def hear(page: Page) -> None:
     )
 
 
-def shown_by_now(page: Page, received: int) -> None:
+def wait_for_news(page: Page, received: int) -> None:
     """Wait for news, and until they would be on the page if nothing held them up."""
     until(lambda: page.evaluate("window.heard") > received)
     page.clock.run_for(1000)
@@ -137,7 +137,7 @@ def test_a_click_works_although_updates_arrive_between_press_and_release(
     last = train(settings, database, running, 1)
     with database.writing() as session:
         queue.end(session, 1, 1, Status.FINISHED)
-    shown_by_now(page, received)
+    wait_for_news(page, received)
     page.mouse.up()
     assert page.evaluate("window.clicked") == "/runs/1/checkpoints/1/download"
     page.clock.resume()
@@ -162,7 +162,7 @@ def test_click_on_a_run_arrives_though_a_newer_one_comes_in_above_it(
     for _ in range(2):
         received = page.evaluate("window.heard")
         submit(database, ada)
-        shown_by_now(page, received)
+        wait_for_news(page, received)
     page.mouse.up()
     page.wait_for_url("**/runs/1")
 
@@ -180,7 +180,7 @@ def test_updates_wait_for_an_open_select_at_most_five_seconds(
     page.get_by_label("Module").click()
     received = page.evaluate("window.heard")
     train(settings, database, running, 2)
-    shown_by_now(page, received)
+    wait_for_news(page, received)
     expect(step).to_have_text("100")
     page.clock.run_for(5000)
     expect(step).to_have_text("200")

@@ -15,7 +15,7 @@ from tests.browser import STATUS
 from tests.db.telemetry.telemetry_made import make_steps, record
 
 
-def asked(page: Page, part: str) -> list[str]:
+def collect_requests(page: Page, part: str) -> list[str]:
     """Collect the requested URLs that contain a part."""
     found: list[str] = []
 
@@ -30,7 +30,7 @@ def asked(page: Page, part: str) -> list[str]:
 def test_an_ended_run_is_not_polled(database: Database, running: Run, page: Page) -> None:
     """The stream is closed after the end of the run, and none is opened again."""
     page.clock.install()
-    streams = asked(page, "/live?")
+    streams = collect_requests(page, "/live?")
     record(database, running, make_steps([1.0] * 9))
     with page.expect_request("**/live?*"):
         page.goto("/runs/1")
@@ -54,7 +54,7 @@ def test_a_signed_out_page_says_so_and_stops(database: Database, running: Run, p
     expect(badge).to_be_visible()
     page.clock.run_for(5000)
     expect(badge).to_have_text("Signed out: sign in again")
-    streams = asked(page, "/live?")
+    streams = collect_requests(page, "/live?")
     page.clock.run_for(300_000)
     assert streams == []
 
@@ -118,7 +118,7 @@ def test_smoothing_fetches_nothing_and_rarely_changes_the_url(
     page.goto("/runs/1?range=100,15000")
     page.wait_for_selector("[data-drawn]", state="attached")
     page.clock.install()
-    series = asked(page, "/series")
+    series = collect_requests(page, "/series")
     before = page.evaluate("window.replaced")
     slider = page.locator("[data-charts] [data-view=smooth]")
     slider.evaluate(

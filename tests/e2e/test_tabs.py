@@ -15,7 +15,7 @@ from halfstep.telemetry.events import Sample
 from tests.app.conftest import submit
 from tests.browser import open_tab
 from tests.db.telemetry.telemetry_made import make_events, make_headroom, make_steps, record
-from tests.e2e.test_streams import asked
+from tests.e2e.test_streams import collect_requests
 
 
 @pytest.mark.journey
@@ -30,7 +30,7 @@ def test_only_the_open_tab_is_shown_and_fetched(
         database, running, make_steps([1.0] * 3, skipped=[2]), events=[*make_events([2]), *looks]
     )
     series, headroom, streams = (
-        asked(page, part) for part in ("/1/series", "/1/headroom", "/live?")
+        collect_requests(page, part) for part in ("/1/series", "/1/headroom", "/live?")
     )
     page.goto("/runs/1?tab=log&x=time")
     panels = page.get_by_role("tabpanel")

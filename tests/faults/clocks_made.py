@@ -13,7 +13,7 @@ def jump(offset: Path, seconds: int) -> None:
     written.replace(offset)
 
 
-def faked(offset: Path) -> dict[str, str]:
+def fake_clock(offset: Path) -> dict[str, str]:
     """Let the clock that people can set, and no other, follow a file."""
     source, library = Path(__file__).with_name("jumping_clock.c"), offset.with_suffix(".so")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)

@@ -8,7 +8,7 @@ RECIPE = f"{Path(__file__).with_name('clocked.py')}:Clocked"
 LEASE = {"HALFSTEP_LEASE_SECONDS": "6"}
 
 
-def clocked(tmp_path: Path) -> dict[str, str]:
+def add_clock(tmp_path: Path) -> dict[str, str]:
     clock = tmp_path / "clock"
     clock.touch()  # a run creates nothing outside of the data folder
     return {"HALFSTEP_RECIPES": RECIPE, "HALFSTEP_TEST_CLOCK": str(clock)}

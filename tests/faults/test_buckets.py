@@ -40,7 +40,7 @@ def test_a_cut_upload_and_a_bucket_that_fails_cost_an_attempt(
         "evaluation": {"every_steps": None},
     }
     run_id = site.submit(recipe="gated_mlp", config=config)
-    with site.gated_worker():
+    with site.start_gated_worker():
         until(lambda: bucket.proxy.requests["part"] > 2, SECONDS)
         before = lease(site)
         until(lambda: lease(site) > before)

@@ -6,9 +6,9 @@ from pathlib import Path
 from db.tables import Status
 from db.telemetry import series, step_rows
 from db.telemetry.pyramid import END
-from tests.faults.clocks_made import HOUR, faked, jump
+from tests.faults.clocks_made import HOUR, fake_clock, jump
 from tests.faults.conftest import COUNTS
-from tests.faults.leases_made import LEASE, RECIPE, clocked
+from tests.faults.leases_made import LEASE, RECIPE, add_clock
 from tests.site import Site
 
 
@@ -19,7 +19,7 @@ def test_a_clock_that_jumps_an_hour_either_way_changes_nothing(site: Site, tmp_p
     offset = tmp_path / "offset"
     jump(offset, 0)
     run_id = site.submit(recipe=RECIPE, steps=250)
-    with site.worker(**LEASE, **clocked(tmp_path), **faked(offset)):
+    with site.worker(**LEASE, **add_clock(tmp_path), **fake_clock(offset)):
         site.wait_for_step(run_id, 20)
         jump(offset, -HOUR)
         site.wait_for_step(run_id, 100)

@@ -17,7 +17,7 @@ from db.runs import runs
 from db.tables import Status
 from tests.faults.clocked import intervals
 from tests.faults.conftest import COUNTS
-from tests.faults.leases_made import LEASE, RECIPE, clocked
+from tests.faults.leases_made import LEASE, RECIPE, add_clock
 from tests.site import Site, until
 
 
@@ -25,7 +25,7 @@ def test_a_stopped_supervisor_cannot_train_or_write_on(site: Site, tmp_path: Pat
     """After a SIGSTOP past the lease the training is dead before the next one starts; SIGCONT
     comes too late.
     """
-    environment = {**LEASE, **clocked(tmp_path)}
+    environment = {**LEASE, **add_clock(tmp_path)}
     run_id = site.submit(recipe=RECIPE, steps=400)
     with site.worker("w1", **environment):
         site.wait_for_step(run_id, 20)
@@ -53,7 +53,7 @@ def test_a_supervisor_cut_off_from_its_database_gives_up_in_time(
     next one starts.
     """
     run_id = site.submit(recipe=RECIPE, steps=400)
-    environment = {**LEASE, **clocked(tmp_path)}
+    environment = {**LEASE, **add_clock(tmp_path)}
     with (
         leaky_proxy(site.url) as (url, cut),
         site.worker("w1", **environment | {"HALFSTEP_DATABASE_URL": url}) as first,
@@ -75,7 +75,7 @@ def test_a_supervisor_cut_off_from_its_database_gives_up_in_time(
 def test_an_outage_shorter_than_the_lease_goes_unnoticed(site: Site, tmp_path: Path) -> None:
     """A supervisor that was stopped for a moment continues the same attempt."""
     run_id = site.submit(recipe=RECIPE, steps=200)
-    with site.worker(**LEASE, **clocked(tmp_path)):
+    with site.worker(**LEASE, **add_clock(tmp_path)):
         site.wait_for_step(run_id, 20)
         supervisor = psutil.Process(site.supervisor_pid(run_id))
         supervisor.suspend()

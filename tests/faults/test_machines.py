@@ -20,11 +20,11 @@ def test_a_run_continues_with_another_version_as_its_page_says(site: Site, tmp_p
         "import platform\nplatform.python_version = lambda: '99.0'\n"
     )
     run_id = site.submit(steps=200, recipe=GATED)
-    with site.gated_worker():
+    with site.start_gated_worker():
         site.wait_for_step(run_id, 10)
     stopped = site.run(run_id)
     site.open_gate()
-    with site.gated_worker(
+    with site.start_gated_worker(
         PYTHONPATH=os.pathsep.join([str(newer), os.environ.get("PYTHONPATH", "")])
     ):
         run = site.wait(run_id)

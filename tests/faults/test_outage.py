@@ -25,7 +25,7 @@ def test_runs_train_on_while_postgresql_is_stopped(site: Site) -> None:
     folder = Path(str(make_url(site.url).query["host"]))
     if IS_FULL:
         site.open_gate()
-    with site.gated_worker(HALFSTEP_CPU_DEVICES="3"):
+    with site.start_gated_worker(HALFSTEP_CPU_DEVICES="3"):
         for run_id in ids:
             site.wait_for_step(run_id, often(full=100, short=10))
         began = time.time()

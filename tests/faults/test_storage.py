@@ -143,7 +143,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(site: Site) ->
         "checkpoints": {"every_steps": 10},
     }
     run_id = site.submit(config=config, recipe=GATED)
-    with site.gated_worker():
+    with site.start_gated_worker():
         site.wait_for_step(run_id, 25)
         with site.database.writing() as session:
             run_control.pause(session, run_id, site.owner)
@@ -157,7 +157,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(site: Site) ->
     with site.database.writing() as session:
         run_control.resume(session, run_id, site.owner)
     site.open_gate()
-    with site.gated_worker():
+    with site.start_gated_worker():
         run = site.wait(run_id)
     assert (run.status, run.resumed_step) == (Status.FINISHED, before.step)
     assert f"{newest.key} is damaged" in site.log(run_id)

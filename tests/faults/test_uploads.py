@@ -53,15 +53,15 @@ def test_each_step_that_was_spooled_arrives_once(site: Site, tmp_path: Path) -> 
         command = [sys.executable, script.name, *words]
         return warm.Popen(command, cwd=tmp_path, env={**os.environ, **server})
 
-    def recorded() -> list[int]:
+    def list_recorded() -> list[int]:
         with site.database.reading() as session:
             run_ids = session.scalars(select(Run.id))
             runs = [step_rows.read_rows(session, run_id, most=END) for run_id in run_ids]
             return sorted(row.step for rows in runs for row in rows)
 
     def grows() -> None:
-        before = len(recorded())
-        until(lambda: len(recorded()) >= before + 5)
+        before = len(list_recorded())
+        until(lambda: len(list_recorded()) >= before + 5)
 
     with ExitStack() as stack:
         servers = [stack.enter_context(serving(site, port))]
@@ -74,7 +74,7 @@ def test_each_step_that_was_spooled_arrives_once(site: Site, tmp_path: Path) -> 
             training.wait()
             spooled = last_step(AttemptFiles(folder, 10**6))
             training = train("1000000", "0.02")
-            until(lambda: len(recorded()) > spooled)  # noqa: B023 - called at once
+            until(lambda: len(list_recorded()) > spooled)  # noqa: B023 - called at once
             servers[-1].kill()
             servers[-1].wait()
             servers.append(stack.enter_context(serving(site, port)))
@@ -89,7 +89,7 @@ def test_each_step_that_was_spooled_arrives_once(site: Site, tmp_path: Path) -> 
         until(lambda: not uploaders(folder))
     run = the_run(site)
     spooled = last_step(AttemptFiles(folder, 10**6))
-    assert recorded() == list(range(1, spooled + 1))
+    assert list_recorded() == list(range(1, spooled + 1))
     assert (run.step, run.attempt) == (spooled, rounds + 2)
     COUNTS.append(f"script, uploader and server killed {rounds} times each: {spooled} steps, once")
 

@@ -111,7 +111,7 @@ class Training:
         )
 
 
-def written(folder: Path) -> tuple[np.ndarray[Any, Any], list[dict[str, Any]]]:
+def read_written(folder: Path) -> tuple[np.ndarray[Any, Any], list[dict[str, Any]]]:
     """Return the steps and events of a run's folder, or of the one run in there."""
     [place] = [path for path in (folder, *folder.iterdir()) if (path / "run.json").exists()]
     reader, steps, events = SpoolReader(place / "spool"), [], []
@@ -123,7 +123,7 @@ def written(folder: Path) -> tuple[np.ndarray[Any, Any], list[dict[str, Any]]]:
 
 def assert_true(folder: Path, scaler: RecordingScaler, net: nn.Module | None = None) -> None:
     """Compare scales, skips and culprits with the reference's, step by step."""
-    steps, events = written(folder)
+    steps, events = read_written(folder)
     assert 2 <= sum(scaler.skipped) < len(scaler.skipped)
     assert steps["scale"].tolist() == scaler.scales
     assert ((steps["flags"] & SKIPPED) != 0).tolist() == scaler.skipped

@@ -7,7 +7,14 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import halfstep
-from tests.frameworks.reference import Net, RecordingScaler, assert_true, samples, weights, written
+from tests.frameworks.reference import (
+    Net,
+    RecordingScaler,
+    assert_true,
+    read_written,
+    samples,
+    weights,
+)
 
 accelerate = pytest.importorskip("accelerate")
 
@@ -57,7 +64,7 @@ def test_accelerate_is_recorded_exactly(
     assert (watched.scales, watched.skipped) == (bare.scales, bare.skipped)
     assert all(map(torch.equal, with_us, without))
     assert_true(tmp_path, watched)
-    events = written(tmp_path)[1]
+    events = read_written(tmp_path)[1]
     assert {event["optimizer"] for event in events if event.get("kind") == "skip"} == {"AdamW"}
     result = [event for event in events if event["event"] == "schedule"]
     assert bool(result) == (fused and sum(watched.skipped) >= 3)

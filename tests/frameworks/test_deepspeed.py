@@ -12,7 +12,7 @@ import torch
 
 from halfstep.telemetry.flags import SKIPPED
 from tests.frameworks.deepspeed_made import have_it_train_on_a_cpu, train
-from tests.frameworks.reference import written
+from tests.frameworks.reference import read_written
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -62,7 +62,7 @@ def test_two_ranks_of_deepspeed_are_recorded_exactly(tmp_path: Path, stage: int)
 
 def check(folder: Path, watched: list[Any]) -> None:
     """Compare the recorded steps with the engine's reports."""
-    steps, events = written(folder)
+    steps, events = read_written(folder)
     skipped = [overflow for _, overflow, _ in watched]
     assert 2 <= sum(skipped) < len(skipped)
     assert steps["scale"].tolist() == [scale for scale, _, _ in watched]

@@ -12,7 +12,7 @@ import pytest
 from halfstep.clock import clock
 from halfstep.telemetry.flags import SKIPPED
 from halfstep.telemetry.spool import SpoolReader
-from tests.frameworks.reference import written
+from tests.frameworks.reference import read_written
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -30,7 +30,7 @@ def test_the_lightning_example(tmp_path: Path) -> None:
     pytest.importorskip("lightning.pytorch")
     pytest.importorskip("sklearn")
     run("lightning_digits.py", "--epochs", "1", "--scale", str(2.0**30), folder=tmp_path)
-    steps, _events = written(tmp_path / "halfstep-runs")
+    steps, _events = read_written(tmp_path / "halfstep-runs")
     assert len(steps) == 29
     assert ((steps["flags"] & SKIPPED) != 0).any()
     assert np.isfinite(steps["loss"]).all()

@@ -11,7 +11,14 @@ import torch
 from torch.utils.data import TensorDataset
 
 import halfstep
-from tests.frameworks.reference import Net, RecordingScaler, assert_true, samples, weights, written
+from tests.frameworks.reference import (
+    Net,
+    RecordingScaler,
+    assert_true,
+    read_written,
+    samples,
+    weights,
+)
 
 pytest.importorskip("fastai")
 from fastai.basics import Adam, DataLoaders, Learner, OptimWrapper
@@ -73,7 +80,7 @@ def test_all_fits_are_one_exact_run(tmp_path: Path, optimizer: Any) -> None:
     watched = fit(optimizer, rates, halfstep.fastai.Watch(folder=tmp_path))
     halfstep.watch().finish()
     assert all(map(torch.equal, weights(watched.model), weights(fit(optimizer).model)))
-    steps, events = written(tmp_path)
+    steps, events = read_written(tmp_path)
     assert steps["step"].tolist() == list(range(1, 37))
     assert steps["lr"] == pytest.approx(rates.rates, rel=1e-6)
     assert steps["loss"] == pytest.approx(rates.losses, rel=1e-6)
@@ -124,7 +131,7 @@ def test_the_search_for_a_rate_is_not_watched(tmp_path: Path) -> None:
         assert not list(tmp_path.iterdir())
         learn.fit(1)
     halfstep.watch().finish()
-    steps, _ = written(tmp_path)
+    steps, _ = read_written(tmp_path)
     assert len(steps) == 12
 
 

@@ -62,7 +62,7 @@ def made(model: Path, text: Path, **own: Any) -> Finetune:
     return Finetune(parse_config(Finetune, of(model, text, recipe=own)), CPU)
 
 
-def unzipped(run_folder: Path, step: int) -> Path:
+def unzip(run_folder: Path, step: int) -> Path:
     """Return the folder of the unzipped last artifact."""
     with zipfile.ZipFile(run_folder / f"artifacts/step-{step:08}/huggingface.zip") as archive:
         archive.extractall(folder := run_folder / "unzipped")
@@ -86,7 +86,7 @@ def test_lora_learns_and_its_adapter_loads(
     trained = run.recipe.network
     frozen = trained.get_base_model().model.embed_tokens.weight
     assert torch.equal(frozen, base.model.embed_tokens.weight)
-    loaded = peft.AutoPeftModelForCausalLM.from_pretrained(unzipped(tmp_path, 40)).eval()
+    loaded = peft.AutoPeftModelForCausalLM.from_pretrained(unzip(tmp_path, 40)).eval()
     ids = torch.arange(1, 17)[None]
     with torch.no_grad():
         torch.testing.assert_close(loaded(ids).logits, trained.eval()(ids).logits)
@@ -105,7 +105,7 @@ def test_whole_models_load_by_from_pretrained(
     write_model(tmp_path / "model", is_tied=is_tied)
     values = of(tmp_path / "model", text, 5, recipe={"lora_rank": 0})
     run = run_loop(Finetune, values, folder=tmp_path / "checkpoints")
-    folder = unzipped(tmp_path, 5)
+    folder = unzip(tmp_path, 5)
     shutil.copy(tmp_path / "checkpoints/step-00000005.safetensors", folder / "model.safetensors")
     _, result = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     folder = folder.rename(tmp_path / "huggingface")

@@ -37,7 +37,7 @@ def run(folder: Path, *overrides: str, mode: str = "offline") -> subprocess.Comp
     )
 
 
-def trained(folder: Path) -> list[Any]:
+def read_trained(folder: Path) -> list[Any]:
     """Return the results that a job has written."""
     return torch.load(folder / "trained.pt")
 
@@ -50,8 +50,8 @@ def test_each_job_of_a_multirun_is_a_run(tmp_path: Path) -> None:
     assert (bare.returncode, watched.returncode) == (0, 0), bare.stderr + watched.stderr
     assert not (tmp_path / "bare" / "halfstep-runs").exists()
     for job, rate in enumerate((0.01, 0.02)):
-        *decisions, weights = trained(tmp_path / "watched" / "swept" / str(job))
-        *decisions_without, weights_without = trained(tmp_path / "bare" / "swept" / str(job))
+        *decisions, weights = read_trained(tmp_path / "watched" / "swept" / str(job))
+        *decisions_without, weights_without = read_trained(tmp_path / "bare" / "swept" / str(job))
         assert decisions == decisions_without
         assert all(map(torch.equal, weights, weights_without))
         scaler = RecordingScaler()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from halfstep.telemetry.flags import SKIPPED
-from tests.frameworks.reference import samples, written
+from tests.frameworks.reference import read_written, samples
 
 os.environ.setdefault("KERAS_BACKEND", "torch")
 keras = pytest.importorskip("keras")
@@ -58,7 +58,7 @@ def test_keras_is_recorded_exactly(tmp_path: Path) -> None:
     watched, with_us = fit([halfstep.keras.Watch(folder=tmp_path)])
     assert watched.reported == bare.reported
     assert all(map(torch.equal, with_us, without))
-    steps, events = written(tmp_path)
+    steps, events = read_written(tmp_path)
     skipped = [bool(culprits) for _, culprits in watched.reported]
     assert 2 <= sum(skipped) < len(skipped)
     assert steps["scale"].tolist() == [scale for scale, _ in watched.reported]
@@ -79,6 +79,6 @@ def test_keras_without_a_scale_is_watched_too(tmp_path: Path) -> None:
     _, without = fit([], is_scaled=False)
     _, with_us = fit([halfstep.keras.Watch(folder=tmp_path)], is_scaled=False)
     assert all(map(torch.equal, with_us, without))
-    steps, _ = written(tmp_path)
+    steps, _ = read_written(tmp_path)
     assert (len(steps), set(steps["scale"])) == (24, {1.0})
     assert (steps["grad_norm"] > 0).all()

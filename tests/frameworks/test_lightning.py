@@ -8,7 +8,14 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.frameworks.reference import Net, RecordingScaler, assert_true, samples, weights, written
+from tests.frameworks.reference import (
+    Net,
+    RecordingScaler,
+    assert_true,
+    read_written,
+    samples,
+    weights,
+)
 
 pl = pytest.importorskip("lightning.pytorch")
 from lightning.pytorch.plugins import MixedPrecision  # noqa: E402
@@ -77,4 +84,4 @@ def test_what_lightning_raises_is_kept(tmp_path: Path) -> None:
     outcome = json.loads((tmp_path / "runs" / "it" / "outcome-1.json").read_text())
     assert outcome["status"] == "failed"
     assert "KeyError: 'broken'" in outcome["error"]
-    assert len(written(tmp_path / "runs")[0]) == 3
+    assert len(read_written(tmp_path / "runs")[0]) == 3

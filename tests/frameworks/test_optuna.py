@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.frameworks.reference import Training, assert_true, written
+from tests.frameworks.reference import Training, assert_true, read_written
 
 optuna = pytest.importorskip("optuna")
 import halfstep.optuna  # noqa: E402
 
 
-def studied(folder: Path | None) -> tuple[Any, list[Training]]:
+def run_study(folder: Path | None) -> tuple[Any, list[Training]]:
     """Run three trials: one completes, one is pruned after an epoch, and one raises."""
     trainings: list[Training] = []
 
@@ -38,8 +38,8 @@ def studied(folder: Path | None) -> tuple[Any, list[Training]]:
 
 def test_each_trial_is_a_run(tmp_path: Path) -> None:
     """A trial's parameters, state, value and steps are recorded, and its numbers are unchanged."""
-    bare, without = studied(None)
-    study, trainings = studied(tmp_path / "runs")
+    bare, without = run_study(None)
+    study, trainings = run_study(tmp_path / "runs")
     assert [(t.params, t.values) for t in study.trials] == [
         (t.params, t.values) for t in bare.trials
     ]
@@ -54,7 +54,7 @@ def test_each_trial_is_a_run(tmp_path: Path) -> None:
         outcome = json.loads((place / "outcome-1.json").read_text())
         assert outcome["status"] == statuses[i]
         assert_true(place, training.scaler)
-        values = [e["value"] for e in written(place)[1] if e.get("name") == "value"]
+        values = [e["value"] for e in read_written(place)[1] if e.get("name") == "value"]
         assert values == (trial.values or [])
     assert "KeyError: 'broken'" in outcome["error"]
 
@@ -71,7 +71,7 @@ def test_values_of_several_objectives_have_names(tmp_path: Path) -> None:
     study.optimize(watched, n_trials=1)
     run = json.loads((tmp_path / "mine" / "run.json").read_text())
     assert (run["config"]["batch"], run["config"]["n"]) == (8, 3)
-    events = written(tmp_path)[1]
+    events = read_written(tmp_path)[1]
     metrics = {e["name"]: e["value"] for e in events if e["event"] == "metric"}
     assert metrics == {"value_0": 3.0, "value_1": 4.0}
 

@@ -13,9 +13,9 @@ from tests.frameworks.reference import (
     Net,
     RecordingScaler,
     assert_true,
+    read_written,
     samples,
     weights,
-    written,
 )
 
 OVERFLOWING = 2.0**127  # in fp32 too: these frameworks autocast only on a GPU
@@ -91,7 +91,7 @@ def test_engines_are_recorded_exactly(tmp_path: Path, package: str, train: Any) 
     assert (watched.scales, watched.skipped) == (bare.scales, bare.skipped)
     assert all(map(torch.equal, weights(with_us), weights(without)))
     assert_true(tmp_path, watched)
-    maes = [(e["step"], e["value"]) for e in written(tmp_path)[1] if e.get("name") == "mae"]
+    maes = [(e["step"], e["value"]) for e in read_written(tmp_path)[1] if e.get("name") == "mae"]
     assert [step for step, _ in maes] == [12, 24]
     assert all(0 < value < 10 for _, value in maes)
 
@@ -116,7 +116,7 @@ def test_skorch_is_recorded_exactly(tmp_path: Path) -> None:
     halfstep.watch().finish()
     assert all(map(torch.equal, weights(net.module_), weights(without.module_)))
     losses = [b["train_loss"] for e in net.history for b in e["batches"] if "train_loss" in b]
-    steps, _ = written(tmp_path)
+    steps, _ = read_written(tmp_path)
     assert steps["loss"].tolist() == np.float32(losses).tolist()
     assert steps["lr"] == pytest.approx(1e-2)
 

@@ -54,7 +54,7 @@ def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return value
 
 
-def padded_text() -> dict[str, Tensor]:
+def make_padded_text() -> dict[str, Tensor]:
     """Return two texts, of which one is shorter."""
     mask = torch.ones(2, 16, dtype=torch.int64)
     mask[1, 12:] = 0
@@ -66,7 +66,7 @@ def padded_text() -> dict[str, Tensor]:
 def test_healthy_model_is_measured_whole(make: Callable[[], Any], dtype: torch.dtype) -> None:
     """Each call has a local error, no module is suggested, and nothing is changed."""
     torch.manual_seed(0)
-    model, batch = make().train(), padded_text()
+    model, batch = make().train(), make_padded_text()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()
     report = halfstep.precision_diff(model, batch, loss, dtype)
@@ -83,7 +83,9 @@ def test_healthy_model_is_measured_whole(make: Callable[[], Any], dtype: torch.d
 def test_attention_with_a_cache_is_unknown_not_wrong() -> None:
     """A call that extends the cache cannot be repeated; all others are known."""
     torch.manual_seed(0)
-    report = halfstep.precision_diff(llama(use_cache=True), padded_text(), loss, torch.bfloat16)
+    report = halfstep.precision_diff(
+        llama(use_cache=True), make_padded_text(), loss, torch.bfloat16
+    )
     unknown = {row.name for row in report.rows if row.unknown and row.direction != "parameter"}
     assert unknown == {f"model.layers.{layer}.self_attn" for layer in range(2)}
     assert not report.suggest()
@@ -100,7 +102,7 @@ class Cancelled(nn.Module):
 def test_module_that_loses_precision_is_named() -> None:
     """The activation is inside of modules that return dataclasses and tuples."""
     torch.manual_seed(0)
-    model, batch = llama(), padded_text()
+    model, batch = llama(), make_padded_text()
     model.model.layers[1].mlp.act_fn = Cancelled()
     report = halfstep.precision_diff(model, batch, loss, torch.float16)
     assert [each.name for each in report.suggest()] == ["model.layers.1.mlp.act_fn"]

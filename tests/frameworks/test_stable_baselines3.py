@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.frameworks.reference import weights, written
+from tests.frameworks.reference import read_written, weights
 
 sb3 = pytest.importorskip("stable_baselines3")
 import halfstep.stable_baselines3  # noqa: E402
@@ -27,7 +27,7 @@ def test_stable_baselines3_is_recorded_exactly(tmp_path: Path) -> None:
     bare = learn(None)
     watched = learn(halfstep.stable_baselines3.Watch(folder=tmp_path))
     assert all(map(torch.equal, weights(watched.policy), weights(bare.policy)))
-    steps, events = written(tmp_path)
+    steps, events = read_written(tmp_path)
     assert steps["step"].tolist() == list(range(1, 17))
     assert steps["lr"] == pytest.approx(3e-4)
     assert np.isfinite(steps["loss"]).all()

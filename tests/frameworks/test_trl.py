@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.frameworks.reference import weights, written
+from tests.frameworks.reference import read_written, weights
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 trl = pytest.importorskip("trl")
@@ -77,7 +77,7 @@ def test_trl_is_recorded_exactly(tmp_path: Path, kind: str, metric: str) -> None
     watch = halfstep.transformers.Watch(folder=tmp_path / "runs")
     watched = train(kind, tmp_path, [watch])
     assert all(map(torch.equal, weights(watched.model), weights(bare.model)))
-    steps, events = written(tmp_path / "runs")
+    steps, events = read_written(tmp_path / "runs")
     logs = [each for each in watched.state.log_history if "loss" in each]
     assert steps["step"].tolist() == [each["step"] for each in logs] == [1, 2, 3, 4]
     assert steps["lr"] == pytest.approx([each["learning_rate"] for each in logs])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.frameworks.reference import RecordingScaler, assert_true, written
+from tests.frameworks.reference import RecordingScaler, assert_true, read_written
 
 os.environ.setdefault("YOLO_OFFLINE", "true")
 os.environ.setdefault("YOLO_AUTOINSTALL", "false")
@@ -75,7 +75,7 @@ def test_ultralytics_is_recorded_exactly(pictures: Path, tmp_path: Path) -> None
     assert (watched.scales, watched.skipped) == (bare.scales, bare.skipped)
     assert all(map(torch.equal, with_us.parameters(), without.parameters()))
     assert_true(tmp_path / "runs", watched, with_us)
-    _, events = written(tmp_path / "runs")
+    _, events = read_written(tmp_path / "runs")
     assert {event["event"] for event in events} >= {"metric", "checkpoint"}
     run = json.loads((tmp_path / "runs" / "it" / "run.json").read_text())
     assert run["config"]["imgsz"] == 32

@@ -101,7 +101,7 @@ def test_the_loop_trains_to_the_bits_of_pytorchs_own(run_loop):
     finally:
         torch.use_deterministic_algorithms(False)
     assert_same_bits(run.weights(), bare.weights())
-    assert run.skipped()
+    assert run.list_skipped()
 
 
 def test_every_row_arrives_whole_over_many_rounds_of_the_ring(run_loop):

@@ -15,7 +15,7 @@ from tests.halfstep.precision_lab.models_made import MODELS, Transformer, next_t
 DTYPES = [torch.float16, torch.bfloat16]
 
 
-def trained(dtype: torch.dtype, diff: Callable[[nn.Module, Tensor], object]) -> list[Tensor]:
+def train(dtype: torch.dtype, diff: Callable[[nn.Module, Tensor], object]) -> list[Tensor]:
     """Train some steps with dropout; return the weights and the state of the device's generator."""
     with DEVICE:
         torch.manual_seed(0)
@@ -41,8 +41,8 @@ def test_training_is_bit_identical(dtype: torch.dtype) -> None:
     reports = []
     torch.use_deterministic_algorithms(True)
     try:
-        without = trained(dtype, lambda _model, _batch: None)
-        with_diffs = trained(
+        without = train(dtype, lambda _model, _batch: None)
+        with_diffs = train(
             dtype,
             lambda model, batch: reports.append(precision_diff(model, batch, next_token, dtype)),
         )

@@ -9,7 +9,7 @@ from torch import nn
 
 from halfstep import precision_plan
 from tests.gpu.device import DEVICE, needs_cuda, rng_state
-from tests.halfstep.precision_lab.models_made import Transformer, next_token, squared
+from tests.halfstep.precision_lab.models_made import Transformer, next_token, squared_error
 from tests.halfstep.precision_lab.plans_made import PLANS, STRICT
 
 
@@ -20,7 +20,7 @@ def test_times_are_measured():
     model = nn.Sequential(*(nn.Linear(4096, 4096) for _ in range(4))).to(DEVICE)
     batch = torch.randn(4096, 4096, device=DEVICE), torch.randn(4096, 4096, device=DEVICE)
     before = copy.deepcopy(model.state_dict())
-    plan = precision_plan(model, [batch], squared)
+    plan = precision_plan(model, [batch], squared_error)
     assert plan.cost == "measured"
     assert plan.fp32_cost is None
     assert plan.device == torch.cuda.get_device_name()
@@ -68,5 +68,5 @@ def test_drawing_the_batches_leaves_the_generators(is_torn):
 
     model, state = nn.Linear(16, 16).to(DEVICE), rng_state()
     with pytest.raises(OSError, match="the file is gone") if is_torn else nullcontext():
-        precision_plan(model, drawn(), squared)
+        precision_plan(model, drawn(), squared_error)
     assert torch.equal(rng_state(), state)

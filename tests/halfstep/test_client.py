@@ -668,27 +668,27 @@ def test_sweeps_by_the_client_and_the_command(
     assert (begun["status"], begun["runs_total"], begun["open"]) == ("running", 2, 1)
     environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
 
-    def typed(*words: str) -> str:
+    def run_command(*words: str) -> str:
         return halfstep("sweep", *words, **environment).stdout
 
     words = ("digits", "--search", "training.max_grad_norm=uniform(0.5, 2)", "--kind", "random")
     more = ("--goal", "minimise", "--runs", "3", "--at-once", "2", "--set", "training.steps=7")
-    found = json.loads(typed("begin", *words, *more, "--json"))
+    found = json.loads(run_command("begin", *words, *more, "--json"))
     assert (found["id"], found["open"], found["config"]["training"]["steps"]) == (2, 2, 7)
-    listed = typed("list").splitlines()[1]
+    listed = run_command("list").splitlines()[1]
     assert listed.split()[:6] == ["2", "digits", "by", "max_grad_norm", "running", "0"]
-    columns, *trials = typed("show", "1").splitlines()[-2:]
+    columns, *trials = run_command("show", "1").splitlines()[-2:]
     assert "training.batch_size" in columns
     assert trials[0].split()[1:4] == ["queued", "–", "16"]
     assert client.pause_sweep(1)["status"] == "paused"
     assert client.resume_sweep(1)["status"] == "running"
-    assert "/ 3 runs" in typed("extend", "1", "--search", "training.batch_size=[64]")
+    assert "/ 3 runs" in run_command("extend", "1", "--search", "training.batch_size=[64]")
     assert client.extend_sweep(2, runs=1)["runs_total"] == 4
     with database.writing() as session:
         projects.make(session, "vision")
     assert client.move_sweep(2, project="vision")["project"] == "vision"
-    assert json.loads(typed("move", "2", "--project", "", "--json"))["project"] == ""
-    assert "cancelled" in typed("cancel", "2")
+    assert json.loads(run_command("move", "2", "--project", "", "--json"))["project"] == ""
+    assert "cancelled" in run_command("cancel", "2")
     assert client.wait_for_sweep(2)["status"] == "cancelled"
     assert [each["status"] for each in client.trials(2)] == ["cancelled"] * 2
     assert [each["id"] for each in client.sweeps()] == [2, 1]
@@ -736,23 +736,23 @@ def test_alerts_are_typed(
     monkeypatch.setenv("HALFSTEP_TOKEN", token)
     channel = client.add_channel("webhook", "http://hook.invalid/hook", name="mine")
 
-    def typed(*words: str) -> str:
+    def run_command(*words: str) -> str:
         main.main(["alert", *words])
         return capsys.readouterr().out
 
-    made = json.loads(typed("add", "scale_below", "--value", "1", "--all", "--json"))
+    made = json.loads(run_command("add", "scale_below", "--value", "1", "--all", "--json"))
     assert client.alert_rules() == [made]
-    listed = typed("list")
+    listed = run_command("list")
     assert made["text"] in listed
     assert listed.splitlines()[-1].split() == ["1", "webhook", "mine", "hook.invalid", "on"]
-    assert "sending a test" in typed("test", str(channel["id"]))
+    assert "sending a test" in run_command("test", str(channel["id"]))
     assert next(iter(client.deliveries()))["channel_id"] == channel["id"]
-    assert "removed rule 1" in typed("remove", "1")
+    assert "removed rule 1" in run_command("remove", "1")
     assert client.alert_rules() == []
     with pytest.raises(SystemExit, match="condition"):
-        typed("add", "nothing")
+        run_command("add", "nothing")
     with pytest.raises(SystemExit):
-        typed("add", "ended", "--run", "1", "--all")
+        run_command("add", "ended", "--run", "1", "--all")
 
 
 def test_views_are_saved_from_a_script(client: Client) -> None:

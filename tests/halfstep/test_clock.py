@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from halfstep.clock import clock
-from tests.faults.clocks_made import HOUR, faked, jump
+from tests.faults.clocks_made import HOUR, fake_clock, jump
 
 READ = "import time; from halfstep.clock import clock; print(time.time(), clock(), flush=True)"
 
@@ -18,7 +18,7 @@ def test_a_duration_does_not_follow_a_clock_that_jumps(tmp_path: Path) -> None:
     command = [sys.executable, "-c", f"{READ}; input(); {READ.partition(';')[2]}"]
     process = subprocess.Popen(
         command,
-        env={**os.environ, **faked(offset)},
+        env={**os.environ, **fake_clock(offset)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -115,7 +115,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
     server.end()
 
 
-def ended(forked: Forked) -> int:
+def wait_for_end(forked: Forked) -> int:
     until(lambda: forked.poll() is not None)
     code = forked.poll()
     assert code is not None
@@ -132,7 +132,7 @@ def test_a_forked_process_is_set_up_like_a_program(server: Server) -> None:
     """Arguments, environment, folder, umask, signals, session, streams and exit code are equal."""
     forked = server.fork("a", "b")
     forked.begin()
-    code, said = ended(forked), json.loads(server.printed)
+    code, said = wait_for_end(forked), json.loads(server.printed)
     errors = (server.folder / "err").read_text()
     forked.release()
     program = subprocess.run(
@@ -156,7 +156,7 @@ def test_a_signal_is_its_exit_code(server: Server, number: signal.Signals) -> No
     """The client learns which signal ended the process, which stays a zombie until then."""
     forked = server.waiting()
     os.kill(forked.pid, number)
-    assert ended(forked) == -number
+    assert wait_for_end(forked) == -number
     assert Path(f"/proc/{forked.pid}").exists()
     forked.release()
     until(lambda: not Path(f"/proc/{forked.pid}").exists())
@@ -176,7 +176,7 @@ def test_a_process_ends_with_its_server(server: Server) -> None:
     """The client learns of it, and no further process is forked."""
     forked = server.waiting()
     server.process.kill()
-    assert ended(forked) == -signal.SIGKILL
+    assert wait_for_end(forked) == -signal.SIGKILL
     assert read_start_ticks(forked.pid) is None
     forked.release()
     assert not server.server.is_ready
@@ -198,7 +198,7 @@ def test_a_server_ends_with_its_starter_but_after_its_processes(server: Server) 
     forked = server.waiting()
     server.server.close()
     os.kill(forked.pid, signal.SIGTERM)
-    assert ended(forked) == -signal.SIGTERM
+    assert wait_for_end(forked) == -signal.SIGTERM
     assert server.process.poll() is None
     forked.release()
     until(lambda: server.process.poll() == 0)
@@ -238,7 +238,7 @@ def test_a_signal_before_a_process_is_set_up_is_not_lost(server: Server) -> None
     forked = server.fork("wait")
     os.kill(forked.pid, signal.SIGTERM)
     forked.begin()
-    assert ended(forked) == -signal.SIGTERM
+    assert wait_for_end(forked) == -signal.SIGTERM
     forked.release()
 
 
@@ -256,7 +256,7 @@ def test_a_server_that_loads_forks_for_earlier_requests_first(tmp_path: Path) ->
     loaded.touch()
     later = server.fork()
     later.begin()
-    assert ended(later) == ended(early) == 7
+    assert wait_for_end(later) == wait_for_end(early) == 7
     assert server.server.is_ready
     for each in (early, later):
         each.release()

@@ -17,7 +17,7 @@ BYTES = np.rint(GREY * 255).astype(np.uint8)
 COLOUR = np.stack([BYTES, BYTES[::-1], BYTES.T.reshape(5, 6)], 2)
 
 
-def shown(folder: Path, value: Any) -> Any:
+def open_shown(folder: Path, value: Any) -> Any:
     """Return the image that a browser shows for a logged value, with Pillow."""
     with halfstep.watch(folder=folder, name="it", mode="offline") as watch:
         watch.log({"image": value})
@@ -47,7 +47,7 @@ RANGES = {
 def test_numbers_are_scaled_by_their_range(tmp_path: Path, kind: str) -> None:
     """The picture is the same one, whichever range its numbers are in; the drop-in agrees."""
     for value in (RANGES[kind], CompatImage(RANGES[kind]).to_loggable()):
-        found = np.asarray(shown(tmp_path / str(id(value)), value).convert("L")).astype(int)
+        found = np.asarray(open_shown(tmp_path / str(id(value)), value).convert("L")).astype(int)
         assert np.abs(found - BYTES).max() <= (1 if kind != "tensor" else 2)
 
 
@@ -59,17 +59,17 @@ def test_pictures_of_any_mode_are_converted(tmp_path: Path, mode: str) -> None:
         picture = Image.new("LAB", (4, 3), (140, 165, 174))  # what that colour is in CIELAB
     else:
         picture = flat.convert("RGB").convert(mode)
-    found = np.asarray(shown(tmp_path, picture).convert("RGB")).astype(int)
+    found = np.asarray(open_shown(tmp_path, picture).convert("RGB")).astype(int)
     assert np.abs(found - np.asarray(flat)).max() <= 30
 
 
 def test_transparency_is_kept(tmp_path: Path) -> None:
     """Pictures and arrays keep their alpha channel."""
     grey = Image.new("LA", (4, 3), (10, 77))
-    assert np.asarray(shown(tmp_path / "a", grey))[..., -1].tolist() == [[77] * 4] * 3
+    assert np.asarray(open_shown(tmp_path / "a", grey))[..., -1].tolist() == [[77] * 4] * 3
     array = np.dstack([COLOUR, np.full((5, 6), 77, np.uint8)])
     for number, value in enumerate((array, Image.fromarray(array), np.moveaxis(array, 2, 0))):
-        found = shown(tmp_path / str(number), value)
+        found = open_shown(tmp_path / str(number), value)
         assert found.mode == "RGBA"
         assert np.array_equal(np.asarray(found), array)
 
@@ -81,7 +81,7 @@ def test_a_batch_is_a_grid(tmp_path: Path, layout: str) -> None:
     value: Any = np.moveaxis(batch, 3, 1) if layout == "NCHW" else batch
     value = batch[:, None, :, :, 0] if layout == "grey" else value
     for number, each in enumerate((value, torch.tensor(value / 255))):
-        found = np.asarray(shown(tmp_path / str(number), each).convert("L"))
+        found = np.asarray(open_shown(tmp_path / str(number), each).convert("L"))
         assert found.shape == (2 * 7 - 2, 3 * 8 - 2)
         assert (found[0, 0], found[0, 8], found[0, 16], found[7, 0], found[7, 8]) == (
             0,

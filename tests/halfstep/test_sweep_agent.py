@@ -27,7 +27,7 @@ from halfstep.cli import main as cli
 from halfstep.session import active_run
 from halfstep.sweep_agent import Agent
 from tests.app.conftest import serving
-from tests.db.telemetry.telemetry_made import logged_points
+from tests.db.telemetry.telemetry_made import read_logged_points
 from tests.site import SECONDS, is_running, until
 
 SCRIPT = """
@@ -279,7 +279,7 @@ def test_an_interrupted_agent_gives_its_point_back_after_an_outage(
         servers.append(serving(settings, database, urlsplit(address).port or 0))
         servers[-1].__enter__()
 
-    def interrupted() -> None:
+    def interrupt() -> None:
         servers[-1].__exit__()
         revival.append(revivals.submit(revive))
         raise KeyboardInterrupt
@@ -287,7 +287,7 @@ def test_an_interrupted_agent_gives_its_point_back_after_an_outage(
     revival: list[Future[None]] = []
     with ThreadPoolExecutor(1) as revivals:
         with pytest.raises(KeyboardInterrupt):
-            halfstep.agent(sweep_id, interrupted)
+            halfstep.agent(sweep_id, interrupt)
         revival[0].result()
     assert halfstep.agent(sweep_id, lambda: halfstep.watch() and None, count=1) == (1, 0)
     servers[-1].__exit__()
@@ -389,7 +389,9 @@ def test_a_trial_with_wandb_that_raises_costs_no_other(database: Database, mode:
     if mode is None:
         with database.reading() as session:
             failed = session.scalars(select(Run.id).where(Run.name == "lr=0.2")).one()
-            assert [point.value for point in logged_points(session, failed, "collected")] == [7.0]
+            assert [point.value for point in read_logged_points(session, failed, "collected")] == [
+                7.0
+            ]
 
 
 def test_wandb_distributions_and_early_terminate_are_served(database: Database) -> None:

@@ -34,14 +34,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the interpreter of an environment with that wheel and its dependencies."""
-    return installed(tmp_path_factory.mktemp("bare"), wheel)
+    return install(tmp_path_factory.mktemp("bare"), wheel)
 
 
 @pytest.fixture(scope="module")
 def service(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the interpreter of an environment with server and worker."""
     built = build(".", tmp_path_factory.mktemp("service-wheel"))
-    return installed(tmp_path_factory.mktemp("service"), wheel, f"{built}[worker]")
+    return install(tmp_path_factory.mktemp("service"), wheel, f"{built}[worker]")
 
 
 def build(source: str, folder: Path) -> Path:
@@ -58,7 +58,7 @@ def build(source: str, folder: Path) -> Path:
     return built
 
 
-def installed(folder: Path, *requirements: str | Path) -> Path:
+def install(folder: Path, *requirements: str | Path) -> Path:
     """Return the interpreter of a new virtual environment with these and their dependencies."""
     venv.create(folder)
     interpreter = folder / "bin" / "python"
@@ -147,7 +147,7 @@ def test_a_script_and_a_service_from_wheels(python: Path, service: Path, tmp_pat
     """`halfstep up` in one environment shows a watched script of the other, and trains."""
     bare = {"HALFSTEP_DATA": str(tmp_path / "data"), "PYTHONSAFEPATH": "1"}
     with up(signal.SIGTERM, service, **bare) as (_, link):
-        admin = Admin.signed_in(link)
+        admin = Admin.sign_in(link)
         with closing(admin.browser), closing(admin.client):
             environment = {**os.environ, **admin.environment}
             words = (python, "-c", TWO_LINES, str(Path(torch.__file__).parents[1]))

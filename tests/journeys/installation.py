@@ -42,7 +42,7 @@ class Installation:
         with up(signal.SIGTERM, **self.environment) as (_process, link):
             base = link.split("/?")[0]
             until(lambda: answers(base))
-            admin = Admin.signed_in(link)
+            admin = Admin.sign_in(link)
             with closing(admin.browser), closing(admin.client):
                 yield admin
 
@@ -56,7 +56,7 @@ class Admin:
     token: str
 
     @classmethod
-    def signed_in(cls, link: str) -> "Admin":
+    def sign_in(cls, link: str) -> "Admin":
         """Sign in by a link, and make an API token."""
         parts = urlsplit(link)
         base = f"{parts.scheme}://{parts.netloc}"

@@ -79,7 +79,7 @@ def use_everything(admin: Admin, folder: Path) -> int:
     return int(training)
 
 
-def stored_files(database: Database, data: Path) -> dict[str, str]:
+def list_stored_files(database: Database, data: Path) -> dict[str, str]:
     """Return the SHA-256 of each file that the database names, computed from the disk."""
     with database.reading() as session:
         rows = [*session.scalars(select(CheckpointFile)), *session.scalars(select(Artifact))]
@@ -104,12 +104,12 @@ def test_a_backup_replaces_a_lost_installation(
     saved = installation.command("backup", str(tmp_path / "stopped"))
     assert saved.returncode == 0, saved.stderr
     source = Database(installation.database_url)
-    before, files = contents(source), stored_files(source, installation.data)
+    before, files = contents(source), list_stored_files(source, installation.data)
     with source.reading() as session:  # the receiver of alerts is gone by now
         due = set(session.scalars(select(Delivery.id).where(Delivery.ended_at.is_(None))))
     source.dispose()
     for kind in ("sqlite", "postgresql"):
-        with restored(kind, tmp_path / kind, tmp_path / "stopped", request) as (copy, target):
+        with restore(kind, tmp_path / kind, tmp_path / "stopped", request) as (copy, target):
             after = contents(target)
             audit_events = after.pop("audit_events")
             assert (before["audit_events"][: len(audit_events) - 1], len(audit_events) > 1) == (
@@ -125,10 +125,10 @@ def test_a_backup_replaces_a_lost_installation(
                 ended = unsent if name == "deliveries" else set()
                 assert without(after[name], ended) == without(before[name], ended), name
             assert not SIGN_INS & after.keys()
-            assert stored_files(target, copy.data) == files
+            assert list_stored_files(target, copy.data) == files
             assert copy.command("storage", "check", "--deep").returncode == 0
     with (
-        restored("sqlite", tmp_path / "again", tmp_path / "live", request) as (copy, target),
+        restore("sqlite", tmp_path / "again", tmp_path / "live", request) as (copy, target),
         copy.running() as again,
         ExitStack() as stack,
     ):
@@ -148,7 +148,7 @@ def without(rows: list[tuple[object, ...]], ids: set[int]) -> list[tuple[object,
 
 
 @contextmanager
-def restored(
+def restore(
     kind: str, folder: Path, backup: Path, request: pytest.FixtureRequest
 ) -> Iterator[tuple[Installation, Database]]:
     """Restore a backup into an installation of its own."""

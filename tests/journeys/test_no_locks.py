@@ -41,7 +41,7 @@ def test_without_flock_runs_train_and_files_arrive(tmp_path: Path) -> None:
         until(lambda: answers(f"http://127.0.0.1:{port}"))
         until(lambda: f":{port}/" in run(*HALFSTEP, "link", "operator").stdout)
         [link] = re.findall(r"http://\S+", run(*HALFSTEP, "link", "operator").stdout)
-        admin = Admin.signed_in(link)
+        admin = Admin.sign_in(link)
         with closing(admin.browser), closing(admin.client) as client:
             until_some(client.recipes)
             second = run(*HALFSTEP, "worker")

@@ -97,7 +97,7 @@ class Run:
             if e["event"] == event and all(e[key] == value for key, value in fields.items())
         ]
 
-    def skipped(self):
+    def list_skipped(self):
         """Return the numbers of the skipped steps."""
         return self.records["step"][(self.records["flags"] & 1) == 1].tolist()
 

@@ -31,11 +31,11 @@ def test_who_comes_second_takes_the_files_of_the_first(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = tmp_path / "halfstep/digits"
 
-    def overtaken(written):
+    def overtake(written):
         for place in (written, folder):
             (place / "train").mkdir(parents=True)
 
-    monkeypatch.setattr(digit_files, "write_digits", overtaken)
+    monkeypatch.setattr(digit_files, "write_digits", overtake)
     assert digit_files.digit_folder() == folder
     assert list(folder.parent.iterdir()) == [folder]
 

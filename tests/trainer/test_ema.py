@@ -51,9 +51,9 @@ def averages_of(path, name="model"):
 def test_it_is_the_average_of_what_the_updates_made(run_loop, tmp_path):
     """The average equals torch's lerp on the host, and skipped steps do not change it."""
     run = run_loop(Followed, WITH | SKIPPING, folder=tmp_path)
-    assert len(run.skipped()) > 2
+    assert len(run.list_skipped()) > 2
     saved = averages_of(tmp_path / "step-00000030.pt")
-    assert run.recipe.updates == 30 - len(run.skipped())
+    assert run.recipe.updates == 30 - len(run.list_skipped())
     for average, expected in zip(saved.values(), run.recipe.averages, strict=True):
         torch.testing.assert_close(average, expected, rtol=1e-5, atol=1e-7)
 

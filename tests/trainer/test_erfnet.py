@@ -115,14 +115,14 @@ def test_images_and_labels_are_augmented_alike(folder):
     """Each example is augmented by itself, with torch's generator only."""
     dataset = make(folder).dataset
 
-    def augmented(seed):
+    def augment(seed):
         torch.manual_seed(seed)
         return [torch.stack(each) for each in zip(*map(dataset.__getitem__, range(6)), strict=True)]
 
-    images, labels = augmented(1)
+    images, labels = augment(1)
     assert images.shape == (6, 3, 16, 32)
-    assert torch.equal(images, augmented(1)[0])
-    assert not torch.equal(images, augmented(2)[0])
+    assert torch.equal(images, augment(1)[0])
+    assert not torch.equal(images, augment(2)[0])
     for image, label in zip(images, labels, strict=True):  # what was shifted in is black, ignored
         outside = (image == 0).all(dim=0).all(dim=1)
         assert (label[outside] == streets.IGNORED).all()

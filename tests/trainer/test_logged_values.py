@@ -28,7 +28,7 @@ class Telling(Regression):
         return super().evaluate()
 
 
-def reported(run, name):
+def read_reported(run, name):
     """Steps and values of a metric."""
     events = [event for event in run.of("metric") if event["name"] == name]
     return [event["step"] for event in events], [event["value"] for event in events]
@@ -38,7 +38,7 @@ def test_a_number_of_each_step_is_reported_once(run_loop):
     """The number is a metric of its step with its time; an evaluation in between logs none."""
     values = {"training": {"steps": 12}, "evaluation": {"every_steps": 3, "at_start": True}}
     run = run_loop(Telling, values)
-    steps, doubles = reported(run, "train/double")
+    steps, doubles = read_reported(run, "train/double")
     assert steps == list(range(1, 13))
     assert doubles == [2 * loss for loss in run.records["loss"].tolist()]
     times = [event["elapsed_ms"] for event in run.of("metric") if event["name"] == "train/double"]
@@ -48,14 +48,16 @@ def test_a_number_of_each_step_is_reported_once(run_loop):
 def test_the_mean_of_micro_batches_is_recorded(run_loop):
     """The mean over micro-batches is recorded, of a number on the host too."""
     run = run_loop(Telling, {"training": {"steps": 3, "accumulation_steps": 4, "batch_size": 4}})
-    assert reported(run, "train/batches") == ([1, 2, 3], [2.5, 6.5, 10.5])
+    assert read_reported(run, "train/batches") == ([1, 2, 3], [2.5, 6.5, 10.5])
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_tensor_or_an_array_of_one_number_is_that(run_loop, accumulation):
     """A tensor or an array of one element is logged as a number, whatever its shape."""
     run = run_loop(Telling, {"training": {"steps": 2, "accumulation_steps": accumulation}})
-    assert reported(run, "train/one") == reported(run, "train/array") == ([1, 2], [1.0, 1.0])
+    assert (
+        read_reported(run, "train/one") == read_reported(run, "train/array") == ([1, 2], [1.0, 1.0])
+    )
 
 
 class Showing(Regression):
@@ -81,7 +83,7 @@ def test_other_values_become_files_of_their_step(run_loop, tmp_path):
     assert files["rows.csv"].splitlines() == [b"micro-batch", b"4"]
     assert files["words.txt"].decode() == "a € b"
     assert files["val-image.png"].startswith(b"\x89PNG")
-    assert reported(run, "train/one") == ([2], [1.0])
+    assert read_reported(run, "train/one") == ([2], [1.0])
 
 
 def test_a_place_that_takes_no_file_ends_no_run(run_loop, tmp_path):
@@ -115,14 +117,14 @@ def test_replays_and_retries_are_not_recorded(run_loop):
     run = run_loop(Telling, FP16 | {"training": {"steps": 80}, "scaler": scaler})
     assert run.of("replay")
     assert run.of("retry")
-    assert reported(run, "train/double")[0] == list(range(1, 81))
+    assert read_reported(run, "train/double")[0] == list(range(1, 81))
 
 
 def test_no_bit_of_training_is_different(run_loop):
     """Logged values change no bit, with skipped steps among the others."""
     values = SKIPPING | {"training": {"steps": 30}}
     run = run_loop(Telling, values)
-    assert run.skipped()
+    assert run.list_skipped()
     assert_same_bits(run.weights(), run_loop(Regression, values).weights())
 
 
@@ -146,8 +148,8 @@ def test_an_unrecordable_name_is_left_out(run_loop, name):
             yield from super().training_step(batch)
 
     run = run_loop(Wrong, {"training": {"steps": 3}})
-    assert reported(run, "good") == ([1, 2, 3], [1.0] * 3)
-    assert reported(run, name) == ([], [])
+    assert read_reported(run, "good") == ([1, 2, 3], [1.0] * 3)
+    assert read_reported(run, name) == ([], [])
     [failed] = run.of("failed_diagnosis")
     assert (failed["diagnosis"], failed["step"]) == ("logging of a number", 1)
     assert "of 1 to 200 characters" in failed["error"]

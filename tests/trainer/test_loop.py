@@ -37,7 +37,7 @@ def test_digits_reach_95_percent_in_every_precision(run_loop, precision):
 def test_the_scale_falls_exactly_at_skips_and_nowhere_else(run_loop):
     """In fp16 the next step's scale is half at a skip, double at a growth, else the same."""
     run = run_loop(Digits)
-    scale, skipped = run.records["scale"], set(run.skipped())
+    scale, skipped = run.records["scale"], set(run.list_skipped())
     grown = {event["step"] for event in run.of("scaler", kind="growth")}
     assert len(skipped) > 1
     assert len(grown) > 1
@@ -123,11 +123,11 @@ def test_the_clip_by_value_acts_on_unscaled_gradients_after_the_clip_by_norm(
     reached = []
     original = WatchedOptimizer.step
 
-    def observed(self, scaler):
+    def observe(self, scaler):
         reached.append(torch.cat([p.grad.flatten().clone() for p in self.parameters]))
         return original(self, scaler)
 
-    monkeypatch.setattr(WatchedOptimizer, "step", observed)
+    monkeypatch.setattr(WatchedOptimizer, "step", observe)
     training = {"steps": 3, "max_grad_value": 0.01, "max_grad_norm": max_grad_norm}
     values = {"training": training, "scaler": {"init_scale": 1024.0}}
     run = run_loop(Digits, values)
@@ -171,11 +171,11 @@ def test_the_compiler_gets_the_mode(run_loop, monkeypatch, mode):
     """
     asked, steps = [], []
 
-    def compiled(module, mode="default"):
+    def compile_module(module, mode="default"):
         asked.append(mode)
         return module
 
-    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(torch, "compile", compile_module)
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: steps.append(1))
     run_loop(Regression, {"training": {"steps": 3, "compile": True, "compile_mode": mode}})
     assert asked == [mode]
@@ -206,7 +206,7 @@ def test_two_optimizers_share_one_scaler(run_loop):
         assert bool(flag & 1) == bool(flag >> 8)
     culprits = {c["name"] for e in skips if e["optimizer"] == "adam" for c in e["culprits"]}
     assert culprits <= {"second.weight", "second.bias"}
-    assert {e["step"] for e in run.of("scaler", kind="backoff")} == set(run.skipped())
+    assert {e["step"] for e in run.of("scaler", kind="backoff")} == set(run.list_skipped())
 
 
 def test_the_second_loss_sees_the_first_step(run_loop):

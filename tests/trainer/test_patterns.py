@@ -124,7 +124,7 @@ def test_a_nested_region_that_is_off_wants_its_inputs_cast(run_loop, cast):
     if cast:
         run = run_loop(Nested, {"precision": "fp16"} | FEW)
         assert run.recipe.seen == [torch.float16, torch.float32] * 3
-        assert not run.skipped()
+        assert not run.list_skipped()
     else:
         with pytest.raises(RuntimeError, match="same dtype"):
             run_loop(Nested, {"precision": "fp16"} | FEW)
@@ -142,8 +142,8 @@ def test_bf16_takes_values_that_overflow_fp16(run_loop):
             yield Loss(F.mse_loss(self.modules["model"](inputs * 1e6), targets), "sgd")
 
     half, brain = (run_loop(Large, {"precision": p} | FEW) for p in ("fp16", "bf16"))
-    assert half.skipped() == [1, 2, 3]
-    assert brain.skipped() == []
+    assert half.list_skipped() == [1, 2, 3]
+    assert brain.list_skipped() == []
     assert all(math.isfinite(loss) for loss in brain.records["loss"])
     assert not brain.recipe.scaler.is_enabled()
 
@@ -226,7 +226,7 @@ def test_the_scaler_takes_each_of_its_arguments(run_loop):
         "growth_interval": 3,
     }
     run = run_loop(Digits, {"scaler": scaler, "training": {"steps": 30}})
-    expected, applied, skipped = 2.0**26, 0, set(run.skipped())
+    expected, applied, skipped = 2.0**26, 0, set(run.list_skipped())
     for record in run.records:
         assert record["scale"] == expected
         applied = 0 if record["step"] in skipped else applied + 1
@@ -287,7 +287,7 @@ def _first_update(run_loop, recipe_class, values):
             before.update({f"model.{k}": v.clone() for k, v in model.state_dict().items()})
 
     run = run_loop(Remembering, values)
-    assert not run.skipped()
+    assert not run.list_skipped()
     return torch.cat([(run.weights()[name] - before[name]).flatten() for name in before])
 
 
@@ -306,7 +306,7 @@ def test_accumulation_divides_the_loss_and_updates_once(run_loop):
         torch.testing.assert_close(parts.weights()[name], weight, rtol=1e-2, atol=1e-4)
 
 
-def squared(*decorations):
+def make_square(*decorations):
     """Return a custom Function with these decorators of forward and backward."""
     forward_by, backward_by = decorations or ((lambda f: f), (lambda f: f))
 
@@ -348,10 +348,10 @@ def test_a_custom_function_runs_backward_as_it_ran_forward(run_loop):
     Mutation: without the decorations, which is the second half of this test.
     """
     decorations = torch.amp.custom_fwd(device_type="cpu"), torch.amp.custom_bwd(device_type="cpu")
-    run = run_loop(with_function(squared(*decorations)), {"precision": "fp16"} | FEW)
-    assert not run.skipped()
+    run = run_loop(with_function(make_square(*decorations)), {"precision": "fp16"} | FEW)
+    assert not run.list_skipped()
     with pytest.raises(RuntimeError, match="same dtype"):
-        run_loop(with_function(squared()), {"precision": "fp16"} | FEW)
+        run_loop(with_function(make_square()), {"precision": "fp16"} | FEW)
 
 
 def test_cast_inputs_keeps_a_custom_function_in_fp32(run_loop):
@@ -363,7 +363,7 @@ def test_cast_inputs_keeps_a_custom_function_in_fp32(run_loop):
         torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32),
         torch.amp.custom_bwd(device_type="cpu"),
     )
-    run = run_loop(with_function(squared(*decorations)), {"precision": "fp16"} | FEW)
+    run = run_loop(with_function(make_square(*decorations)), {"precision": "fp16"} | FEW)
     assert run.recipe.seen == [torch.float16, torch.float32] * 3
 
 

@@ -68,7 +68,7 @@ def test_a_sparse_overflow_is_counted_and_replayed(run_loop):
     values = {"scaler": {"init_scale": 2.0**127}, "training": {"steps": 3}}
     asked = iter([Control(None, Request(1, "replay", 2))])
     run = run_loop(with_embedding(sgd, factor=1e3), values, control=lambda: next(asked, Control()))
-    assert run.skipped() == [1, 2, 3]
+    assert run.list_skipped() == [1, 2, 3]
     [skip] = run.of("scaler", kind="skip", step=2)
     [replay] = run.of("replay", step=2)
     [culprit] = skip["culprits"]

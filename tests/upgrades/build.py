@@ -91,7 +91,7 @@ class Installation:
         self.client = httpx2.Client(base_url=self.base, headers={"Origin": self.base}, timeout=60)
         self.token = ""
 
-    def called(self, name: str) -> str:
+    def name_of(self, name: str) -> str:
         """Return what this version calls something."""
         return self.old.get(name, name)
 
@@ -242,11 +242,11 @@ def fill(site: Installation) -> dict[str, Any]:
 def _make_rows(site: Installation) -> dict[str, Any]:
     site.send("POST", "/projects", {"name": "rewind-lab"})
     tokens = {
-        kind: site.send("POST", "/tokens", {"name": kind, "kind": site.called(kind)})["token"]
+        kind: site.send("POST", "/tokens", {"name": kind, "kind": site.name_of(kind)})["token"]
         for kind in ("read", "submit", "control", "write")
     }
     site.send("PUT", "/secrets/REWIND_KEY", {"value": "go on and on"})
-    health = site.called("health")
+    health = site.name_of("health")
     site.send(
         "POST",
         "/views",
@@ -258,7 +258,7 @@ def _make_rows(site: Installation) -> dict[str, Any]:
         {"name": "by metric", "filter": "val/verdict>0", "sort": "-val/verdict"}
         | {"columns": f"name,{health},val/verdict", "group": ""},
     )
-    spike = f"spike.{site.called('max_rollbacks')}"
+    spike = f"spike.{site.name_of('max_rollbacks')}"
     site.send(
         "POST",
         "/views",
@@ -268,9 +268,9 @@ def _make_rows(site: Installation) -> dict[str, Any]:
     site.send(
         "POST",
         "/views",
-        {"name": "by state", "filter": f"-status:{site.called('no_updates')}", "group": "rewind"},
+        {"name": "by state", "filter": f"-status:{site.name_of('no_updates')}", "group": "rewind"},
     )
-    site.send("POST", "/alerts/rules", {"condition": site.called("no_updates"), "scope": "mine"})
+    site.send("POST", "/alerts/rules", {"condition": site.name_of("no_updates"), "scope": "mine"})
     site.send(
         "POST",
         "/alerts/rules",
@@ -281,8 +281,13 @@ def _make_rows(site: Installation) -> dict[str, Any]:
 
 def _spike(site: Installation) -> dict[str, Any]:
     values = {"rollback": True, "max_rollbacks": 2, "check_every_steps": 5}
-    named = {site.called(name): value for name, value in values.items()}
-    return {"threshold": 1000.0, "window_steps": 16, **named, "afterwards": site.called("continue")}
+    named = {site.name_of(name): value for name, value in values.items()}
+    return {
+        "threshold": 1000.0,
+        "window_steps": 16,
+        **named,
+        "afterwards": site.name_of("continue"),
+    }
 
 
 def train(site: Installation) -> None:
@@ -301,7 +306,7 @@ def train(site: Installation) -> None:
 def sweep(site: Installation) -> None:
     """Try values of settings, one of them under a name that was renamed; then rest."""
     space = {
-        f"spike.{site.called('max_rollbacks')}": [1, 2, 3],
+        f"spike.{site.name_of('max_rollbacks')}": [1, 2, 3],
         "recipe.rewind": [7],
         "recipe.width": [16],
     }

@@ -12,7 +12,7 @@ from db.tables import StepConversion
 from db.telemetry import step_blocks, step_conversion
 from db.telemetry.metric_blocks import Point
 from db.telemetry.step_rows import StepRow
-from tests.db.telemetry.telemetry_made import logged_points
+from tests.db.telemetry.telemetry_made import read_logged_points
 from tests.upgrades.build import FIRST
 from tests.upgrades.conftest import Old, Rows
 
@@ -103,7 +103,7 @@ def test_a_conversion_keeps_each_point_to_the_bit(old: Old) -> None:
             step_conversion.convert(database, run_id, is_own=True)
         with database.reading() as session:
             run_ids = {row["run_id"] for row in before}
-            found = {run_id: logged_points(session, run_id) for run_id in run_ids}
+            found = {run_id: read_logged_points(session, run_id) for run_id in run_ids}
     for run_id, points in found.items():
         mine = [row for row in before if row["run_id"] == run_id]
         expected = [
@@ -138,14 +138,14 @@ def _compare(before: Rows, after: Rows) -> None:
     for table, rows in before.items():
         if table in COMPUTED:
             continue
-        expected = [_renamed(table, row) for row in rows] if "deeds" in before else rows
+        expected = [_rename(table, row) for row in rows] if "deeds" in before else rows
         columns = expected[0].keys() if expected else ()
         found = [{name: row[name] for name in columns} for row in after[TABLES.get(table, table)]]
         order: Callable[[Any], str] = repr
         assert sorted(found, key=order) == sorted(expected, key=order)
 
 
-def _renamed(table: str, row: dict[str, Any]) -> dict[str, Any]:
+def _rename(table: str, row: dict[str, Any]) -> dict[str, Any]:
     renamed = {_column(table, name): value for name, value in row.items()}
     if table in ("runs", "presets", "sweeps") and renamed["recipe"]:
         renamed["config"] = _config(renamed["config"])

@@ -48,7 +48,7 @@ class Upgraded:
 
 
 @contextmanager
-def upgraded(old: Old) -> Iterator[Upgraded]:
+def upgrade(old: Old) -> Iterator[Upgraded]:
     """Start server and worker of this version in an old data folder."""
     environment = {
         "HALFSTEP_DATA": str(old.data),
@@ -71,7 +71,7 @@ def upgraded(old: Old) -> Iterator[Upgraded]:
 @upgrade_of("0503e20-sqlite")
 def test_interrupted_runs_go_on_to_the_bit(old: Old) -> None:
     """Paused, stopped and killed runs end as their equals that the old version trained whole."""
-    with upgraded(old) as site:
+    with upgrade(old) as site:
         names = [f"paused {recipe}" for recipe in RECIPES]
         for name in names:
             site.send("POST", f"/runs/{site.run(name)['id']}/resumption")
@@ -107,7 +107,7 @@ def _bits(site: Upgraded, name: str) -> dict[str, Any]:
 @upgrade_of("0503e20-postgresql")
 def test_what_users_saved_still_works(old: Old) -> None:
     """Views find the same runs, tokens and links open the same pages, and runs are readable."""
-    with upgraded(old) as site:
+    with upgrade(old) as site:
         views = {view["name"]: view for view in site.send("GET", "/views")}
         for name, found in old.readings["views"].items():
             query = {"filter": views[name]["filter"], "sort": views[name]["sort"], "limit": 200}
@@ -140,7 +140,7 @@ def test_what_users_saved_still_works(old: Old) -> None:
 @upgrade_of("58406ad5-sqlite")
 def test_offline_folders_are_uploaded(old: Old) -> None:
     """Watched runs of an earlier version that were never sent are sent whole."""
-    with upgraded(old) as site:
+    with upgrade(old) as site:
         done = halfstep(
             "upload",
             str(old.offline),

@@ -61,7 +61,7 @@ def test_a_recipe_that_is_added_changed_and_broken_is_offered_as_it_is(
     file, kept = tmp_path / "mine.py", site.data / "recipes.json"
     file.write_text(RECIPE.format(title="First"))
 
-    def offered() -> dict[str, str]:
+    def list_offered() -> dict[str, str]:
         return {each["name"]: each.get("title", "") for each in site.recipes()}
 
     def told_of(name: str) -> dict[str, Any]:
@@ -71,18 +71,18 @@ def test_a_recipe_that_is_added_changed_and_broken_is_offered_as_it_is(
         until(lambda: site.offers("digits"))
         assert not site.offers("mine")
         kept.write_text(json.dumps({"recipes": [{"reference": f"{file}:Mine"}]}))
-        until(lambda: offered().get("mine") == "First")
+        until(lambda: list_offered().get("mine") == "First")
         run = site.wait(site.submit(recipe="mine", steps=5))
         assert (run.status, run.recipe) == (Status.FINISHED, "mine")
         of_old = site.wait(site.submit(recipe=f"{file}:Mine", steps=5))
         assert of_old.status == Status.FINISHED
         before = told_of("mine")
         file.write_text(RECIPE.format(title="Second"))
-        until(lambda: offered().get("mine") == "Second")
+        until(lambda: list_offered().get("mine") == "Second")
         assert before["source"] == str(file)
         assert told_of("mine")["sha256"] != before["sha256"]
         file.write_text("1 / 0\n")
-        until(lambda: "mine" not in offered())
+        until(lambda: "mine" not in list_offered())
         result = told_of(f"{file}:Mine")
         assert (result["error"], result["place"]) == (
             "ZeroDivisionError: division by zero",

@@ -11,7 +11,7 @@ import pytest
 
 from db.queue import workers
 from db.tables import RunNode
-from tests.app.looks_made import noted
+from tests.app.looks_made import collect_queries
 from tests.site import Site, until
 from worker.daemon import Worker
 
@@ -80,7 +80,7 @@ def test_an_idle_worker_sends_heartbeats_only(site: Site, monkeypatch: pytest.Mo
     with waiting(site) as worker:
         until(lambda: worker.listener.is_listening and not worker.may_have_work)
         until(lambda: worker.wakeups.empty())
-        with noted(site.database) as statements:
+        with collect_queries(site.database) as statements:
             until(lambda: len(statements) > 20)
         beats = [
             each for each in statements[-10:] if re.match("UPDATE workers SET .*seen_at", each)
@@ -107,7 +107,7 @@ def test_a_lost_notification_costs_at_most_a_heartbeat(
 @pytest.mark.only_on("postgresql")
 def test_a_drained_worker_that_is_to_stop_hands_its_run_back(site: Site) -> None:
     """The training leaves a checkpoint and waits, until the worker takes runs again."""
-    with site.gated_worker():
+    with site.start_gated_worker():
         until(lambda: site.offers("gated"))
         run_id = site.submit(recipe="gated", steps=200)
         site.wait_for_step(run_id, 3)

@@ -40,7 +40,7 @@ def test_a_warm_start_trains_to_the_same_bits(site: Site) -> None:
     runs = []
     for start in (WARM, COLD):
         site.gate.unlink(missing_ok=True)
-        with site.gated_worker(**start):
+        with site.start_gated_worker(**start):
             runs.append(run_id := site.submit(recipe="gated", config=config(150)))
             site.wait_for_step(run_id, 1)
             parent = site.training(run_id).parent()
@@ -52,7 +52,7 @@ def test_a_warm_start_trains_to_the_same_bits(site: Site) -> None:
 
 def test_the_first_run_after_an_offer_is_forked(site: Site) -> None:
     """The worker offers its recipes before the warm process has loaded what a training needs."""
-    with site.gated_worker(**WARM):
+    with site.start_gated_worker(**WARM):
         until(lambda: site.offers("gated"))
         run_id = site.submit(recipe="gated", steps=2)
         site.wait_for_step(run_id, 1)
@@ -133,7 +133,7 @@ def test_a_recipe_file_is_loaded_in_its_own_process_only(site: Site) -> None:
 
 def test_a_killed_supervisor_takes_its_training_along(site: Site) -> None:
     """The next attempt begins once the training of the first is gone, and ends like it."""
-    with site.gated_worker(**WARM):
+    with site.start_gated_worker(**WARM):
         run_id = site.submit(recipe="gated", config=config(150))
         site.wait_for_step(run_id, 1)
         training = site.training(run_id)
@@ -149,7 +149,7 @@ def test_a_killed_warm_process_is_replaced(site: Site) -> None:
     """The training of the killed process ends, and the run continues in another process,
     whatever forks it.
     """
-    with site.gated_worker(**WARM) as worker:
+    with site.start_gated_worker(**WARM) as worker:
         run_id = site.submit(recipe="gated", config=config(150))
         site.wait_for_step(run_id, 1)
         training, warm = site.training(run_id), warm_process(site, run_id)
@@ -170,7 +170,7 @@ def living_children(pid: int) -> set[psutil.Process]:
 
 def test_a_killed_server_of_supervisors_ends_none(site: Site) -> None:
     """Running supervisors go on, and the next one is started as a program."""
-    with site.gated_worker(**WARM) as worker:
+    with site.start_gated_worker(**WARM) as worker:
         first = site.submit(recipe="gated", config=config(150))
         site.wait_for_step(first, 1)
         server = supervisor(site, first).parent()
@@ -186,14 +186,14 @@ def test_a_killed_server_of_supervisors_ends_none(site: Site) -> None:
 
 def test_a_killed_worker_leaves_its_trainings_alone(site: Site) -> None:
     """Supervisor, training and warm process go on; the warm process ends after the training."""
-    with site.gated_worker(**WARM) as worker:
+    with site.start_gated_worker(**WARM) as worker:
         run_id = site.submit(recipe="gated", config=config(150))
         site.wait_for_step(run_id, 1)
         family = [site.training(run_id), supervisor(site, run_id)]
         warm = warm_process(site, run_id)
         worker.kill()
         worker.wait()
-        with site.gated_worker(**WARM):
+        with site.start_gated_worker(**WARM):
             step = site.run(run_id).step
             site.wait_for_step(run_id, step + 5)
             assert all(map(is_running, [*family, warm]))
@@ -205,7 +205,7 @@ def test_a_killed_worker_leaves_its_trainings_alone(site: Site) -> None:
 @pytest.mark.extended
 def test_a_warm_process_that_is_stopped_delays_a_start_only(site: Site) -> None:
     """The training starts as a program, and the one that was asked for never begins."""
-    with site.gated_worker(**WARM):
+    with site.start_gated_worker(**WARM):
         first = site.submit(recipe="gated")
         site.wait_for_step(first, 1)
         warm = warm_process(site, first)
@@ -232,7 +232,7 @@ def test_only_variables_that_are_read_late_may_differ(
 
 def test_signals_to_everyone_do_not_end_a_warm_process(site: Site) -> None:
     """A service manager that stops a worker signals all of its processes."""
-    with site.gated_worker(**WARM) as worker:
+    with site.start_gated_worker(**WARM) as worker:
         run_id = site.submit(recipe="gated", config=config(150))
         site.wait_for_step(run_id, 1)
         for process in psutil.Process(worker.pid).children(recursive=True):

@@ -272,11 +272,11 @@ def test_requests_are_executed_while_a_run_trains_on(site: Site) -> None:
 def test_a_stopped_worker_gives_its_run_back_and_the_next_resumes_it(site: Site) -> None:
     """SIGTERM leaves a checkpoint and queues the run; a new worker resumes from that step."""
     run_id = site.submit(steps=200, recipe=GATED)
-    with site.gated_worker():
+    with site.start_gated_worker():
         site.wait_for_step(run_id, 10)
     stopped = site.run(run_id)
     assert stopped.status == Status.QUEUED
-    with site.gated_worker("w2"):
+    with site.start_gated_worker("w2"):
         site.open_gate()
         run = site.wait(run_id)
     assert (run.status, run.attempt, run.resumed_step) == (Status.FINISHED, 2, stopped.step)
@@ -292,7 +292,7 @@ def test_a_killed_training_is_started_again(site: Site) -> None:
         "checkpoints": {"every_steps": 10},
     }
     run_id = site.submit(config=config, recipe=GATED)
-    with site.gated_worker():
+    with site.start_gated_worker():
         site.wait_for_step(run_id, 15)
         site.training(run_id).kill()
         site.open_gate()
@@ -314,7 +314,7 @@ def test_a_killed_supervisor_takes_its_training_with_it(site: Site) -> None:
     Every step is there in the end, those from before the pause too.
     """
     run_id = site.submit(steps=200, recipe=GATED)
-    with site.gated_worker():
+    with site.start_gated_worker():
         site.wait_for_step(run_id, 10)
         with site.database.writing() as session:
             run_control.pause(session, run_id, site.owner)
@@ -335,11 +335,11 @@ def test_a_killed_supervisor_takes_its_training_with_it(site: Site) -> None:
 def test_a_killed_worker_finds_its_run_again(site: Site) -> None:
     """SIGKILL of the worker does not disturb the training; the next worker adopts it."""
     run_id = site.submit(steps=200, recipe=GATED)
-    with site.gated_worker() as first:
+    with site.start_gated_worker() as first:
         site.wait_for_step(run_id, 10)
         first.kill()
         first.wait()
-    with site.gated_worker():
+    with site.start_gated_worker():
         site.open_gate()
         run = site.wait(run_id)
     assert (run.status, run.attempt) == (Status.FINISHED, 1)

@@ -114,12 +114,12 @@ def test_nothing_goes_into_ones_own_network(
         assert outcome.is_final
     known = socket.getaddrinfo
 
-    def mixed(host: str, port: int, *rest: Any, **more: Any) -> Any:
+    def resolve(host: str, port: int, *rest: Any, **more: Any) -> Any:
         found = known("127.0.0.1", port, *rest, **more)
         public = [(*each[:4], ("8.8.8.8", port)) for each in found]
         return public + found
 
-    monkeypatch.setattr(socket, "getaddrinfo", mixed)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
     assert sent(outside, "slack", "http://mixed.example/").is_final
     assert hook.got == []
 
@@ -185,11 +185,11 @@ def test_the_connection_goes_to_the_address_that_was_judged(
     """A name is resolved once; the receiver gets the name in the request."""
     known, asked = socket.getaddrinfo, []
 
-    def rebound(host: Any, port: int, *rest: Any, **more: Any) -> Any:
+    def resolve(host: Any, port: int, *rest: Any, **more: Any) -> Any:
         asked.append(host)
         return known("127.0.0.1" if host == "hook.example" else host, port, *rest, **more)
 
-    monkeypatch.setattr(socket, "getaddrinfo", rebound)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
     outcome = sent(inside, "slack", f"http://hook.example:{hook.port}/")
     assert outcome.is_delivered
     assert asked.count("hook.example") == 1

@@ -24,11 +24,11 @@ def folder(settings: Settings) -> None:
     settings.data.mkdir(exist_ok=True)
 
 
-def posted(browser: TestClient, address: str, **fields: Any) -> int:
+def post(browser: TestClient, address: str, **fields: Any) -> int:
     return browser.post(address, data=fields).status_code
 
 
-def reported(database: Database, run: Run) -> int:
+def end_and_report(database: Database, run: Run) -> int:
     """End a run, and evaluate the alerts of the server."""
     with database.writing() as session:
         row = session.get_one(Run, run.id)
@@ -48,7 +48,7 @@ def test_rules_and_channels_are_made_switched_and_deleted(
     assert "is already one of your channels" in again.text
     assert browser.get("/alerts/channels").headers["location"] == "/alerts#channels"
     rule = {"scope": "run", "run_id": "1", "condition": "scale_below", "value": "1", "channel": "1"}
-    assert posted(browser, "/alerts/rules", **rule) == 303
+    assert post(browser, "/alerts/rules", **rule) == 303
     page = browser.get("/alerts").text
     assert "run 1 has a loss scale below 1" in page
     assert "hooks.example" in page
@@ -57,15 +57,15 @@ def test_rules_and_channels_are_made_switched_and_deleted(
     with database.reading() as session:
         assert session.scalars(select(AlertRule.channel_ids)).one() == [1]
     for kind in ("rules", "channels"):
-        assert posted(browser, f"/alerts/{kind}/1/switch") == 303
+        assert post(browser, f"/alerts/{kind}/1/switch") == 303
         assert "(off)" in browser.get("/alerts").text
-        assert posted(browser, f"/alerts/{kind}/1/switch", on="1") == 303
+        assert post(browser, f"/alerts/{kind}/1/switch", on="1") == 303
         assert "(off)" not in browser.get("/alerts").text
-    assert posted(browser, "/alerts/channels/1/tests") == 303
+    assert post(browser, "/alerts/channels/1/tests") == 303
     assert "sending" in browser.get("/alerts").text
     for kind in ("rules", "channels"):
-        assert posted(browser, f"/alerts/{kind}/1/deletion") == 303
-        assert posted(browser, f"/alerts/{kind}/1/deletion") == 404
+        assert post(browser, f"/alerts/{kind}/1/deletion") == 303
+        assert post(browser, f"/alerts/{kind}/1/deletion") == 404
     with database.reading() as session:
         for table in (AlertRule, Channel, Delivery):
             assert session.scalars(select(table)).all() == []
@@ -93,14 +93,14 @@ def test_notifications_are_marked_as_read(
 ) -> None:
     """The bell counts new ones; the page marks them as read; a run's button creates its rule."""
     assert browser.post("/api/v1/runs/1/alerts", json={"condition": "paused"}).status_code == 201
-    assert posted(browser, "/runs/1/alerts", condition="paused") == 303
-    assert reported(database, running) == 1
+    assert post(browser, "/runs/1/alerts", condition="paused") == 303
+    assert end_and_report(database, running) == 1
     news = browser.get("/api/v1/alerts/inbox/unread").json()
     assert news["unread"] == 1
     assert news["newest"][0]["text"] == "Run 1, digits-fp16, is paused."
     assert browser.get("/api/v1/alerts/inbox/unread?after=1").json()["newest"] == []
     assert "Mark 1 as read" in browser.get("/alerts").text
-    assert posted(browser, "/alerts/inbox/reading", up_to="1") == 303
+    assert post(browser, "/alerts/inbox/reading", up_to="1") == 303
     assert browser.get("/api/v1/alerts/inbox/unread").json()["unread"] == 0
     [alert] = browser.get("/api/v1/alerts/inbox").json()["alerts"]
     assert alert["read_at"] is not None
@@ -124,7 +124,7 @@ def test_the_api_does_what_the_page_does(
     script.patch(f"/api/v1/alerts/channels/{channel['id']}", json={"is_on": False})
     assert script.post(f"/api/v1/alerts/channels/{channel['id']}/tests").status_code == 201
     script.patch(f"/api/v1/alerts/channels/{channel['id']}", json={"is_on": True})
-    assert reported(database, running) == 1
+    assert end_and_report(database, running) == 1
     found = script.get("/api/v1/alerts/deliveries").json()
     assert [each["alert_id"] for each in found["deliveries"]] == [1, None]
     assert URL not in str(found)
@@ -143,7 +143,7 @@ def test_access_needs_a_session_or_a_token(stranger: TestClient, browser: TestCl
     assert stranger.get("/api/v1/alerts/deliveries").status_code == 401
     del browser.headers["x-csrf-token"]
     for address in ("rules", "channels", "rules/1/switch", "channels/1/tests", "inbox/reading"):
-        assert posted(browser, f"/alerts/{address}", up_to="1") == 403
+        assert post(browser, f"/alerts/{address}", up_to="1") == 403
 
 
 @pytest.mark.only_on("sqlite")
@@ -151,27 +151,27 @@ def test_a_look_at_ten_thousand_runs_costs_a_few_queries(
     database: Database, running: Run, browser: TestClient
 ) -> None:
     """Only runs that are active and changed since the last evaluation cost queries."""
-    from tests.app.looks_made import counted, noted
+    from tests.app.looks_made import collect_queries, count_instructions
 
     browser.post("/api/v1/alerts/rules", json={"condition": "collapsing", "scope": "all"})
     row = {"recipe": "digits", "config": {"precision": "fp16"}, "precision": "fp16"}
     row |= {"owner_id": running.owner_id, "steps_total": 9}
     seen = Seen()
     evaluate(database, seen, "")
-    with counted(database) as few:
+    with count_instructions(database) as few:
         evaluate(database, seen, "")
     with database.writing() as session:
         ended = {"status": Status.FINISHED, "ended_at": 1.0}
         session.execute(insert(Run), [{"name": f"r{n}", **row, **ended} for n in range(10_000)])
-    with counted(database) as many:
+    with count_instructions(database) as many:
         evaluate(database, seen, "")
     assert many[0] <= few[0] + 2
     with database.writing() as session:
         session.add_all(Run(name=f"r{n}", **row, status=Status.RUNNING) for n in range(400))
-    with noted(database) as statements:
+    with collect_queries(database) as statements:
         evaluate(database, seen, "")
     assert len(statements) < 12
-    with noted(database) as statements:
+    with collect_queries(database) as statements:
         evaluate(database, seen, "")
     assert len(statements) <= 5
     assert alert_evaluation.MOST_RUNS > 400

@@ -16,7 +16,7 @@ from db.settings import Settings
 from db.tables import AuditEvent, Project, Run, User
 from halfstep.artifacts.manifest import Entry, digest_of
 from halfstep.telemetry import events
-from tests.db.conftest import blocked, make_watched
+from tests.db.conftest import is_blocked, make_watched
 
 CONTENT = b"one"
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -27,7 +27,7 @@ def body(**changes: Any) -> dict[str, Any]:
     return {"name": "digits", "type": "dataset", "files": files, **changes}
 
 
-def saved(script: TestClient, **changes: Any) -> dict[str, Any]:
+def save(script: TestClient, **changes: Any) -> dict[str, Any]:
     """Save a version with its content; return the API's first answer."""
     answer = script.post("/api/v1/artifacts", json=body(**changes))
     assert answer.status_code == 201, answer.text
@@ -84,7 +84,7 @@ def test_unchanged_content_of_a_full_project_is_saved_again(
     database: Database, script: TestClient
 ) -> None:
     """Only new content counts against the quota, once for any number of files."""
-    version = saved(script)
+    version = save(script)
     with database.writing() as session:
         session.get_one(Project, "").stored_gib = len(CONTENT) / quotas.GIB
     again = script.post("/api/v1/artifacts", json=body())
@@ -116,7 +116,7 @@ def test_content_that_fills_a_project_concurrently_is_refused_and_deleted(
             grants = permissions.grants(session, ada)
             BlobUpload(grants, first["id"], 3, other).record(session, "blobs/x")
             putting = pool.submit(put, script, second["id"], CONTENT, SHA256)
-            while not blocked(database) and not putting.done():
+            while not is_blocked(database) and not putting.done():
                 pass
         refused = putting.result()
     assert (refused.status_code, refused.json()["code"]) == (409, "over_quota")
@@ -158,7 +158,7 @@ def test_a_role_decides_who_saves_and_deletes(
             tokens[role] = accounts.make_api_token(session, user, "script")[0]
         eve = accounts.make_user(session, "eve")
         tokens["eve"] = accounts.make_api_token(session, eve, "script")[0]
-    version = saved(script, project="vision")
+    version = save(script, project="vision")
     file = f"/api/v1/artifact-versions/{version['id']}/files/a.csv"
     one = f"/api/v1/artifact-versions/{version['id']}"
 
@@ -179,7 +179,7 @@ def test_a_role_decides_who_saves_and_deletes(
     assert "POST /api/v1/artifacts" in actions
 
 
-def chained(database: Database, ada: User) -> list[int]:
+def chain(database: Database, ada: User) -> list[int]:
     """Two runs: one makes data, the other uses it and makes a model; return the versions."""
     entry = Entry("a.csv", len(CONTENT), SHA256)
     file = events.ArtifactFile(
@@ -208,7 +208,7 @@ def test_the_lineage_goes_both_ways(
     database: Database, ada: User, browser: TestClient, script: TestClient
 ) -> None:
     """The lineage of a model has the run that made its data, as a drawing and as a list."""
-    data, model = chained(database, ada)
+    data, model = chain(database, ada)
     graph = script.get(f"/api/v1/artifact-versions/{model}/lineage").json()
     assert {node["key"]: node["layer"] for node in graph["nodes"]} == {
         "version-2": 0,
@@ -239,9 +239,9 @@ def test_the_pages_show_versions_differences_and_links(
     database: Database, ada: User, browser: TestClient, script: TestClient
 ) -> None:
     """Pages exist for the list, for one version against another, and in the run's tab Files."""
-    data, _model = chained(database, ada)
+    data, _model = chain(database, ada)
     changed = [{"path": "b.csv", "size_bytes": len(CONTENT), "sha256": SHA256}]
-    second = saved(script, name="data", files=changed)
+    second = save(script, name="data", files=changed)
     assert '<a href="/artifacts/1">data</a>' in browser.get("/artifacts").text
     moved = browser.get("/artifacts/1")
     assert moved.headers["location"] == f"/artifact-versions/{second['id']}"
@@ -257,7 +257,7 @@ def test_forms_set_an_alias_and_delete(
     database: Database, ada: User, browser: TestClient, script: TestClient
 ) -> None:
     """An impossible action is reported on the page."""
-    data, _model = chained(database, ada)
+    data, _model = chain(database, ada)
     address = f"/artifact-versions/{data}"
     assert browser.post(f"{address}/alias", data={"alias": "best"}).status_code == 303
     assert script.get(f"/api/v1{address}").json()["aliases"] == ["latest", "best"]

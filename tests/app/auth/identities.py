@@ -68,7 +68,7 @@ def by_session(name: str, *, sees: bool = False) -> Identity:
     return caller
 
 
-def _ended(identity: Identity, *statements: Any) -> Identity:
+def _end(identity: Identity, *statements: Any) -> Identity:
     """Return an identity with an expired or revoked secret."""
 
     def caller(app: FastAPI, database: Database, installed: Installation) -> Caller:
@@ -102,13 +102,13 @@ IDENTITIES: dict[str, Identity] = {
     "unknown token": lambda app, _database, _installed: Caller(
         _client(app, Authorization="Bearer hs_unknown"), is_refused=True
     ),
-    "expired token": _ended(by_token("owner"), EXPIRED),
-    "revoked token": _ended(by_token("owner"), ApiToken.__table__.delete()),
-    "expired session": _ended(by_session("owner"), update(SignInSession).values(expires_at=1.0)),
-    "ended session": _ended(by_session("owner"), SignInSession.__table__.delete()),
-    "deactivated": _ended(by_token("owner"), update(User).values(deactivated_at=1.0)),
+    "expired token": _end(by_token("owner"), EXPIRED),
+    "revoked token": _end(by_token("owner"), ApiToken.__table__.delete()),
+    "expired session": _end(by_session("owner"), update(SignInSession).values(expires_at=1.0)),
+    "ended session": _end(by_session("owner"), SignInSession.__table__.delete()),
+    "deactivated": _end(by_token("owner"), update(User).values(deactivated_at=1.0)),
     "read-only link": _by_link,
-    "ended link": _ended(_by_link, update(SharedLink).values(expires_at=1.0)),
+    "ended link": _end(_by_link, update(SharedLink).values(expires_at=1.0)),
     "outsider": by_token("outsider"),
     "outsider's browser": by_session("outsider"),
     "left the project": by_token("left"),

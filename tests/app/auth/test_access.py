@@ -72,7 +72,7 @@ def start_from(client: TestClient, upload: str, project: str = OPEN) -> Any:
     )
 
 
-def uploaded(client: TestClient) -> str:
+def upload_weights(client: TestClient) -> str:
     """Upload weights; return the name by which a configuration refers to them."""
     answer = client.put("/api/v1/uploads/net.pt", content=CONTENT)
     assert answer.status_code == 201, answer.text
@@ -86,7 +86,7 @@ def test_to_know_the_hash_of_an_upload_grants_nothing(
     exists or not, also if a watched run states it; its owner may start from it.
     """
     owner = client_of(app, database, installed.hidden.owner)
-    upload = uploaded(owner)
+    upload = upload_weights(owner)
     assert start_from(owner, upload, HIDDEN).status_code == 201
     outsider = client_of(app, database, installed.users["outsider"])
     sender = Uploader(outsider, write_token(database, installed.users["outsider"]), tmp_path)
@@ -107,7 +107,7 @@ def test_to_know_the_hash_of_an_upload_grants_nothing(
         ):
             assert answer.status_code == 422, answer.text
             assert f"there is no upload {named} that you may download" in answer.text
-    uploaded(outsider)
+    upload_weights(outsider)
     assert start_from(outsider, upload).status_code == 201
 
 
@@ -117,7 +117,7 @@ def test_a_run_lets_those_start_from_its_upload_who_may_download_its_files(
     """A viewer of a project without downloads may not start from it, not even in a project
     of their own.
     """
-    upload = uploaded(client_of(app, database, installed.hidden.owner))
+    upload = upload_weights(client_of(app, database, installed.hidden.owner))
     viewer, member = installed.users["viewer"], installed.users["both"]
     with database.writing() as session:
         projects.set_role(session, viewer, OPEN, MEMBER)
@@ -140,9 +140,9 @@ def test_an_upload_of_one_project_stays_there(
     """A token of another project starts nothing from what its owner has uploaded elsewhere."""
     user = installed.users["both"]
     limited = client_of(app, database, user, project=OPEN)
-    upload = uploaded(client_of(app, database, user, project=HIDDEN))
+    upload = upload_weights(client_of(app, database, user, project=HIDDEN))
     assert start_from(limited, upload).status_code == 422
-    assert uploaded(limited) == upload
+    assert upload_weights(limited) == upload
     assert start_from(limited, upload).status_code == 201
     searched = {"recipe": "digits", "project": OPEN, "goal": "minimise"}
     searched |= {"space": {"weights.upload": [upload]}}
@@ -291,18 +291,18 @@ def test_a_session_shows_the_projects_of_its_own_user(
 ) -> None:
     """Sessions of other users have no effect, and a new role applies from the next session on."""
 
-    def shown(name: str) -> set[str]:
+    def list_shown(name: str) -> set[str]:
         with database.reading() as session:
             permissions.limit(session, permissions.grants(session, installed.users[name]))
             return {run.project for run in session.scalars(select(Run))}
 
-    assert [shown(name) for name in ("viewer", "outsider") * 2] == [{HIDDEN}, {OPEN}] * 2
+    assert [list_shown(name) for name in ("viewer", "outsider") * 2] == [{HIDDEN}, {OPEN}] * 2
     with database.writing() as session:
         projects.set_role(session, installed.users["viewer"], OPEN, MEMBER)
-    assert shown("viewer") == {HIDDEN, OPEN}
+    assert list_shown("viewer") == {HIDDEN, OPEN}
     with database.writing() as session:
         projects.take_role(session, installed.users["viewer"], OPEN)
-    assert shown("viewer") == {HIDDEN}
+    assert list_shown("viewer") == {HIDDEN}
 
 
 def test_a_run_is_compared_with_runs_of_permitted_projects(

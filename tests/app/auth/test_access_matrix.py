@@ -117,29 +117,29 @@ def request_of(route: Route, side: Side, user: str, variant: int) -> tuple[str, 
     options: dict[str, Any] = {}
     if variant or route.method not in SAFE:
         chosen = {name: known[name] for name in route.parameters if name in known}
-        options["params"] = {name: _typed(value) for name, value in chosen.items()}
+        options["params"] = {name: _type_name(value) for name, value in chosen.items()}
     if route.method not in SAFE:
         if route.is_api:
             fields = {name: kind for name, kind in route.fields.items() if name in known}
             options["json"] = {name: _json(kind, known[name]) for name, kind in fields.items()}
         else:
-            options["data"] = {name: _typed(value) for name, value in known.items()}
+            options["data"] = {name: _type_name(value) for name, value in known.items()}
     return address, options
 
 
-def _typed(value: Any) -> str:
+def _type_name(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _json(kind: Any, value: Any) -> Any:
     """Return a value as a field of this type takes it."""
     is_list = "list" in str(kind)
-    if isinstance(value, list) != is_list and (is_list or "str" in map(_called, get_args(kind))):
-        return [value] if is_list else _typed(value)
+    if isinstance(value, list) != is_list and (is_list or "str" in map(_name_of, get_args(kind))):
+        return [value] if is_list else _type_name(value)
     return value
 
 
-def _called(kind: Any) -> str:
+def _name_of(kind: Any) -> str:
     return getattr(kind, "__name__", str(kind))
 
 

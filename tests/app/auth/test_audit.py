@@ -25,7 +25,7 @@ SECRETS = {"password", "current", "token", "secret", "value", "note", "address",
 EMPTY = (2).to_bytes(8, "little") + b"{}"
 
 
-def recorded(database: Database) -> list[tuple[str | None, str, str, int | None]]:
+def list_recorded(database: Database) -> list[tuple[str | None, str, str, int | None]]:
     """Return user, action, detail and run of each event, oldest first."""
     query = select(User.name, AuditEvent.action, AuditEvent.detail, AuditEvent.run_id)
     query = (
@@ -78,7 +78,7 @@ def test_an_event_names_the_action_and_its_runs(
         assert answer.status_code == 200
     watched |= {"id": "b" * 32, "project": "mistyped"}
     assert script.post("/api/v1/ingest", json=watched, headers=headers).status_code == 200
-    audit_events = recorded(database)
+    audit_events = list_recorded(database)
     assert [each[2:] for each in audit_events[:3]] == [
         ("user carol, role viewer", None),
         ("", first),
@@ -120,7 +120,7 @@ def test_sign_ins_and_failed_attempts_are_recorded(
     stranger.post("/", data={"token": link})
     stranger.post("/", data={"token": link})
     assert browser_of(app, database, bob).post("/sign-out").status_code == 303
-    assert [each[:3] for each in recorded(database)] == [
+    assert [each[:3] for each in list_recorded(database)] == [
         ("bob", "POST /sign-in", "refused"),
         (None, "POST /sign-in", "refused"),
         ("bob", "POST /sign-in", "signed in by a password"),
@@ -154,6 +154,6 @@ def test_a_detail_has_an_end(database: Database, ada: User, browser: TestClient)
         browser.put("/api/v1/projects/roles", json=sent)
     given = {"user": "ada", "role": "viewer", "project": "p" * 200}
     assert browser.put("/api/v1/projects/roles", json=given).status_code == 204
-    ((_who, _audit_event, detail, _run),) = recorded(database)
+    ((_who, _audit_event, detail, _run),) = list_recorded(database)
     assert detail == f"user ada, role viewer, project {'p' * 100}"
     assert len(detail) <= DETAIL_CHARACTERS

@@ -145,7 +145,7 @@ def _dependants(dependant: Dependant) -> Iterator[Dependant]:
         yield from _dependants(each)
 
 
-def _unresolved(path: str, dependant: Dependant) -> set[str]:
+def _find_unresolved(path: str, dependant: Dependant) -> set[str]:
     """Return the projects of a route that no dependency resolves, or that it takes itself."""
     below = list(_dependants(dependant))
     resolved = {project_field(each.call) for each in below}
@@ -160,7 +160,9 @@ def test_no_route_resolves_a_project_by_itself(app: FastAPI) -> None:
         if context.path and hasattr(context.original_route, "dependant"):
             dependant = context.original_route.dependant
             seen += any(project_field(each.call) for each in _dependants(dependant))
-            wrong += [f"{context.path}: {field}" for field in _unresolved(context.path, dependant)]
+            wrong += [
+                f"{context.path}: {field}" for field in _find_unresolved(context.path, dependant)
+            ]
     assert wrong == []
     assert seen > 30
 
@@ -189,8 +191,8 @@ def test_the_walk_finds_a_project_of_a_nested_model() -> None:
     dependants = {
         route.path: route.dependant for route in app.routes if isinstance(route, APIRoute)
     }
-    assert _unresolved("/moves", dependants["/moves"]) == {"moves.project"}
-    assert _unresolved("/names", dependants["/names"]) == {"project", "body_project"}
+    assert _find_unresolved("/moves", dependants["/moves"]) == {"moves.project"}
+    assert _find_unresolved("/names", dependants["/names"]) == {"project", "body_project"}
 
 
 def test_a_token_of_the_default_project_is_limited_to_it(

@@ -132,12 +132,12 @@ def test_a_slow_provider_delays_no_other_request(
     back = _agree(_begin(stranger), "1")
     finish, held = app.state.sso.finish, []
 
-    def watched(*given: str) -> Any:
+    def watch(*given: str) -> Any:
         held.append(app.state.turns.locked())
         return finish(*given)
 
     monkeypatch.setattr(app.state, "turns", asyncio.Semaphore(1))
-    monkeypatch.setattr(app.state.sso, "finish", watched)
+    monkeypatch.setattr(app.state.sso, "finish", watch)
     assert stranger.get(back).status_code == 303
     assert held == [False]
 

@@ -119,20 +119,22 @@ class Attempt(NamedTuple):
     claims: Claims
     back: str
 
-    def signed(self, header: Claims | None = None, key: Any = RSA, **changes: Any) -> str:
+    def sign_token(self, header: Claims | None = None, key: Any = RSA, **changes: Any) -> str:
         """Return a token with changed claims; None removes one."""
         claims = {k: v for k, v in {**self.claims, **changes}.items() if v is not None}
         header = {"alg": "RS256", "kid": "rsa", **(header or {})}
         known = jws.JWSRegistry(algorithms=list(ALGORITHMS), strict_check_header=False)
         return jws.serialize_compact(header, json.dumps(claims), key, registry=known)
 
-    def unsigned(self, header: Claims, sign: Callable[[bytes], bytes] = lambda _text: b"") -> str:
+    def sign_by_hand(
+        self, header: Claims, sign: Callable[[bytes], bytes] = lambda _text: b""
+    ) -> str:
         """Return a token with a signature made by hand."""
-        text = b".".join(map(_encoded, (json.dumps(header), json.dumps(self.claims))))
-        return b".".join((text, _encoded(sign(text)))).decode()
+        text = b".".join(map(_encode, (json.dumps(header), json.dumps(self.claims))))
+        return b".".join((text, _encode(sign(text)))).decode()
 
 
-def _encoded(part: str | bytes) -> bytes:
+def _encode(part: str | bytes) -> bytes:
     content = part.encode() if isinstance(part, str) else part
     return base64.urlsafe_b64encode(content).rstrip(b"=")
 
@@ -172,54 +174,58 @@ FORGERIES: dict[str, Callable[[Attempt], object]] = {
     "no token": lambda _: None,
     "a list": lambda _: ["x"],
     "not a JWT": lambda _: "x.y.z",
-    "alg none": lambda one: one.unsigned({"alg": "none", "kid": "rsa"}),
-    "alg none without kid": lambda one: one.unsigned({"alg": "none"}),
-    "alg None": lambda one: one.unsigned({"alg": "None", "kid": "rsa"}),
-    "no alg": lambda one: one.unsigned({"kid": "rsa"}),
-    "no signature": lambda one: one.signed().rpartition(".")[0] + ".",
-    "HMAC with the public key": lambda one: one.unsigned(HS256, _hmac(RSA.as_pem(private=False))),
-    "HMAC with the public key as DER": lambda one: one.unsigned(
+    "alg none": lambda one: one.sign_by_hand({"alg": "none", "kid": "rsa"}),
+    "alg none without kid": lambda one: one.sign_by_hand({"alg": "none"}),
+    "alg None": lambda one: one.sign_by_hand({"alg": "None", "kid": "rsa"}),
+    "no alg": lambda one: one.sign_by_hand({"kid": "rsa"}),
+    "no signature": lambda one: one.sign_token().rpartition(".")[0] + ".",
+    "HMAC with the public key": lambda one: one.sign_by_hand(
+        HS256, _hmac(RSA.as_pem(private=False))
+    ),
+    "HMAC with the public key as DER": lambda one: one.sign_by_hand(
         HS256, _hmac(RSA.as_der(private=False))
     ),
-    "HMAC with the client's secret": lambda one: one.unsigned(HS256, _hmac(b"hush")),
-    "HMAC with nothing": lambda one: one.unsigned(HS256, _hmac(b"")),
-    "another key": lambda one: one.signed(key=OTHER),
-    "a key of the token's own": lambda one: one.signed({"jwk": _public(OTHER)}, key=OTHER),
-    "an unknown kid": lambda one: one.signed({"kid": "new"}, key=OTHER),
-    "a kid of another type": lambda one: one.signed({"kid": "ec"}),
-    "no kid of several keys": lambda one: one.signed({"kid": ""}),
-    "an unknown critical header": lambda one: one.unsigned(
+    "HMAC with the client's secret": lambda one: one.sign_by_hand(HS256, _hmac(b"hush")),
+    "HMAC with nothing": lambda one: one.sign_by_hand(HS256, _hmac(b"")),
+    "another key": lambda one: one.sign_token(key=OTHER),
+    "a key of the token's own": lambda one: one.sign_token({"jwk": _public(OTHER)}, key=OTHER),
+    "an unknown kid": lambda one: one.sign_token({"kid": "new"}, key=OTHER),
+    "a kid of another type": lambda one: one.sign_token({"kid": "ec"}),
+    "no kid of several keys": lambda one: one.sign_token({"kid": ""}),
+    "an unknown critical header": lambda one: one.sign_by_hand(
         {"alg": "RS256", "kid": "rsa", "crit": ["x"], "x": 1}, _genuine
     ),
-    "another issuer": lambda one: one.signed(iss="http://localhost:9"),
-    "no issuer": lambda one: one.signed(iss=None),
-    "a list of issuers": lambda one: one.signed(iss=[one.claims["iss"], "x"]),
-    "another audience": lambda one: one.signed(aud="other"),
-    "other audiences": lambda one: one.signed(aud=["other", "more"]),
-    "no audience": lambda one: one.signed(aud=None),
-    "an empty audience": lambda one: one.signed(aud=[]),
-    "several audiences without azp": lambda one: one.signed(aud=["halfstep", "other"]),
-    "several audiences, azp another": lambda one: one.signed(
+    "another issuer": lambda one: one.sign_token(iss="http://localhost:9"),
+    "no issuer": lambda one: one.sign_token(iss=None),
+    "a list of issuers": lambda one: one.sign_token(iss=[one.claims["iss"], "x"]),
+    "another audience": lambda one: one.sign_token(aud="other"),
+    "other audiences": lambda one: one.sign_token(aud=["other", "more"]),
+    "no audience": lambda one: one.sign_token(aud=None),
+    "an empty audience": lambda one: one.sign_token(aud=[]),
+    "several audiences without azp": lambda one: one.sign_token(aud=["halfstep", "other"]),
+    "several audiences, azp another": lambda one: one.sign_token(
         aud=["halfstep", "other"], azp="other"
     ),
-    "azp another": lambda one: one.signed(azp="other"),
-    "azp another, aud a list": lambda one: one.signed(aud=["halfstep"], azp="other"),
-    "azp a list": lambda one: one.signed(azp=["halfstep", "other"]),
-    "azp empty": lambda one: one.signed(azp=""),
-    "another nonce": lambda one: one.signed(nonce="other"),
-    "no nonce": lambda one: one.signed(nonce=None),
-    "an empty nonce": lambda one: one.signed(nonce=""),
-    "another nonce, nonce_supported false": lambda one: one.signed(
+    "azp another": lambda one: one.sign_token(azp="other"),
+    "azp another, aud a list": lambda one: one.sign_token(aud=["halfstep"], azp="other"),
+    "azp a list": lambda one: one.sign_token(azp=["halfstep", "other"]),
+    "azp empty": lambda one: one.sign_token(azp=""),
+    "another nonce": lambda one: one.sign_token(nonce="other"),
+    "no nonce": lambda one: one.sign_token(nonce=None),
+    "an empty nonce": lambda one: one.sign_token(nonce=""),
+    "another nonce, nonce_supported false": lambda one: one.sign_token(
         nonce="other", nonce_supported=False
     ),
-    "expired": lambda one: one.signed(exp=NOW - 120),
-    "no expiry": lambda one: one.signed(exp=None),
-    "an expiry as text": lambda one: one.signed(exp=str(NOW + 300)),
-    "an expiry that is no number": lambda one: one.signed(exp=float("nan")),
-    "not valid yet": lambda one: one.signed(nbf=NOW + 3600),
-    "no subject": lambda one: one.signed(sub=None),
-    "an empty subject": lambda one: one.signed(sub=""),
-    "the hash of another access token": lambda one: one.signed(at_hash="AAAAAAAAAAAAAAAAAAAAAA"),
+    "expired": lambda one: one.sign_token(exp=NOW - 120),
+    "no expiry": lambda one: one.sign_token(exp=None),
+    "an expiry as text": lambda one: one.sign_token(exp=str(NOW + 300)),
+    "an expiry that is no number": lambda one: one.sign_token(exp=float("nan")),
+    "not valid yet": lambda one: one.sign_token(nbf=NOW + 3600),
+    "no subject": lambda one: one.sign_token(sub=None),
+    "an empty subject": lambda one: one.sign_token(sub=""),
+    "the hash of another access token": lambda one: one.sign_token(
+        at_hash="AAAAAAAAAAAAAAAAAAAAAA"
+    ),
 }
 
 
@@ -238,7 +244,7 @@ def test_forged_tokens_sign_no_one_in(
     with database.reading() as session, pytest.raises(NotFound):
         people.named(session, "carol")
     attempt = _begin(stranger, forger)
-    forger.token = attempt.signed()
+    forger.token = attempt.sign_token()
     assert _status(stranger, attempt) == 303
 
 
@@ -250,7 +256,7 @@ def test_signatures_of_each_allowed_algorithm_are_accepted(
     """A signature is accepted if it was made with the key that the token's kid names."""
     attempt, kid = _begin(stranger, forger), ALGORITHMS[algorithm]
     audience = ["halfstep", "other"]
-    forger.token = attempt.signed(
+    forger.token = attempt.sign_token(
         {"alg": algorithm, "kid": kid}, KEYS[kid], aud=audience, azp="halfstep"
     )
     assert _status(stranger, attempt) == 303
@@ -261,11 +267,11 @@ def test_a_new_key_of_the_provider_is_used_at_once(
 ) -> None:
     """The provider's keys are requested again for a kid that is not among the known ones."""
     attempt = _begin(stranger, forger)
-    forger.token = attempt.signed()
+    forger.token = attempt.sign_token()
     assert _status(stranger, attempt) == 303
     forger.keys = {"keys": [{**_public(OTHER), "kid": "new"}]}
     attempt = _begin(stranger, forger)
-    forger.token = attempt.signed({"kid": "new"}, OTHER)
+    forger.token = attempt.sign_token({"kid": "new"}, OTHER)
     assert _status(stranger, attempt) == 303
 
 
@@ -291,7 +297,7 @@ def test_groups_come_from_the_userinfo_of_the_same_subject(
 ) -> None:
     """The userinfo of another subject is ignored."""
     attempt = _begin(stranger, forger)
-    forger.token, forger.userinfo = attempt.signed(), {"sub": subject, "groups": ["ml"]}
+    forger.token, forger.userinfo = attempt.sign_token(), {"sub": subject, "groups": ["ml"]}
     assert _status(stranger, attempt) == 303
     with database.reading() as session:
         memberships = projects.memberships(session, people.named(session, "carol"))
@@ -304,10 +310,10 @@ def test_invisible_characters_of_a_name_are_removed(
 ) -> None:
     """A name that is displayed like another account's is treated as that name, and refused."""
     attempt = _begin(stranger, forger)
-    forger.token = attempt.signed(preferred_username=f"{hidden}a{hidden}da")
+    forger.token = attempt.sign_token(preferred_username=f"{hidden}a{hidden}da")
     assert _status(stranger, attempt) == 401
     attempt = _begin(stranger, forger)
-    forger.token = attempt.signed(preferred_username=f"Ca{hidden}rol\t {hidden} Smith{hidden}")
+    forger.token = attempt.sign_token(preferred_username=f"Ca{hidden}rol\t {hidden} Smith{hidden}")
     assert _status(stranger, attempt) == 303
     with database.reading() as session:
         assert people.named(session, "carol smith").name == "Carol Smith"

@@ -145,7 +145,7 @@ def test_no_response_reveals_whether_a_project_exists(
         for project in (HIDDEN, MISSING):
             snapshot.restore()
             sent = {
-                part: {key: _renamed(value, project) for key, value in fields.items()}
+                part: {key: _rename(value, project) for key, value in fields.items()}
                 if isinstance(fields, dict)
                 else fields
                 for part, fields in options.items()
@@ -170,5 +170,5 @@ def _difference(one: tuple[int, str], other: tuple[int, str]) -> str:
     return f"{one[0]} {other[0]} {' '.join(lines)[:600]}"
 
 
-def _renamed(value: object, project: str) -> object:
+def _rename(value: object, project: str) -> object:
     return value.replace(HIDDEN, project) if isinstance(value, str) else value

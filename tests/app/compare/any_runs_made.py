@@ -14,7 +14,7 @@ from tests.db.telemetry.telemetry_made import (
 )
 
 
-def trained(
+def train(
     database: Database, owner: User, losses: list[float], *, ended: bool = True, **training: Any
 ) -> Run:
     """Make a run with these losses and a measured accuracy; its second step was skipped."""

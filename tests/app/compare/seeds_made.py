@@ -23,7 +23,7 @@ def offer_seeds(database: Database) -> None:
         workers.register(session, name="w1", host="host", pid=1, **offer)
 
 
-def seeded(
+def add_seed(
     database: Database,
     owner: User,
     precision: str,
@@ -63,5 +63,5 @@ def two_precisions(database: Database, owner: User) -> str:
     """Make five runs in fp16, 0.01 worse than five in fp32; return their ids."""
     for precision, accuracies in (("fp16", FP16), ("fp32", FP32)):
         for seed, accuracy in enumerate(accuracies):
-            seeded(database, owner, precision, seed, accuracy)
+            add_seed(database, owner, precision, seed, accuracy)
     return ",".join(map(str, range(1, 11)))

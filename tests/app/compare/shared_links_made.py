@@ -3,7 +3,7 @@
 from starlette.testclient import TestClient
 
 
-def opened(stranger: TestClient, secret: str) -> str:
+def open_link(stranger: TestClient, secret: str) -> str:
     """Open a link as its page's script does; return where it leads."""
     answer = stranger.post("/shared", data={"secret": secret})
     assert answer.status_code == 303, answer.text

@@ -8,9 +8,9 @@ from starlette.testclient import TestClient
 
 from db.database import Database
 from db.tables import Run, Status, User
-from tests.app.compare.any_runs_made import trained
+from tests.app.compare.any_runs_made import train
 from tests.app.conftest import start_run, submit
-from tests.app.looks_made import noted
+from tests.app.looks_made import collect_queries
 from tests.db.telemetry.telemetry_made import (
     make_metric,
     make_skip,
@@ -30,8 +30,8 @@ def test_runs_are_in_the_requested_order(
     database: Database, ada: User, offered: None, script: TestClient
 ) -> None:
     """Each run has its last and best figures and differing settings; missing runs are named."""
-    trained(database, ada, [3.0, 1.0, 2.0], lr=0.1)
-    trained(database, ada, [3.0, 2.5, 2.4], lr=0.2, extra="x")
+    train(database, ada, [3.0, 1.0, 2.0], lr=0.1)
+    train(database, ada, [3.0, 2.5, 2.4], lr=0.2, extra="x")
     answer = script.get("/api/v1/comparison", params={"runs": "2, 77,1,2"}).json()
     assert [each["run"]["id"] for each in answer["runs"]] == [2, 1]
     assert answer["missing"] == [77]
@@ -53,7 +53,7 @@ def test_a_setting_that_one_run_lacks_is_no_difference_of_the_others(
     does more than count.
     """
     for lr in (0.1, 0.2):
-        run = trained(database, ada, [3.0, 1.0], ended=False, lr=lr)
+        run = train(database, ada, [3.0, 1.0], ended=False, lr=lr)
         record(database, run, events=[make_metric(1, 1.0, "epoch")])
     script = start_run(
         database, ada, name="script", config={"precision": "fp16", "training": {"steps": 400}}
@@ -113,7 +113,7 @@ def test_series_are_those_of_each_run(
     """
     losses = [float(n % 37) for n in range(3000)]
     for lr in (0.1, 0.2):
-        trained(database, ada, losses, lr=lr)
+        train(database, ada, losses, lr=lr)
     with database.writing() as session:
         session.get_one(Run, 1).workload = {"examples": 64}
     query = {"runs": "2,1,77", "series": ["loss", "val/accuracy"], "points": 100}
@@ -138,8 +138,8 @@ def test_best_of_each_row_is_marked_where_it_is_known(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
     """A low loss and a high accuracy are marked, but no score and no time of a shorter run."""
-    trained(database, ada, [3.0, 1.0, 2.0], lr=0.1)
-    trained(database, ada, [3.0, 2.5, 1.9, 1.8], lr=0.2)
+    train(database, ada, [3.0, 1.0, 2.0], lr=0.1)
+    train(database, ada, [3.0, 2.5, 1.9, 1.8], lr=0.2)
     page = browser.get("/compare?runs=1,2,9").text
     assert "there is no run 9" in page.replace("\n", " ")
     assert cells(page, "loss") == ["2", "1.8 the best"]
@@ -185,7 +185,7 @@ def test_many_runs_are_rows(
     costs = []
     for most in (9, 50):
         address = f"/compare?runs={','.join(map(str, range(1, most + 1)))}"
-        with noted(database) as statements:
+        with collect_queries(database) as statements:
             page = browser.get(address).text
         costs.append(len(statements))
         assert cells(page, str(most))[0].startswith("Queued")
@@ -200,7 +200,7 @@ def test_missing_files_are_reported(
     """A series without a run and a setting without a difference are reported; a comparison of
     missing runs is 404.
     """
-    trained(database, ada, [1.0], lr=0.1)
+    train(database, ada, [1.0], lr=0.1)
     page = browser.get("/compare?runs=1&draw=val/lost&by=training.momentum").text
     text = page.replace("&#39;", "'")
     assert "None of these runs has 'val/lost'" in text
@@ -253,7 +253,7 @@ def test_runs_are_labelled_by_the_few_settings_that_differ(
     """
     for precision in ("fp16", "fp32"):
         for lr in (0.1, 0.30000000000000004):
-            run = trained(database, ada, [1.0], lr=lr)
+            run = train(database, ada, [1.0], lr=lr)
             with database.writing() as session:
                 stored = session.get_one(Run, run.id)
                 stored.config = stored.config | {"precision": precision}
@@ -264,11 +264,11 @@ def test_runs_are_labelled_by_the_few_settings_that_differ(
     assert re.findall(r'data-label="(.*?)"', legend) == [
         *("fp16 · 0.1", "fp16 · 0.3", "fp32 · 0.1", "fp32 · 0.3"),
     ]
-    trained(database, ada, [1.0], lr=0.1, a=1, b=2, c=3)
+    train(database, ada, [1.0], lr=0.1, a=1, b=2, c=3)
     page = browser.get("/compare?runs=1,5").text
     assert 'data-label="run of' in page
     for shuffle in (True, False):
-        trained(database, ada, [1.0], lr=0.1, shuffle=shuffle)
+        train(database, ada, [1.0], lr=0.1, shuffle=shuffle)
     page = browser.get("/compare?runs=6,7").text
     assert 'data-label="shuffle true"' in page
     assert 'data-label="shuffle false"' in page
@@ -280,9 +280,9 @@ def test_a_setting_that_a_run_lacks_names_no_run_in_the_legend(
     """The legend has the names of a watched script and of a recipe's run, which share no
     settings.
     """
-    trained(database, ada, [1.0])
+    train(database, ada, [1.0])
     with database.writing() as session:
-        watched = session.get_one(Run, trained(database, ada, [1.0]).id)
+        watched = session.get_one(Run, train(database, ada, [1.0]).id)
         watched.source, watched.recipe, watched.config = "watch", "", {}
         watched.name = "my script"
     page = browser.get("/compare?runs=1,2").text

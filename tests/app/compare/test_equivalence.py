@@ -20,7 +20,7 @@ EXPERIMENTS = 20_000
 NOISE = 3 * math.sqrt(0.05 * 0.95 / EXPERIMENTS)
 
 
-def simulated(difference: float, pairs: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def simulate(difference: float, pairs: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return means and deviations of experiments with normal differences of deviation 1."""
     generator = np.random.default_rng(pairs)
     differences = generator.normal(difference, 1, (EXPERIMENTS, pairs))
@@ -32,14 +32,14 @@ def test_error_rates_are_those_that_are_claimed(pairs: int) -> None:
     """Without a difference 5 % of tests decide lower or higher; at a difference equal to the
     margin 5 % decide equivalent; 95 % of the intervals have the true difference.
     """
-    means, deviations = simulated(0.0, pairs)
+    means, deviations = simulate(0.0, pairs)
     half = half_width(deviations, pairs, 0.95)
     assert np.mean(means + half < 0) <= 0.05
     assert np.mean(means - half > 0) <= 0.05
     assert np.mean(np.abs(means) <= half) == pytest.approx(0.95, abs=0.02)
     for margin in (0.5, 1.0, 3.0):
         for true in (margin, -margin):
-            means, deviations = simulated(true, pairs)
+            means, deviations = simulate(true, pairs)
             half = half_width(deviations, pairs, 0.9)
             assert np.mean(np.abs(means) + half < margin) <= 0.05 + NOISE
 
@@ -53,7 +53,7 @@ def test_the_documented_rates_are_measured() -> None:
     rows = re.findall(rf"^\| (\d+) \| {number} \| {number} \| {number} \|$", text, re.MULTILINE)
     assert len(rows) == 5
     for seeds, *rates in rows:
-        means, deviations = simulated(0.0, int(seeds))
+        means, deviations = simulate(0.0, int(seeds))
         half = half_width(deviations, int(seeds), 0.9)
         found = [np.mean(np.abs(means) + half < margin) for margin in (1, 2, 3)]
         assert found == pytest.approx([float(rate) for rate in rates], abs=0.015)
@@ -99,7 +99,7 @@ def test_the_further_pairs_decide_as_often_as_estimated(
     assert result.further.most is None or result.further.about <= result.further.most
     rates = []
     for count in (result.further.about - 1, result.further.about):
-        means, deviations = simulated(difference, pairs + count)
+        means, deviations = simulate(difference, pairs + count)
         narrow, wide = (half_width(deviations, pairs + count, c) for c in (0.9, 0.95))
         rates.append(np.mean((np.abs(means) + narrow < margin) | (np.abs(means) > wide)))
     noise = 3 * math.sqrt(0.8 * 0.2 / EXPERIMENTS)

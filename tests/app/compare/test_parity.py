@@ -13,9 +13,9 @@ from starlette.testclient import TestClient
 
 from db.database import Database
 from db.tables import Run, RunNode, Status, User
-from tests.app.compare.any_runs_made import trained
-from tests.app.compare.seeds_made import FP16, FP32, seeded, two_precisions
-from tests.app.compare.shared_links_made import opened
+from tests.app.compare.any_runs_made import train
+from tests.app.compare.seeds_made import FP16, FP32, add_seed, two_precisions
+from tests.app.compare.shared_links_made import open_link
 from tests.app.conftest import start_run
 from tests.db.telemetry.earlier_steps import as_rows
 from tests.db.telemetry.telemetry_made import make_metric
@@ -28,7 +28,7 @@ def make(database: Database, ada: User) -> Callable[..., Run]:
     """Make a run of a precision and a seed with an accuracy."""
 
     def one(*values: Any, **options: Any) -> Run:
-        return seeded(database, ada, *values, **options)
+        return add_seed(database, ada, *values, **options)
 
     return one
 
@@ -99,7 +99,7 @@ def test_better_and_worse_follow_the_direction_of_the_metric(
     """A lower time is better; a metric of unknown direction is only lower or higher."""
     for lr, scale in ((0.1, 1.0), (0.2, 2.0)):
         for seed in range(3):
-            trained(database, ada, [3.0, scale * (1 + seed / 10)], lr=lr, seed=seed)
+            train(database, ada, [3.0, scale * (1 + seed / 10)], lr=lr, seed=seed)
     found = {
         name: parity(script, "1,2,3,4,5,6", metric=name)
         for name in ("loss", "val/accuracy", "val/score")
@@ -741,7 +741,7 @@ def test_scripts_are_paired_by_their_own_seed(
     """
     configs = [{"args": {"seed": seed, "depth": depth}} for depth in (1, 2) for seed in (7, 8)]
     for config in configs:
-        run = seeded(database, ada, "fp16", 0, 0.5 + len(str(config)) / 1000)
+        run = add_seed(database, ada, "fp16", 0, 0.5 + len(str(config)) / 1000)
         with database.writing() as session:
             stored = session.get_one(Run, run.id)
             stored.source, stored.recipe, stored.config = "watch", "", {}
@@ -874,13 +874,13 @@ def test_a_read_only_link_shows_it_without_links_to_runs(
     runs = [int(run_id) for run_id in two_precisions(database, ada).split(",")]
     link = browser.post("/api/v1/links", json={"runs": runs, "days": 7})
     assert link.status_code == 201, link.text
-    page = opened(stranger, link.json()["address"].partition("#")[2])
+    page = open_link(stranger, link.json()["address"].partition("#")[2])
     found = block(stranger.get(page, params={"margin": 0.02}).text)
     assert "fp16 is equivalent to fp32 in val/accuracy" in found
     assert "/runs/" not in found
 
 
-def documented(pattern: str) -> tuple[list[tuple[str, ...]], list[str]]:
+def read_documented(pattern: str) -> tuple[list[tuple[str, ...]], list[str]]:
     """Return the rows of a table of docs/how-to/compare.md, and all quoted sentences."""
     text = (Path(__file__).parents[3] / "docs/how-to/compare.md").read_text()
     return re.findall(pattern, text, re.MULTILINE), re.findall(r"^> (.*)$", text, re.MULTILINE)
@@ -888,7 +888,7 @@ def documented(pattern: str) -> tuple[list[tuple[str, ...]], list[str]]:
 
 def test_the_worked_example_is_what_is_stated(make: Callable[..., Run], script: TestClient) -> None:
     """The runs of the table in docs/how-to/compare.md give its sentences."""
-    rows, quoted = documented(r"^\| (\d) \| (0\.\d{4}) \| (0\.\d{4}) \| (0\.\d{4}) \|$")
+    rows, quoted = read_documented(r"^\| (\d) \| (0\.\d{4}) \| (0\.\d{4}) \| (0\.\d{4}) \|$")
     assert len(rows) == 3
     for seed, *losses in rows:
         for precision, loss in zip(("fp32", "fp16", "bf16"), losses, strict=True):
@@ -907,7 +907,7 @@ def test_the_worked_example_of_curves_is_what_is_stated(
 ) -> None:
     """The area and the times in the document follow from its table."""
     number = r" \| (\d\.\d+)"
-    rows, quoted = documented(rf"^\| (\d) \| (\w+){number * 7} \|$")
+    rows, quoted = read_documented(rf"^\| (\d) \| (\w+){number * 7} \|$")
     assert len(rows) == 9
     for seed, precision, *numbers in rows:
         *losses, seconds = map(float, numbers)

@@ -17,7 +17,7 @@ from db.runs import trash
 from db.tables import COMMAND, WATCH, Run, SharedLink, SharedRun, Status, User
 from tests.app.auth.permissions_made import routes_of
 from tests.app.auth.users_pages_made import browser_of
-from tests.app.compare.shared_links_made import opened
+from tests.app.compare.shared_links_made import open_link
 from tests.app.conftest import start_run, submit
 from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps, record
 
@@ -45,7 +45,7 @@ def run(database: Database, ada: User, member: User) -> Run:
     return run
 
 
-def shared(client: TestClient, *run_ids: int, days: int = 7) -> str:
+def share(client: TestClient, *run_ids: int, days: int = 7) -> str:
     """Make a link; return its secret."""
     answer = client.post("/api/v1/links", json={"runs": run_ids, "days": days})
     assert answer.status_code == 201, answer.text
@@ -64,7 +64,7 @@ def test_a_link_opens_what_it_shows_and_no_other_route(
     with database.writing() as session:
         session.get_one(Run, run.id).parent_id = other.id
     client = browser_of(app, database, member)
-    page = opened(stranger, shared(client, run.id))
+    page = open_link(stranger, share(client, run.id))
     (cookie,) = stranger.cookies.jar
     assert (cookie.path, cookie.has_nonstandard_attr("HttpOnly")) == (page, True)
     headers = {"cookie": f"{cookie.name}={cookie.value}"}
@@ -103,11 +103,11 @@ def test_a_shared_run_is_there_to_look_at(
     """
     with database.writing() as session:
         session.get_one(Run, run.id).nodes = 2
-    secret = shared(browser_of(app, database, member), run.id)
+    secret = share(browser_of(app, database, member), run.id)
     answer = stranger.get("/shared")
     assert "data-open-link" in answer.text
     assert answer.headers["x-robots-tag"] == "noindex"
-    page = opened(stranger, f" http://localhost/shared#{secret} ")
+    page = open_link(stranger, f" http://localhost/shared#{secret} ")
     answer = stranger.get(page)
     assert answer.headers["x-robots-tag"] == "noindex"
     assert answer.headers["referrer-policy"] == "no-referrer"
@@ -128,7 +128,7 @@ def test_a_shared_run_without_a_recipe_has_its_kind_instead(
     with database.writing() as session:
         row = session.get_one(Run, run.id)
         row.source, row.recipe = source, ""
-    page = stranger.get(opened(stranger, shared(browser_of(app, database, member), run.id))).text
+    page = stranger.get(open_link(stranger, share(browser_of(app, database, member), run.id))).text
     kind = {WATCH: "watched", COMMAND: "command"}[source]
     assert f'<span class="meta">{kind} · ' in page
 
@@ -138,7 +138,7 @@ def test_runs_side_by_side_are_shared_in_their_order(
 ) -> None:
     """A deleted run is left out, and reasons of waiting runs are not shown."""
     runs = [submit(database, ada, project=PROJECT, after_id=run.id).id for _ in range(2)]
-    page = opened(stranger, shared(browser_of(app, database, member), runs[1], run.id, runs[0]))
+    page = open_link(stranger, share(browser_of(app, database, member), runs[1], run.id, runs[0]))
     answer = stranger.get(page)
     assert f'data-runs="{runs[1]},{run.id},{runs[0]}" data-api="{page}"' in answer.text
     for absent in ('href="/runs', "<form", "add-runs", f"run {run.id} to end"):
@@ -167,7 +167,7 @@ def test_a_link_ends(
         assert stranger.get(f"{page}/runs/{run.id}/series").status_code == code
         return code == 200
 
-    pages = [opened(stranger, shared(client, run.id)) for _ in range(2)]
+    pages = [open_link(stranger, share(client, run.id)) for _ in range(2)]
     assert all(map(is_open, pages))
     assert client.delete(f"/api/v1/links/{pages[0].rpartition('/')[2]}").status_code == 204
     assert list(map(is_open, pages)) == [False, True]
@@ -180,8 +180,8 @@ def test_a_link_ends(
     with database.writing() as session:
         session.execute(update(SharedLink).values(expires_at=1.0))
     assert not is_open(pages[1])
-    secret = shared(client, run.id)
-    page = opened(stranger, secret)
+    secret = share(client, run.id)
+    page = open_link(stranger, secret)
     with database.writing() as session:
         accounts.deactivate(session, session.get_one(User, member.id))
         accounts.reactivate(session, session.get_one(User, member.id))

@@ -57,7 +57,7 @@ def http(settings: Settings, database: Database, running: Run, token: str) -> It
         yield client
 
 
-def asked(bucket: Bucket) -> dict[str, int]:
+def count_requests(bucket: Bucket) -> dict[str, int]:
     """Return the bucket's requests for files, without the server's lists of uploads."""
     return {name: count for name, count in bucket.proxy.requests.items() if name != "list"}
 
@@ -74,14 +74,14 @@ def test_a_download_is_one_request_to_the_bucket(http: httpx2.Client, bucket: Bu
         answer = http.get(PATH, headers=headers)
         assert (answer.status_code, answer.content) == (status, BODY[first:last])
         assert answer.headers["etag"] == f'"{SHA256}"'
-        assert asked(bucket) == {"GET": 1}
+        assert count_requests(bucket) == {"GET": 1}
     bucket.proxy.requests.clear()
     assert http.get(PATH, headers={"If-None-Match": f'"{SHA256}"'}).status_code == 304
     assert http.get(PATH, headers={"Range": "bytes=99999999-"}).status_code == 416
-    assert asked(bucket) == {}
+    assert count_requests(bucket) == {}
     answer = http.head(PATH)
     assert answer.headers["content-length"] == str(len(BODY))
-    assert asked(bucket) == {"HEAD": 1}
+    assert count_requests(bucket) == {"HEAD": 1}
 
 
 def test_missing_or_truncated_objects_are_not_sent(

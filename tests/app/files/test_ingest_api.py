@@ -31,8 +31,13 @@ from db.telemetry import ingest, series, step_rows, telemetry
 from db.telemetry.pyramid import END
 from halfstep.telemetry import events
 from halfstep.telemetry.spool import EVENT, FILE_HEADER, MAGIC, STEP_DTYPE, STEPS, VERSION, frame
-from tests.app.uploading import Uploader, described, write_token
-from tests.db.telemetry.telemetry_made import logged_points, make_events, make_metric, make_steps
+from tests.app.uploading import Uploader, make_description, write_token
+from tests.db.telemetry.telemetry_made import (
+    make_events,
+    make_metric,
+    make_steps,
+    read_logged_points,
+)
 from tests.spool_made import event_of, spool_anything
 
 pytestmark = pytest.mark.sql_sample
@@ -54,7 +59,7 @@ def test_a_run_is_made_once(uploader: Uploader, script: TestClient) -> None:
     run = script.get("/api/v1/runs/1").json()
     assert (run["status"], run["source"], run["name"]) == ("running", "watch", "baseline")
     assert (run["project"], run["tags"]) == ("digits", ["fp16", "a b"])
-    assert run["config"] == described()["config"]
+    assert run["config"] == make_description()["config"]
     assert [each["status"] for each in run["statuses"]] == ["running"]
 
 
@@ -278,7 +283,7 @@ def test_a_bad_field_is_named(uploader: Uploader, field: str, value: Any, messag
 @pytest.mark.parametrize("config", [None, {}, {"a": float("nan"), "b": [1e999]}])
 def test_any_configuration_is_kept(uploader: Uploader, script: TestClient, config: Any) -> None:
     """Any JSON configuration is stored, and None becomes an empty one; other values become text."""
-    content = json.dumps(described(config=config, project=None, tags=[]))
+    content = json.dumps(make_description(config=config, project=None, tags=[]))
     headers = uploader.headers | {"content-type": "application/json"}
     assert uploader.client.post("/api/v1/ingest", content=content, headers=headers).is_success
     kept = script.get("/api/v1/runs/1").json()["config"]
@@ -386,7 +391,7 @@ def test_a_later_attempt_fences_the_earlier(uploader: Uploader, database: Databa
             (5, 2.0),
         ]
         assert history.resumptions(session, 1) == {2: 3}
-        assert [point.step for point in logged_points(session)] == [4]
+        assert [point.step for point in read_logged_points(session)] == [4]
         log = [line.text for line in series.log_lines(session, 1)]
     assert log == ["resumed at step 3, not bit-exactly: by hand"]
 
@@ -557,7 +562,7 @@ def test_a_frame_that_cannot_be_recorded_costs_nothing_but_itself(
     assert uploader.send().json()["offset"] == len(uploader.content())
     with database.reading() as session:
         [line] = series.log_lines(session, 1)
-        assert [point.step for point in logged_points(session)] == [3]
+        assert [point.step for point in read_logged_points(session)] == [3]
         assert runs.get(session, 1).status == Status.RUNNING
     assert "some data could not be recorded: metric at step -1: " in line.text
     assert line.text.endswith("and 1 more frames")
@@ -584,7 +589,7 @@ def test_a_row_that_the_database_rejects_affects_no_other(
     assert uploader.send().json()["offset"] == len(uploader.content())
     assert steps_of(database) == [1, 2, 3]
     with database.reading() as session:
-        assert {point.name for point in logged_points(session)} == {"good", "better"}
+        assert {point.name for point in read_logged_points(session)} == {"good", "better"}
         [line] = series.log_lines(session, 1)
     assert "ValueError" in line.text
     assert "'bad'" in line.text
@@ -602,7 +607,7 @@ def test_a_script_may_configure_late(uploader: Uploader, script: TestClient) -> 
 
 def test_a_script_describes_its_run(uploader: Uploader, script: TestClient) -> None:
     """Its note is the run's unless that has one; charts offer its x axes."""
-    identifier = uploader.begin() and described()["id"]
+    identifier = uploader.begin() and make_description()["id"]
     with uploader.spool() as spool:
         for note, axes in (("first try", {"val/*": "epoch"}), ("another", {"val/*": "samples"})):
             spool.event(events.Described(note=note, step_metrics=axes))
@@ -675,7 +680,7 @@ def test_a_run_may_make_no_step(uploader: Uploader, database: Database, script: 
 
     def read() -> list[tuple[int, float | None]]:
         with database.reading() as session:
-            return [(point.step, point.value) for point in logged_points(session)]
+            return [(point.step, point.value) for point in read_logged_points(session)]
 
     assert read() == [(1, 0.5), (2, 0.5), (3, 0.5)]
     page = script.get("/api/v1/runs/1/series").json()

@@ -18,7 +18,7 @@ from db.tables import User
 from db.telemetry import step_rows
 from db.telemetry.pyramid import END
 from tests.app.uploading import write_token
-from tests.db.telemetry.telemetry_made import logged_points
+from tests.db.telemetry.telemetry_made import read_logged_points
 
 pytestmark = pytest.mark.sql_sample
 
@@ -47,13 +47,15 @@ def log(client: TestClient, *lines: Any, run: int = 1) -> dict[str, Any]:
     return result
 
 
-def recorded(database: Database, run: int = 1) -> tuple[list[Any], list[Any]]:
+def read_recorded(database: Database, run: int = 1) -> tuple[list[Any], list[Any]]:
     """Return the step rows and the metric points."""
     with database.reading() as session:
         rows = step_rows.read_rows(session, run, most=END)
         return (
             [(row.step, row.loss, row.lr) for row in rows],
-            sorted((point.step, point.name, point.value) for point in logged_points(session, run)),
+            sorted(
+                (point.step, point.name, point.value) for point in read_logged_points(session, run)
+            ),
         )
 
 
@@ -69,7 +71,7 @@ def test_lines_are_rows_and_metrics(
     ]
     for _ in range(2):
         assert log(sender, *lines) == {"lines": 4, "problems": []}
-        rows, points = recorded(database)
+        rows, points = read_recorded(database)
         assert [row[0::2] for row in rows] == [(1, 0.5), (2, 0.25)]
         assert points == [
             (0, "loss", 9.0),
@@ -112,7 +114,7 @@ def test_an_invalid_line_is_skipped(
     [problem] = answer["problems"]
     assert problem["line"] == 3
     assert error in problem["error"]
-    assert [point for point in recorded(database)[1] if point[1] == "b"] == [
+    assert [point for point in read_recorded(database)[1] if point[1] == "b"] == [
         (1, "b", 1.0),
         (2, "b", 2.0),
     ]
@@ -146,7 +148,7 @@ def test_a_loss_of_an_earlier_step_is_named(sender: TestClient, database: Databa
     assert [problem["line"] for problem in answer["problems"]] == [3, 4, 6]
     assert "allowed: after 6" in answer["problems"][0]["error"]
     assert answer["lines"] == 3
-    assert [row[0] for row in recorded(database)[0]] == [5, 6, 7]
+    assert [row[0] for row in read_recorded(database)[0]] == [5, 6, 7]
 
 
 @pytest.mark.parametrize(("first", "steps"), [(6, [1, 2, 3, 4, 5, 6, 7]), (3, [1, 2, 3, 4])])
@@ -161,7 +163,7 @@ def test_a_second_attempt_continues_where_its_first_loss_is(
     assert sender.post("/api/v1/ingest", json=sent | {"attempt": 2}).status_code == 200
     for step in (first, first + 1):
         assert log(sender, {"step": step, "loss": 2.0}, run=run) == {"lines": 1, "problems": []}
-    rows, points = recorded(database, run)
+    rows, points = read_recorded(database, run)
     assert [row[0] for row in rows] == steps
     assert [row[1] for row in rows] == [1.0] * (first - 1) + [2.0] * 2
     assert [point[0] for point in points] == [*range(1, min(first, 6))]
@@ -211,10 +213,10 @@ def test_a_token_has_a_limit_of_lines_per_minute(
     assert (refused.status_code, refused.json()["code"]) == (429, "rate_limited")
     assert 1 <= int(refused.headers["retry-after"]) <= 12
     assert "100 JSON lines a minute per token" in refused.json()["detail"]
-    assert len(recorded(database)[1]) == 60
+    assert len(read_recorded(database)[1]) == 60
     sender.headers["Authorization"] = f"Bearer {write_token(database, ada)}"
     assert sender.post("/api/v1/ingest/1/log", content=more).status_code == 200
-    assert len(recorded(database)[1]) == 120
+    assert len(read_recorded(database)[1]) == 120
 
 
 @pytest.mark.parametrize("spelling", ["bearer {}", "BEARER {}", "Bearer   {}", "Bearer {} "])
@@ -233,7 +235,7 @@ def test_empty_lines_count_towards_no_limit(sender: TestClient, database: Databa
     sender.app.state.log_lines = RateLimit(10, "JSON lines")  # type: ignore[attr-defined]
     for step in range(1, 11):
         log(sender, {"step": step, "a": 1.0}, b"", b"")
-    assert len(recorded(database)[1]) == 10
+    assert len(read_recorded(database)[1]) == 10
 
 
 def test_a_limit_passes_with_time(monkeypatch: pytest.MonkeyPatch) -> None:

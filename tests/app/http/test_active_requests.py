@@ -100,14 +100,16 @@ def test_long_requests_end_with_their_authorization(
     with ExitStack() as stack:
         client = stack.enter_context(httpx2.Client(base_url=address, timeout=60))
 
-        def opened(path: str, headers: dict[str, str]) -> httpx2.Response:
+        def open_stream(path: str, headers: dict[str, str]) -> httpx2.Response:
             answer = stack.enter_context(client.stream("GET", path, headers=headers))
             assert answer.status_code == 200
             return answer
 
         everybodys = [headers for _user, headers, _row in known.values()]
-        lasting = [opened(path, headers) for headers in (*everybodys, cookie) for path in paths]
-        staying = opened("/api/v1/runs/live", {"Authorization": f"Bearer {token}"})
+        lasting = [
+            open_stream(path, headers) for headers in (*everybodys, cookie) for path in paths
+        ]
+        staying = open_stream("/api/v1/runs/live", {"Authorization": f"Bearer {token}"})
         host, _, port = address.removeprefix("http://").partition(":")
         upload = stack.enter_context(socket.create_connection((host, int(port)), timeout=60))
         authorization = known["removed"][1]["Authorization"]

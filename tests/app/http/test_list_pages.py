@@ -13,7 +13,7 @@ from db.tables import Run, User
 from db.telemetry import telemetry
 from db.telemetry.telemetry import LogRow
 from tests.app.conftest import submit
-from tests.db.files.checkpoints_made import saved
+from tests.db.files.checkpoints_made import make_saved
 from tests.db.telemetry.telemetry_made import (
     make_events,
     make_metric,
@@ -44,7 +44,7 @@ def recorded(database: Database, running: Run, ada: User) -> Run:
             session, 1, 1, telemetry.Flush(log_lines=[LogRow(**each) for each in lines])
         )
         for step in STEPS:
-            checkpoints.publish(session, 1, 1, checkpoint_of(saved(step)), [f"key-{step}"])
+            checkpoints.publish(session, 1, 1, checkpoint_of(make_saved(step)), [f"key-{step}"])
             artifact = {"step": step, "name": "a.png", "size_bytes": 1, "sha256": "aa"}
             artifacts.publish(session, 1, 1, artifact_of(artifact), f"artifact-{step}")
             accounts.make_api_token(session, ada, f"token {step}")

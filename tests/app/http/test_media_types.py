@@ -7,7 +7,7 @@ from starlette.testclient import TestClient
 from app.http.media_types import is_form, is_json
 from db.database import Database
 from db.tables import Run, User
-from tests.app.auth.test_audit import recorded
+from tests.app.auth.test_audit import list_recorded
 
 JSON = [
     "application/json",
@@ -37,7 +37,7 @@ def test_the_audit_log_has_the_details_of_json_in_any_spelling(
         headers={"content-type": kind},
     )
     assert answer.status_code == 204
-    assert [row[2] for row in recorded(database)] == ["user ada, role viewer"]
+    assert [row[2] for row in list_recorded(database)] == ["user ada, role viewer"]
 
 
 @pytest.mark.parametrize("kind", FORMS)
@@ -53,7 +53,7 @@ def test_the_audit_log_has_the_details_of_forms_in_any_spelling(
         follow_redirects=False,
     )
     assert answer.status_code == 303
-    assert [row[2] for row in recorded(database)] == ["user ada, role viewer"]
+    assert [row[2] for row in list_recorded(database)] == ["user ada, role viewer"]
 
 
 @pytest.mark.parametrize("kind", JSON)

@@ -34,7 +34,7 @@ def settings(settings: Settings) -> Settings:
     return settings.model_copy(update={"metrics_token": SecretStr("a-long-random-text")})
 
 
-def served(client: TestClient) -> dict[tuple[str, ...], float]:
+def read_metrics(client: TestClient) -> dict[tuple[str, ...], float]:
     """Return every sample: its name and the values of its labels, and its number."""
     answer = client.get("/metrics", headers=TOKEN)
     assert answer.status_code == 200
@@ -55,7 +55,7 @@ def test_a_scrape_has_the_metrics_of_the_service(
     settings.data.mkdir(exist_ok=True)
     back_up(database, open_store(settings), settings.data / "backup")
     stranger.get("/")
-    found = served(stranger)
+    found = read_metrics(stranger)
     assert found["halfstep_database_up",] == 1
     assert found["halfstep_queue_runs", "device"] == 1
     assert found["halfstep_queue_runs", "no_worker"] == 0
@@ -85,7 +85,7 @@ def test_operators_see_queue_workers_backups_and_disk(
     settings.data.mkdir(exist_ok=True)
     assert stranger.get("/nowhere").status_code == 404
     assert stranger.get("/api/v1/runs").status_code == 401
-    found = served(stranger)
+    found = read_metrics(stranger)
     [project] = {key[1] for key in found if key[0] == "halfstep_queue_project_runs"}
     assert found["halfstep_queue_project_runs", project] == 1
     assert 0 <= found["halfstep_queue_wait_seconds", project] < 3600
@@ -103,7 +103,7 @@ def test_operators_see_queue_workers_backups_and_disk(
     (settings.data / "file").touch()
     with pytest.raises(Invalid):
         back_up(database, open_store(settings), settings.data / "file" / "backup")
-    found = served(stranger)
+    found = read_metrics(stranger)
     assert found["halfstep_backup_failed",] == 1
     assert found["halfstep_backup_timestamp_seconds",] > 1.7e9
 
@@ -135,7 +135,7 @@ def test_an_unreachable_database_is_reported(settings: Settings) -> None:
     """The scrape succeeds, so that an alert can report the database."""
     silent = Database("postgresql+psycopg://boss@127.0.0.1:1/prod")
     with TestClient(create_app(settings, silent), base_url="http://localhost") as client:
-        found = served(client)
+        found = read_metrics(client)
     assert found["halfstep_database_up",] == 0
     assert found["process_resident_memory_bytes",] > 1e6
     assert ("halfstep_workers_up",) not in found

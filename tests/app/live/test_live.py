@@ -39,11 +39,11 @@ async def _open(live: Live, story: Story, cursor: str = "") -> Stream:
 
 
 def _run(play: Callable[[Live, Story], Awaitable[None]]) -> None:
-    async def limited() -> None:
+    async def run_limited() -> None:
         async with asyncio.timeout(20):
             await play(Live(), Story())
 
-    asyncio.run(limited())
+    asyncio.run(run_limited())
 
 
 def test_a_viewer_gets_new_rows_and_a_cursor() -> None:

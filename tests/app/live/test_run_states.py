@@ -16,7 +16,7 @@ from db.runs import history, runs
 from db.runs.runs import State
 from db.tables import Run, Status, User
 from tests.app.conftest import start_run, submit
-from tests.app.looks_made import noted
+from tests.app.looks_made import collect_queries
 from tests.db.telemetry.telemetry_made import make_steps, record
 
 pytestmark = [pytest.mark.slow, pytest.mark.sql]
@@ -46,11 +46,11 @@ class Noted(RunStates):
 
 
 def _play(play: Callable[[], Awaitable[None]]) -> None:
-    async def limited() -> None:
+    async def run_limited() -> None:
         async with asyncio.timeout(60):
             await play()
 
-    asyncio.run(limited())
+    asyncio.run(run_limited())
 
 
 def _is_running(state: State | None) -> bool:
@@ -65,7 +65,7 @@ def test_runs_that_are_watched_at_once_share_a_query(
     states = Noted(database)
 
     async def play() -> None:
-        with noted(database) as statements:
+        with collect_queries(database) as statements:
             with ExitStack() as watches:
                 woken = [asyncio.Event() for _ in run_ids]
                 for run_id, event in zip(run_ids, woken, strict=True):

@@ -48,7 +48,7 @@ from tests.app.auth.users_pages_made import browser_of
 from tests.app.conftest import CONFIG, start_run, submit
 from tests.app.runs.continue_run_made import end
 from tests.app.uploading import Uploader
-from tests.db.conftest import blocked, make_watched
+from tests.db.conftest import is_blocked, make_watched
 
 pytestmark = pytest.mark.sql_sample
 
@@ -236,7 +236,7 @@ def test_a_watched_run_stays_where_it_was_moved(
         assert session.get_one(Run, run_id).project == "speech"
 
 
-def swept(database: Database, user: User, **place: Any) -> Sweep:
+def begin_sweep(database: Database, user: User, **place: Any) -> Sweep:
     """Begin a sweep with a first run in the queue and a second one not yet submitted."""
     space: dict[str, Any] = {"training.batch_size": [8, 16]}
     given = SweepSubmission(recipe="digits", space=space, goal="minimise", **place)
@@ -251,7 +251,7 @@ def test_a_sweep_is_moved_with_all_of_its_runs(
     """Maintainers of both projects move a sweep with its runs in the trash; a single trial and
     training runs are not moved.
     """
-    sweep = swept(database, ada, project="vision")
+    sweep = begin_sweep(database, ada, project="vision")
     client = browser_of(app, database, mel)
     with database.writing() as session:
         run_control.cancel(session, 1, ada)
@@ -295,7 +295,7 @@ def test_a_project_goes_with_sweeps_that_have_no_runs_left(
     database: Database, settings: Settings, ada: User, mel: User, browser: TestClient
 ) -> None:
     """A sweep that will submit more runs, or has one in the trash, prevents the deletion."""
-    sweep = swept(database, ada, project="vision")
+    sweep = begin_sweep(database, ada, project="vision")
 
     def delete() -> tuple[int, str]:
         answer = browser.delete("/api/v1/projects", params={"name": "vision"})
@@ -347,7 +347,7 @@ def test_runs_submitted_meanwhile_are_included(
         with database.writing() as session:
             submission.submit(session, ada, wanted)
             changing = pool.submit(in_writing, change)
-            while not blocked(database) and not changing.done():
+            while not is_blocked(database) and not changing.done():
                 pass
         if is_deleted:
             with pytest.raises(Conflict, match="has runs"):
@@ -362,7 +362,7 @@ def test_runs_submitted_meanwhile_are_included(
         with database.writing() as session:
             change(session)
             late = pool.submit(in_writing, lambda own: submission.submit(own, ada, wanted))
-            while not blocked(database) and not late.done():
+            while not is_blocked(database) and not late.done():
                 pass
         with pytest.raises(Invalid, match="vision"):
             late.result()
@@ -380,7 +380,7 @@ def test_who_makes_more_of_a_project_waits_for_who_renames_it(
         with database.writing() as session:
             make_watched(session, ada, project="vision")
     elif what == "sweep":
-        sweep = swept(database, ada, project="vision")
+        sweep = begin_sweep(database, ada, project="vision")
         with database.writing() as session:
             run_control.cancel(session, 1, ada)
     else:
@@ -399,7 +399,7 @@ def test_who_makes_more_of_a_project_waits_for_who_renames_it(
         with database.writing() as session:
             session.execute(select(Project).where(Project.name == "vision").with_for_update())
             going_on = pool.submit(add_a_run)
-            while not blocked(database) and not going_on.done():
+            while not is_blocked(database) and not going_on.done():
                 pass
             projects.rename(session, "vision", "sight")
         going_on.result()

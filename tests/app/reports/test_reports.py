@@ -25,9 +25,9 @@ from db.settings import Settings
 from db.tables import AuditEvent, Project, Report, ReportImage, Run, SharedLink, Status, User
 from tests.app.auth.permissions_made import script_of
 from tests.app.auth.users_pages_made import browser_of
-from tests.app.compare.shared_links_made import opened
+from tests.app.compare.shared_links_made import open_link
 from tests.app.conftest import start_run, submit
-from tests.db.conftest import blocked
+from tests.db.conftest import is_blocked
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 from tests.pictures import picture
 
@@ -195,7 +195,7 @@ def test_a_link_opens_the_panels_of_a_report_and_nothing_else(
         .status_code
         == 403
     )
-    page = opened(stranger, link_to(tom, report_id))
+    page = open_link(stranger, link_to(tom, report_id))
     answer = stranger.get(page)
     assert "Findings" in answer.text
     assert f'data-runs="{seen.id}" ' in answer.text
@@ -248,31 +248,31 @@ def test_an_editor_reads_no_hidden_run_through_the_link_of_another_user(
     record(database, hidden, make_steps([1.0]))
     mel = browser_of(app, database, people["mel"])
     report_id = made(mel, PANEL.format(seen.id, "loss"))
-    page = opened(stranger, link_to(mel, report_id))
+    page = open_link(stranger, link_to(mel, report_id))
     change = {"title": "New", "text": PANEL.format(f"{seen.id}, {hidden.id}", "loss"), "version": 1}
 
-    def shown() -> list[str]:
+    def list_shown() -> list[str]:
         params = {"runs": f"{seen.id},{hidden.id}", "series": ["loss"]}
         return list(stranger.get(f"{page}/comparison/series", params=params).json()["runs"])
 
     tom = script_of(app, database, people["tom"])
     path = f"/api/v1/reports/{report_id}"
     assert tom.put(path, json=change).json()["version"] == 2
-    assert shown() == [str(seen.id)]
+    assert list_shown() == [str(seen.id)]
     assert f"Run {hidden.id} is deleted, or not shared." in stranger.get(page).text
 
-    def edited_by_mel(version: int, **changes: str) -> list[str]:
+    def edit_as_mel(version: int, **changes: str) -> list[str]:
         mels = change | {"version": version} | changes
         assert mel.put(path, json=mels).json()["version"] == version + 1
-        return shown()
+        return list_shown()
 
     tom_and_more = f"{change['text']}\n\n{PANEL.format(hidden.id, 'grad_norm')}"
-    assert edited_by_mel(2, title="Mine") == [str(seen.id)]
-    assert edited_by_mel(3, text=tom_and_more.replace("loss", "scale")) == [str(seen.id)]
-    assert edited_by_mel(4, text=PANEL.format(seen.id, "loss")) == []  # no panel has both
-    assert edited_by_mel(5) == [str(seen.id), str(hidden.id)]  # mel's choice now
+    assert edit_as_mel(2, title="Mine") == [str(seen.id)]
+    assert edit_as_mel(3, text=tom_and_more.replace("loss", "scale")) == [str(seen.id)]
+    assert edit_as_mel(4, text=PANEL.format(seen.id, "loss")) == []  # no panel has both
+    assert edit_as_mel(5) == [str(seen.id), str(hidden.id)]  # mel's choice now
     assert tom.put(path, json=change | {"title": "Typo", "version": 6}).status_code == 200
-    assert shown() == [str(seen.id), str(hidden.id)]  # tom chose no run
+    assert list_shown() == [str(seen.id), str(hidden.id)]  # tom chose no run
 
 
 def test_the_form_appends_panels_and_the_editor_keeps_what_was_typed(
@@ -432,7 +432,7 @@ def test_concurrent_images_are_recorded_once_and_up_to_the_limit(
             image = {"sha256": sha256, "media_type": "image/png", "size_bytes": len(PNG)}
             report_images.record(session, session.get_one(User, ada.id), report_id, **image)
             posting = pool.submit(browser.post, path, content=content)
-            while not blocked(database) and not posting.done():
+            while not is_blocked(database) and not posting.done():
                 pass
         assert posting.result().status_code == status
     files = [file.name for file in (settings.data / "reports" / str(report_id)).iterdir()]

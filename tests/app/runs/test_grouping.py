@@ -13,7 +13,7 @@ from db.database import Database
 from db.runs.grouping import GROUPED_BY
 from db.tables import LatestMetric, Run, User
 from tests.app.conftest import CONFIG, submit
-from tests.app.looks_made import noted
+from tests.app.looks_made import collect_queries
 
 pytestmark = pytest.mark.sql
 
@@ -89,7 +89,7 @@ def test_a_row_for_each_group_with_mean_spread_and_best(
     error.
     """
     address = "/runs?group=batch_size&columns=name,loss,val/accuracy,owner&sort=-loss"
-    with noted(database) as statements:
+    with collect_queries(database) as statements:
         page = browser.get(address).text
     assert len(statements) <= 20
     body = page.partition("data-groups")[2].partition(">")[2].partition("</tbody>")[0]
@@ -142,17 +142,17 @@ def test_groups_whose_runs_share_seeds_lead_to_their_parity(
                 run.config = {**run.config, "precision": precision}
                 run.precision = precision
 
-    def paired(**query: str) -> tuple[list[int], dict[Any, list[int]]]:
+    def find_paired(**query: str) -> tuple[list[int], dict[Any, list[int]]]:
         found = script.get("/api/v1/runs/groups", params=query).json()
         return found["paired"], {row["value"]: row["paired"] for row in found["groups"]}
 
     everything, first = list(range(1, 9)), [1, 2, 3, 4]
-    assert paired(group="tag") == ([], {"one": first, "two": []})
-    assert paired(group="lr") == (everything, {0.1: first, 0.2: []})
-    assert paired(group="precision") == (everything, {"fp16": [], "fp32": [3, 4, 5, 6, 7, 8]})
-    assert paired(group="seed")[0] == []
-    assert paired(group="precision", filter="tag:one") == (first, {"fp16": [], "fp32": []})
-    assert paired(group="lr", filter="tag:two") == ([], {0.2: []})
+    assert find_paired(group="tag") == ([], {"one": first, "two": []})
+    assert find_paired(group="lr") == (everything, {0.1: first, 0.2: []})
+    assert find_paired(group="precision") == (everything, {"fp16": [], "fp32": [3, 4, 5, 6, 7, 8]})
+    assert find_paired(group="seed")[0] == []
+    assert find_paired(group="precision", filter="tag:one") == (first, {"fp16": [], "fp32": []})
+    assert find_paired(group="lr", filter="tag:two") == ([], {0.2: []})
     page = browser.get("/runs?group=tag").text
     assert page.count('href="/compare?runs=1,2,3,4#parity"') == 1
     assert "Parity over seeds" not in page

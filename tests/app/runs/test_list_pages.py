@@ -176,19 +176,19 @@ def test_waiting_runs_are_put_in_another_order(
     assert 'formaction="/runs/3/priority" name="priority" value="-1"' in page
     answer = browser.post("/runs/4/place", data={"back": "/runs?filter=d"})
     assert (answer.status_code, answer.headers["location"]) == (303, "/runs?filter=d")
-    assert queued(database) == [4, 2, 3]
+    assert list_queued(database) == [4, 2, 3]
     browser.post("/runs/3/priority", data={"priority": "1"})
-    assert queued(database) == [3, 4, 2]
+    assert list_queued(database) == [3, 4, 2]
     assert "priority 1" in browser.get("/runs").text
     browser.post("/runs/2/place")  # takes over the priority of the first
-    assert queued(database) == [2, 3, 4]
+    assert list_queued(database) == [2, 3, 4]
     assert browser.post("/runs/2/place").status_code == 303  # it is there already
     assert browser.post("/runs/1/place").status_code == 409
     assert browser.post("/runs/3/priority", data={"priority": "101"}).status_code == 422
-    assert queued(database) == [2, 3, 4]
+    assert list_queued(database) == [2, 3, 4]
 
 
-def queued(database: Database) -> list[int]:
+def list_queued(database: Database) -> list[int]:
     """The ids of waiting runs, next first."""
     with database.reading() as session:
         return list(pending_reasons.places(session))

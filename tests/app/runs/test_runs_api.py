@@ -56,9 +56,9 @@ def test_the_time_left_is_known_after_ten_steps(
     assert left["seconds_left"] == pytest.approx(remaining / left["steps_per_second"])
 
 
-def nested(depth: int) -> list[object]:
+def nest(depth: int) -> list[object]:
     """A list within a list, and so on."""
-    return [nested(depth - 1)] if depth else []
+    return [nest(depth - 1)] if depth else []
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def nested(depth: int) -> list[object]:
         ({"recipe": "digits", "config": {"\udfff": 1}}, "\\udfff", "cannot be stored"),
         ({"recipe": "digits", "config": {"a": 10**400}}, "a", "a whole number from"),
         ({"recipe": "digits", "config": {"a": "x" * 10**5}}, "a", "it has 100,000 characters; all"),
-        ({"recipe": "digits", "config": {"a": nested(20)}}, "a.0.0.0.0.0.0.0.0.0.0", "is nested"),
+        ({"recipe": "digits", "config": {"a": nest(20)}}, "a.0.0.0.0.0.0.0.0.0.0", "is nested"),
         (
             {"recipe": "digits", "config": {"training": {"max_grad_norm": 10**400}}},
             "training.max_grad_norm",

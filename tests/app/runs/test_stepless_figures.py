@@ -65,7 +65,7 @@ def test_a_command_opens_on_its_log(
     assert 'id="tab-skips"' not in page
 
 
-def shown(page: str) -> list[str]:
+def list_shown(page: str) -> list[str]:
     """Return the visible tabs and tools, and the note in place of them."""
     parts = {
         "skips": r'id="tab-skips"[^>]*>',
@@ -87,13 +87,13 @@ def test_a_run_without_steps_shows_only_tabs_and_tools_that_it_can_have(
     """
     address = f"/runs/{command.id}"
     page = browser.get(address).text
-    assert shown(page) == ["note"]
+    assert list_shown(page) == ["note"]
     assert "appear here when the command logs the first ones" in page
     record(database, command, events=[make_metric(1, 0.5, "val/acc")])
-    assert shown(browser.get(address).text) == ["toolbar"]
+    assert list_shown(browser.get(address).text) == ["toolbar"]
     record(database, command, make_steps([1.0]))
     of_steps = ["skips", "gradients", "toolbar", "applied", "loss axis"]
-    assert shown(browser.get(address).text) == of_steps
+    assert list_shown(browser.get(address).text) == of_steps
 
 
 def test_a_script_that_only_logs_numbers_shows_them(

@@ -9,7 +9,7 @@ from db.database import Database
 from db.queue import workers
 from db.tables import LatestMetric, Run, User, Worker
 from tests.app.conftest import DIGITS
-from tests.db.queue.estimates_made import finished
+from tests.db.queue.estimates_made import add_finished
 
 pytestmark = pytest.mark.sql_sample
 
@@ -26,8 +26,8 @@ def test_a_cost_has_numbers_and_sentences(
         None,
         None,
     )
-    finished(database, ada, 2.0, 8, 1_000_000, 500_000)
-    finished(database, ada, 5.0, 8, 1_000_000, 500_000)
+    add_finished(database, ada, 2.0, 8, 1_000_000, 500_000)
+    add_finished(database, ada, 5.0, 8, 1_000_000, 500_000)
     estimate = script.get("/api/v1/estimates", params=ASKED | {"every_steps": 250}).json()
     assert estimate["seconds"] == {"least": 120.0, "most": 300.0}
     assert estimate["like_runs"] == [2, 1]
@@ -45,7 +45,7 @@ def test_runs_of_other_sizes_are_not_alike(
     """Checkpoints of other sizes are ignored, and the sentence names their sizes; rates
     do not matter.
     """
-    finished(database, ada, 2.0, 8, 1_000_000)
+    add_finished(database, ada, 2.0, 8, 1_000_000)
     settings = {"width": 64, "name": "tanh", "rate": 0.1}
     with database.writing() as session:
         run = session.get_one(Run, 1)
@@ -62,7 +62,7 @@ def test_runs_of_other_sizes_are_not_alike(
     assert estimate["sentences"] == [
         "About 5 min 0 s of training (run 1 of other sizes: 2 steps/s)"
     ]
-    finished(database, ada, 9.0, 4)
+    add_finished(database, ada, 9.0, 4)
     estimate = script.get("/api/v1/estimates", params=ASKED | {"size": "recipe.width=128"}).json()
     assert (estimate["same_sizes"], estimate["same_batch_size"], estimate["like_runs"]) == (
         True,
@@ -123,7 +123,7 @@ def test_speed_and_memory_of_each_precision_are_those_measured(
 ) -> None:
     """They are medians of runs with the same batch size; nothing is guessed for another one."""
     for speed, peak in ((2.0, 2.0**30), (5.0, 2.0**31), (4.0, None)):
-        run_id = finished(database, ada, speed, 64)
+        run_id = add_finished(database, ada, speed, 64)
         if peak is not None:
             name = "run/peak_memory_bytes"
             with database.writing() as session:

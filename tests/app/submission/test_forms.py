@@ -10,7 +10,7 @@ from app.submission.forms import field_sets, precision_input, read
 from tests.app.conftest import CONFIG, SCHEMA
 
 
-def _posted(config: dict[str, Any]) -> dict[str, str]:
+def _make_form(config: dict[str, Any]) -> dict[str, str]:
     """Return the fields that a browser sends for this configuration."""
     inputs = [each for group in field_sets(SCHEMA, config, {}) for each in group.inputs]
     inputs.append(precision_input(SCHEMA, config, {}))
@@ -33,7 +33,7 @@ def _posted(config: dict[str, Any]) -> dict[str, str]:
 def test_what_the_form_shows_is_what_it_sends(changes: dict[str, Any]) -> None:
     """A configuration that is filled into the form is sent unchanged, with its types."""
     config = with_defaults(SCHEMA, changes)
-    back = read(SCHEMA, _posted(config))
+    back = read(SCHEMA, _make_form(config))
     assert back == config
     assert isinstance(get(back, "training.steps"), int)
 
@@ -53,7 +53,7 @@ def test_a_title_with_a_gap_has_its_value_there() -> None:
 @pytest.mark.parametrize("typed", ["many", "", "1e999", "1.5", "0x10"])
 def test_input_is_preserved(typed: str) -> None:
     """Invalid input stays in its field, with the error."""
-    posted = _posted(CONFIG) | {"training.steps": typed}
+    posted = _make_form(CONFIG) | {"training.steps": typed}
     config = read(SCHEMA, posted)
     groups = field_sets(SCHEMA, config, {"training.steps": "wrong"})
     (shown,) = (
@@ -65,7 +65,7 @@ def test_input_is_preserved(typed: str) -> None:
 
 def test_whole_numbers_may_be_written_as_floats() -> None:
     """A value such as 1e3 is accepted as 1000 steps."""
-    config = read(SCHEMA, _posted(CONFIG) | {"training.steps": "1e3"})
+    config = read(SCHEMA, _make_form(CONFIG) | {"training.steps": "1e3"})
     assert config["training"]["steps"] == 1000
 
 

@@ -14,7 +14,7 @@ from db.settings import Settings
 from db.tables import Run, User
 from halfstep.config_groups import Weights
 from tests.app.conftest import CPU, DIGITS, SCHEMA, start_run
-from tests.db.files.checkpoints_made import saved_weights
+from tests.db.files.checkpoints_made import make_saved_weights
 from tests.db.health.findings_made import make_weights
 from tests.db.telemetry.telemetry_made import record
 from tests.spool_made import checkpoint_of
@@ -33,7 +33,9 @@ def saved(database: Database, ada: User) -> Run:
     run = start_run(database, ada)
     with database.writing() as session:
         for step in (10, 20):
-            checkpoints.publish(session, run.id, 1, checkpoint_of(saved_weights(step)), list("abc"))
+            checkpoints.publish(
+                session, run.id, 1, checkpoint_of(make_saved_weights(step)), list("abc")
+            )
     return run
 
 

@@ -51,7 +51,7 @@ def take(database: Database, ada: User, sweep_id: int, agent: str = A) -> tuple[
         )
 
 
-def taken(database: Database, ada: User, sweep_id: int, agent: str = A) -> tuple[Trial, Run]:
+def take_point(database: Database, ada: User, sweep_id: int, agent: str = A) -> tuple[Trial, Run]:
     claimed = take(database, ada, sweep_id, agent)
     assert claimed is not None
     return claimed
@@ -103,12 +103,12 @@ def test_agents_take_each_point_once(database: Database, ada: User) -> None:
 def test_a_dead_agents_point_goes_to_the_next(database: Database, ada: User) -> None:
     """Under the same number; the first agent's run accepts nothing more, nor its claim."""
     sweep_id = begin(database, ada)
-    first, old = taken(database, ada, sweep_id)
+    first, old = take_point(database, ada, sweep_id)
     arrive(database, ada, old)
-    second, _run = taken(database, ada, sweep_id, B)
+    second, _run = take_point(database, ada, sweep_id, B)
     assert second.number == 2
     expire(database, sweep_id)
-    again, new = taken(database, ada, sweep_id, B)
+    again, new = take_point(database, ada, sweep_id, B)
     assert (again.number, again.params) == (1, first.params)
     assert new.id != old.id
     with database.writing() as session:
@@ -124,9 +124,9 @@ def test_a_dead_agents_point_goes_to_the_next(database: Database, ada: User) -> 
 def test_a_run_that_never_arrived_cannot_arrive_later(database: Database, ada: User) -> None:
     """Its point has another run."""
     sweep_id = begin(database, ada)
-    _trial, old = taken(database, ada, sweep_id)
+    _trial, old = take_point(database, ada, sweep_id)
     expire(database, sweep_id)
-    taken(database, ada, sweep_id, B)
+    take_point(database, ada, sweep_id, B)
     with pytest.raises(Ended):
         arrive(database, ada, old)
 
@@ -134,10 +134,10 @@ def test_a_run_that_never_arrived_cannot_arrive_later(database: Database, ada: U
 def test_a_returned_point_is_free_at_once(database: Database, ada: User) -> None:
     """Ctrl-C of an agent: the next one takes it."""
     sweep_id = begin(database, ada)
-    trial, _run = taken(database, ada, sweep_id)
+    trial, _run = take_point(database, ada, sweep_id)
     with database.writing() as session:
         agent_claims.give_back(session, sweeps.get(session, sweep_id, lock=True), 1, A)
-    assert taken(database, ada, sweep_id, B)[0].params == trial.params
+    assert take_point(database, ada, sweep_id, B)[0].params == trial.params
 
 
 def test_a_killed_script_gives_its_point_back_and_a_finished_one_does_not(
@@ -145,16 +145,16 @@ def test_a_killed_script_gives_its_point_back_and_a_finished_one_does_not(
 ) -> None:
     """Also if the uploader has reported the end, and the agent has not."""
     sweep_id = begin(database, ada, space={"lr": [0.1, 0.2]})
-    _killed, run = taken(database, ada, sweep_id)
+    _killed, run = take_point(database, ada, sweep_id)
     arrive(database, ada, run)
     with database.writing() as session:
         queue.end(session, run.id, 1, Status.FAILED, reason="vanished")
         assert sweeps.due(session) == []
-    _finished, other = taken(database, ada, sweep_id)
+    _finished, other = take_point(database, ada, sweep_id)
     arrive(database, ada, other)
     end(database, ada, other, 0.5)
     expire(database, sweep_id)
-    again, _new = taken(database, ada, sweep_id, B)
+    again, _new = take_point(database, ada, sweep_id, B)
     assert again.number == 1
     assert take(database, ada, sweep_id, B) is None
     with database.reading() as session:
@@ -165,7 +165,7 @@ def test_results_decide_the_best_trial(database: Database, ada: User) -> None:
     """By the value that the watched run logged; the sweep ends with its last run."""
     sweep_id = begin(database, ada, space={"lr": [0.1, 0.2]})
     for score in (0.5, 0.9):
-        trial, run = taken(database, ada, sweep_id)
+        trial, run = take_point(database, ada, sweep_id)
         arrive(database, ada, run)
         with database.writing() as session:
             sweep = sweeps.get(session, sweep_id, lock=True)
@@ -183,7 +183,7 @@ def test_results_decide_the_best_trial(database: Database, ada: User) -> None:
 def test_an_upload_that_comes_later_keeps_its_point(database: Database, ada: User) -> None:
     """For ten minutes a script's end waits for its run; then the point is free."""
     sweep_id = begin(database, ada, space={"lr": [0.1]})
-    trial, run = taken(database, ada, sweep_id)
+    trial, run = take_point(database, ada, sweep_id)
     with database.writing() as session:
         sweep = sweeps.get(session, sweep_id, lock=True)
         agent_claims.finish(session, sweep, trial.number, A, was_watched=True)
@@ -198,7 +198,7 @@ def test_an_upload_that_comes_later_keeps_its_point(database: Database, ada: Use
 def test_a_script_that_watches_nothing_has_failed(database: Database, ada: User) -> None:
     """Its trial is a failed one; the next point goes on."""
     sweep_id = begin(database, ada)
-    trial, run = taken(database, ada, sweep_id)
+    trial, run = take_point(database, ada, sweep_id)
     with database.writing() as session:
         sweep = sweeps.get(session, sweep_id, lock=True)
         agent_claims.finish(session, sweep, trial.number, A, was_watched=False)
@@ -211,7 +211,7 @@ def test_neither_workers_nor_the_queue_take_an_agents_run(database: Database, ad
     """Nor does an agent take a run of a recipe's sweep."""
     worker_id = offer_digits(database)
     sweep_id = begin(database, ada)
-    taken(database, ada, sweep_id)
+    take_point(database, ada, sweep_id)
     with database.writing() as session:
         worker = session.get_one(Worker, worker_id)
         assert claim_by_worker(session, worker, commands=True) is None
@@ -221,7 +221,7 @@ def test_neither_workers_nor_the_queue_take_an_agents_run(database: Database, ad
 def test_a_paused_or_cancelled_sweep_gives_no_points(database: Database, ada: User) -> None:
     """A cancelled one ends the runs of its agents."""
     sweep_id = begin(database, ada)
-    trial, run = taken(database, ada, sweep_id)
+    trial, run = take_point(database, ada, sweep_id)
     with database.writing() as session:
         sweeps.pause(session, sweep_id)
     assert take(database, ada, sweep_id) is None
@@ -238,7 +238,7 @@ def test_weak_points_of_agents_are_pruned(database: Database, ada: User) -> None
     space = {"lr": "uniform(0, 1)"}
     pruner = {"kind": "hyperband", "first": 2, "factor": 2}
     sweep_id = begin(database, ada, space=space, kind="random", runs=9, pruner=pruner)
-    claimed = [taken(database, ada, sweep_id, f"{number:032x}") for number in range(4)]
+    claimed = [take_point(database, ada, sweep_id, f"{number:032x}") for number in range(4)]
     for score, (_trial, run) in zip((3, 2, 1, 0), claimed, strict=True):
         arrive(database, ada, run)
         log(database, run, [0.0, float(score)])
@@ -265,14 +265,14 @@ def test_weak_points_of_agents_are_pruned(database: Database, ada: User) -> None
 def test_a_failed_point_goes_to_an_agent_again(database: Database, ada: User) -> None:
     """Once someone asks for it."""
     sweep_id = begin(database, ada, space={"lr": [0.1]})
-    trial, run = taken(database, ada, sweep_id)
+    trial, run = take_point(database, ada, sweep_id)
     with database.writing() as session:
         sweep = sweeps.get(session, sweep_id, lock=True)
         agent_claims.finish(session, sweep, trial.number, A, was_watched=False)
     assert take(database, ada, sweep_id) is None
     with database.writing() as session:
         sweep_submission.retry(session, sweep_id, session.get_one(User, ada.id))
-    again, other = taken(database, ada, sweep_id, B)
+    again, other = take_point(database, ada, sweep_id, B)
     assert (again.params, again.state) == (trial.params, "open")
     assert other.id != run.id
 

@@ -30,7 +30,7 @@ SWEEP: dict[str, Any] = {
 }
 
 
-def given(**changes: Any) -> dict[str, Any]:
+def make_given(**changes: Any) -> dict[str, Any]:
     """The sweep with other fields, those of its command as well."""
     command = SWEEP["command"] | changes.pop("command", {})
     return SWEEP | {"command": command} | changes
@@ -47,7 +47,7 @@ def test_a_grid_over_placeholders_is_submitted_as_commands(
 ) -> None:
     """Each point once, named by its differing values, which are unchanged; more values make more
     points."""
-    begun = script.post("/api/v1/sweeps", json=given())
+    begun = script.post("/api/v1/sweeps", json=make_given())
     assert begun.status_code == 201, begun.text
     sweep = begun.json()
     assert (sweep["name"], sweep["recipe"], sweep["runs_total"]) == ("train by lr, batch", "", 4)
@@ -79,7 +79,9 @@ def test_points_are_drawn_for_placeholders(
 ) -> None:
     """Within their ends; whole numbers are whole."""
     space = {"lr": "loguniform(1e-4, 0.1)", "batch": "integers(1, 64)"}
-    answer = script.post("/api/v1/sweeps", json=given(kind=kind, space=space, runs=3, at_once=3))
+    answer = script.post(
+        "/api/v1/sweeps", json=make_given(kind=kind, space=space, runs=3, at_once=3)
+    )
     assert answer.status_code == 201, answer.text
     with database.reading() as session:
         configs = session.scalars(select(Run.config)).all()
@@ -112,7 +114,7 @@ def test_invalid_sweeps_are_rejected_by_field(
 ) -> None:
     """The path, the value, and the allowed values; nothing is begun."""
     is_bare = changes == {"command": None}
-    body = SWEEP | changes if is_bare else given(**changes)
+    body = SWEEP | changes if is_bare else make_given(**changes)
     answer = script.post("/api/v1/sweeps", json=body)
     assert answer.status_code == 422, answer.text
     assert message in answer.json()["errors"][field]
@@ -121,7 +123,9 @@ def test_invalid_sweeps_are_rejected_by_field(
 
 def test_a_placeholder_may_be_called_as_a_field_is(script: TestClient) -> None:
     """Errors in its values are assigned to it, not to the sweep's field."""
-    body = given(command={"line": "python train.py {seed} {space}", "parameters": {}}, config={})
+    body = make_given(
+        command={"line": "python train.py {seed} {space}", "parameters": {}}, config={}
+    )
     body |= {"space": {"seed": "1..3", "space": "uniform(1, 2)"}}
     errors = script.post("/api/v1/sweeps", json=body).json()["errors"]
     assert list(errors) == ["space.space"]
@@ -166,7 +170,7 @@ def test_only_who_may_run_commands_has_them_swept(
         projects.make(session, "vision")
         projects.set_role(session, bob, "vision", MAINTAINER)
     client = client_of(app, database, bob)
-    body = given(project="vision")
+    body = make_given(project="vision")
     refused = client.post("/api/v1/sweeps", json=body)
     assert refused.status_code == 422
     assert "require a separate permission" in refused.json()["errors"]["command"]
@@ -195,7 +199,7 @@ def test_it_stops_once_its_owner_may_run_no_commands(
         projects.set_role(session, bob, "vision", MAINTAINER)
         bob.runs_commands = True
     client = client_of(app, database, bob)
-    assert client.post("/api/v1/sweeps", json=given(project="vision")).status_code == 201
+    assert client.post("/api/v1/sweeps", json=make_given(project="vision")).status_code == 201
     with database.writing() as session:
         session.get_one(User, bob.id).runs_commands = False
     finish(database, 1)
@@ -214,7 +218,7 @@ def test_each_submission_requests_its_secrets(
     settings.data.mkdir()
     with database.writing() as session:
         secrets.put(session, settings.secrets_key, ada, "API_KEY", "open-sesame")
-    begun = script.post("/api/v1/sweeps", json=given(command={"secrets": ["API_KEY"]}))
+    begun = script.post("/api/v1/sweeps", json=make_given(command={"secrets": ["API_KEY"]}))
     assert begun.json()["command"]["secrets"] == ["API_KEY"]
     assert "open-sesame" not in begun.text
     with database.reading() as session:
@@ -230,7 +234,7 @@ def test_each_submission_requests_its_secrets(
 def test_its_page_shows_the_command(browser: TestClient) -> None:
     """The line, hostile as it may be, and the values that all of its runs have."""
     line = "python train.py {lr} {name} '<script>alert(1)</script>'"
-    body = given(command={"line": line}, config={"name": "</dd><b>"}, space={"lr": "0.1, 0.2"})
+    body = make_given(command={"line": line}, config={"name": "</dd><b>"}, space={"lr": "0.1, 0.2"})
     browser.post("/api/v1/sweeps", json=body)
     page = browser.get("/sweeps/1").text
     assert '<p class="command"><code>$ python train.py {lr} {name}' in page

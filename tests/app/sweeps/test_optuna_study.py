@@ -26,7 +26,7 @@ def read(given: dict[str, Any], kind: str = "random") -> Space:
     return space
 
 
-def searched(
+def search_points(
     space: Space, kind: str, runs: int, value: Callable[[dict[str, Any]], float] = lambda _: 0.0
 ) -> list[Trial]:
     """Try so many points one after the other."""
@@ -41,7 +41,9 @@ def searched(
 @pytest.mark.parametrize("kind", ["tpe", "cmaes"])
 def test_a_sampler_learns_from_rows(kind: str) -> None:
     """A study that is rebuilt for each point comes close to the lowest value."""
-    trials = searched(SQUARE, kind, 60, lambda point: (point["x"] - 1) ** 2 + (point["y"] - 2) ** 2)
+    trials = search_points(
+        SQUARE, kind, 60, lambda point: (point["x"] - 1) ** 2 + (point["y"] - 2) ** 2
+    )
     assert min(float(trial.value or 0) for trial in trials) < 0.1
     assert len({str(trial.params) for trial in trials}) == 60
 
@@ -74,7 +76,7 @@ def test_open_trials_get_no_second_run() -> None:
 def test_a_quasi_random_sequence_is_even() -> None:
     """The first eight points have one in each eighth."""
     space = read({"x": "uniform(0, 1)", "y": "uniform(0, 1)"})
-    points = [trial.params for trial in searched(space, "qmc", 8)]
+    points = [trial.params for trial in search_points(space, "qmc", 8)]
     for name in space:
         assert sorted(int(8 * point[name]) for point in points) == [*range(8)]
 
@@ -91,7 +93,7 @@ def test_distributions_have_their_shapes() -> None:
             "choice": {"values": ["a", "b"], "probabilities": [9, 1]},
         }
     )
-    points = [trial.params for trial in searched(space, "random", 200)]
+    points = [trial.params for trial in search_points(space, "random", 200)]
     assert mean(point["normal"] for point in points) == pytest.approx(10, abs=0.5)
     assert mean(math.log(point["lognormal"]) for point in points) == pytest.approx(-7, abs=0.3)
     assert {point["step"] for point in points} <= {
@@ -116,7 +118,7 @@ def test_a_condition_is_on_another_setting(kind: str) -> None:
     )
     assert [*space] == ["optimizer", "momentum", "beta"]
     assert in_words(space["momentum"]) == "uniform(0, 1) when optimizer = sgd"
-    for trial in searched(space, kind, 20, lambda point: point.get("momentum", 0.5)):
+    for trial in search_points(space, kind, 20, lambda point: point.get("momentum", 0.5)):
         names = {"momentum"} if trial.params["optimizer"] == "sgd" else {"beta"}
         assert trial.params.keys() == {"optimizer"} | names
 
@@ -131,7 +133,7 @@ def test_a_grid_has_each_point_once() -> None:
     assert {"optimizer": "adam", "lr": 2} in points
 
 
-def pruned(pruner: dict[str, Any], rows: list[list[float]], new: int) -> set[int]:
+def prune(pruner: dict[str, Any], rows: list[list[float]], new: int) -> set[int]:
     """Return which trials are weak: all but the last `new` ones are complete."""
     sweep = Sweep(id=1, goal=MINIMISE, pruner={"first": 1, "factor": 3, "last": None} | pruner)
     trials, turn, since = [], 0, 0
@@ -150,13 +152,13 @@ def pruned(pruner: dict[str, Any], rows: list[list[float]], new: int) -> set[int
 def test_the_median_of_complete_trials_decides() -> None:
     """From the sixth on; equal values continue."""
     before = [[float(value)] * 3 for value in range(1, 6)]
-    assert pruned({"kind": "median"}, [*before, [4.0, 4.0]], 1) == {6}
-    assert pruned({"kind": "median"}, [*before, [3.0, 2.0]], 1) == set()
-    assert pruned({"kind": "median"}, [*before[:4], [9.0]], 1) == set()
+    assert prune({"kind": "median"}, [*before, [4.0, 4.0]], 1) == {6}
+    assert prune({"kind": "median"}, [*before, [3.0, 2.0]], 1) == set()
+    assert prune({"kind": "median"}, [*before[:4], [9.0]], 1) == set()
 
 
 def test_patience_ends() -> None:
     """A trial that does not improve for so many checks is pruned."""
     rule = {"kind": "patient", "patience": 2}
-    assert pruned(rule, [[3.0, 2.0, 2.5, 2.5, 2.5]], 1) == {1}
-    assert pruned(rule, [[3.0, 2.9, 2.8, 2.7, 2.6]], 1) == set()
+    assert prune(rule, [[3.0, 2.0, 2.5, 2.5, 2.5]], 1) == {1}
+    assert prune(rule, [[3.0, 2.9, 2.8, 2.7, 2.6]], 1) == set()

@@ -101,7 +101,7 @@ def test_a_kill_between_run_and_trial_leaves_neither(
     begin(database, ada)
     finish(database, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(sweeps, "add", _killed)
+        patch.setattr(sweeps, "add", _kill)
         with pytest.raises(KeyboardInterrupt):
             sweep_submission.submit_due(database)
     with database.reading() as session:
@@ -138,7 +138,7 @@ def test_a_grid_continues_after_one_of_its_runs_is_deleted(
     assert 'href="/runs/2"' not in page
 
 
-def _killed(*_: object) -> None:
+def _kill(*_: object) -> None:
     raise KeyboardInterrupt
 
 

@@ -338,7 +338,7 @@ ORIGINS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def submitted(session: Session, owner: User, origin: str) -> Run:
+def submit(session: Session, owner: User, origin: str) -> Run:
     """Submit a run of this origin."""
     settings, options = ORIGINS[origin]
     config = config_model(Own).model_validate({"training": {"steps": 300}} | settings)
@@ -353,7 +353,7 @@ def test_points_are_trained_as_the_measured_run(
 ) -> None:
     """With its weights or parent, nodes and devices, and the settings measured; fp32 in full."""
     with database.writing() as session:
-        trained = submitted(session, ada, origin)
+        trained = submit(session, ada, origin)
         (saved,) = session.scalars(select(CheckpointFile).where(CheckpointFile.step == 300))
         saved.run_id = trained.id
         plan = precision_plans.request(
@@ -389,7 +389,7 @@ def test_plan_must_know_what_its_runs_train_from(
 ) -> None:
     """Without a checkpoint it has no parent that says so: it is refused."""
     with database.writing() as session:
-        run_id = submitted(session, ada, origin).id
+        run_id = submit(session, ada, origin).id
     answer = browser.post(f"/api/v1/runs/{run_id}/measurements", json={"task": "precision_plan"})
     assert answer.status_code == 409
     assert "measure it once it has saved one" in answer.json()["detail"]

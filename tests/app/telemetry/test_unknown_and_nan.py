@@ -28,7 +28,7 @@ def _tile(page: str, label: str) -> str:
     return re.sub(r"<[^>]*>", "", value).strip()
 
 
-def _exported(browser: TestClient, name: str) -> list[dict[str, str]]:
+def _export(browser: TestClient, name: str) -> list[dict[str, str]]:
     text = browser.get(f"/api/v1/runs/1/export/{name}.csv").text
     return list(csv.DictReader(io.StringIO(text)))
 
@@ -40,7 +40,7 @@ def test_a_norm_that_nobody_measured_is_unknown(
     logged = [LoggedRow.of(step, step, {"loss": 0.5}) for step in (1, 2)]
     record(database, running, rows_of([row for row in logged if row]))
     assert _tile(browser.get("/runs/1").text, "Gradient norm") == "–"
-    assert [row["grad_norm"] for row in _exported(browser, "steps")] == ["", ""]
+    assert [row["grad_norm"] for row in _export(browser, "steps")] == ["", ""]
 
 
 def test_a_nan_is_a_value_everywhere(database: Database, running: Run, browser: TestClient) -> None:
@@ -51,9 +51,9 @@ def test_a_nan_is_a_value_everywhere(database: Database, running: Run, browser: 
     page = browser.get("/runs/1").text
     for label in ("Training loss", "Gradient norm", "val/loss"):
         assert _tile(page, label) == "NaN"
-    last = _exported(browser, "steps")[-1]
+    last = _export(browser, "steps")[-1]
     assert (last["loss"], last["grad_norm"]) == ("NaN", "NaN")
-    assert _exported(browser, "metrics")[-1]["value"] == "NaN"
+    assert _export(browser, "metrics")[-1]["value"] == "NaN"
     run = browser.get("/api/v1/runs/1").json()
     assert run["loss"] == "NaN"
     assert formats.loss(run) == "NaN"
@@ -67,7 +67,9 @@ def test_a_nan_is_a_value_everywhere(database: Database, running: Run, browser: 
     assert browser.get("/api/v1/runs/1/flagged").json()["loss"] == ["NaN"]
 
 
-def _charted(settings: Settings, database: Database, browser: TestClient) -> Iterator[JsonObject]:
+def _read_chart(
+    settings: Settings, database: Database, browser: TestClient
+) -> Iterator[JsonObject]:
     """Yield the values of the first run's series, of the API and of the live stream."""
     page = browser.get("/api/v1/runs/1/series").json()
     lines = {**page["series"], **page["metrics"]}
@@ -93,7 +95,7 @@ def test_charts_get_nan_as_a_value(
     events = [make_metric(step, value, "val/loss") for step, value in enumerate(values, 1)]
     record(database, running, steps, events=events)
     texts = [1.0, "NaN", "Infinity", "-Infinity"]
-    for lines in _charted(settings, database, browser):
+    for lines in _read_chart(settings, database, browser):
         for name in lines.keys() & {"loss", "grad_norm", "grad_norm_clipped", "val/loss"}:
             assert lines[name] == texts, name
         assert None not in lines["loss"]
@@ -107,7 +109,7 @@ def test_charts_get_what_is_unknown_as_null(
     rows = rows_of([row for row in logged if row])
     rows["loss"][1], rows["flags"][1] = math.nan, UNKNOWN_LOSS | UNKNOWN_NORM
     record(database, running, rows)
-    for lines in _charted(settings, database, browser):
+    for lines in _read_chart(settings, database, browser):
         assert lines["loss"] == [0.5, None]
         for name in lines.keys() & {"grad_norm", "grad_norm_clipped", "lr"}:
             assert lines[name] == [None, None], name
@@ -149,7 +151,7 @@ def test_a_loss_that_was_not_observed_is_unknown(
     assert _tile(browser.get("/runs/1").text, "Training loss") == "–"
     run = browser.get("/api/v1/runs/1").json()
     assert (run["loss"], formats.loss(run)) == (None, "–")
-    assert _exported(browser, "steps")[0]["loss"] == ""
+    assert _export(browser, "steps")[0]["loss"] == ""
 
 
 @pytest.mark.parametrize(("loss", "text"), [(None, "NaN"), (0.5, "0.5"), ("Infinity", "∞")])

@@ -17,7 +17,7 @@ from tests.app.conftest import submit
 pytestmark = pytest.mark.sql
 
 
-def deleted(database: Database, ada: User) -> int:
+def delete_run(database: Database, ada: User) -> int:
     run_id = submit(database, ada).id
     with database.writing() as session:
         run_control.cancel(session, run_id, ada)
@@ -25,7 +25,7 @@ def deleted(database: Database, ada: User) -> int:
     return run_id
 
 
-def erased(database: Database) -> list[int]:
+def list_erased(database: Database) -> list[int]:
     with database.reading() as session:
         query = select(Run.id).where(Run.erased_at.is_not(None))
         return list(session.scalars(query.order_by(Run.id)))
@@ -35,7 +35,7 @@ def test_due_runs_are_purged_each_by_itself(
     database: Database, settings: Settings, ada: User, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A folder that cannot be deleted is reported once and tried again later."""
-    stuck, next_one, binned = (deleted(database, ada) for _ in range(3))
+    stuck, next_one, binned = (delete_run(database, ada) for _ in range(3))
     with database.writing() as session:
         for run_id in (stuck, next_one):
             trash.erase(session, run_id, ada)
@@ -48,9 +48,9 @@ def test_due_runs_are_purged_each_by_itself(
     assert [record.message.partition(":")[0] for record in caplog.records] == [
         f"run {stuck} cannot be erased"
     ]
-    assert erased(database) == [next_one]
+    assert list_erased(database) == [next_one]
     settings.run_folder(stuck).unlink()
     Purge(settings, database, Event()).erase_due()
-    assert erased(database) == [stuck, next_one]
+    assert list_erased(database) == [stuck, next_one]
     Purge(settings.model_copy(update={"trash_days": 0.0}), database, Event()).erase_due()
-    assert erased(database) == [stuck, next_one, binned]
+    assert list_erased(database) == [stuck, next_one, binned]

@@ -19,7 +19,7 @@ from db.settings import Settings
 from db.tables import AuditEvent, CheckpointFile, Status, User
 from tests.app.auth.permissions_made import script_of
 from tests.app.conftest import start_run, submit
-from tests.db.files.checkpoints_made import saved
+from tests.db.files.checkpoints_made import make_saved
 from tests.spool_made import checkpoint_of
 
 RULE = {"scope": "in:", "checkpoint_days": "30", "log_days": ""}
@@ -35,7 +35,7 @@ def old(database: Database, ada: User, offered: None, settings: Settings) -> int
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(b"x" * 10)
             key = path.relative_to(settings.data).as_posix()
-            checkpoints.publish(session, run.id, 1, checkpoint_of(saved(step)), [key])
+            checkpoints.publish(session, run.id, 1, checkpoint_of(make_saved(step)), [key])
         queue.end(session, run.id, 1, Status.FINISHED)
         runs.get(session, run.id).ended_at = DAY_SECONDS
         session.execute(update(CheckpointFile).values(created_at=DAY_SECONDS))
@@ -47,7 +47,7 @@ def steps(database: Database, run_id: int) -> list[int]:
         return sorted(row.step for row in checkpoints.of_run(session, run_id))
 
 
-def confirmed(page: str) -> str:
+def find_confirmation(page: str) -> str:
     return page.partition('name="confirmed" value="')[2].partition('"')[0]
 
 
@@ -69,11 +69,11 @@ def test_a_rule_is_previewed_before_it_is_set_and_then_acts(
             session.scalars(select(AuditEvent).where(AuditEvent.action == "POST /retention")).all()
             == []
         )
-    changed = {**RULE, "log_days": "5", "confirmed": confirmed(page)}
+    changed = {**RULE, "log_days": "5", "confirmed": find_confirmation(page)}
     assert "Set the rule" in browser.post("/retention", data=changed).text
     retention_job.prune_due(settings, database, threading.Event())
     assert steps(database, old) == [10, 20, 30]
-    done = browser.post("/retention", data=RULE | {"confirmed": confirmed(page)})
+    done = browser.post("/retention", data=RULE | {"confirmed": find_confirmation(page)})
     assert done.headers["location"] == "/retention"
     for _ in range(2):
         retention_job.prune_due(settings, database, threading.Event())

@@ -12,7 +12,7 @@ from db.runs.trash import DAY_SECONDS
 from db.settings import Settings
 from db.tables import CheckpointFile, Run, Status, User
 from tests.app.conftest import submit
-from tests.db.files.checkpoints_made import saved
+from tests.db.files.checkpoints_made import make_saved
 from tests.site import halfstep
 from tests.spool_made import checkpoint_of
 
@@ -35,7 +35,7 @@ def old(
             path = settings.data / key
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(b"x" * 10)
-            checkpoints.publish(session, running.id, 1, checkpoint_of(saved(step)), [key])
+            checkpoints.publish(session, running.id, 1, checkpoint_of(make_saved(step)), [key])
         queue.end(session, running.id, 1, Status.FINISHED)
         runs.get(session, running.id).ended_at = DAY_SECONDS
         session.execute(update(CheckpointFile).values(created_at=DAY_SECONDS))
@@ -43,7 +43,7 @@ def old(
     return running.id
 
 
-def typed(*words: str) -> str:
+def run_command(*words: str) -> str:
     """Return the output of a command in this installation."""
     done = halfstep("storage", *words)
     assert done.returncode == 0, done.stderr
@@ -53,7 +53,7 @@ def typed(*words: str) -> str:
 @pytest.mark.slow
 def test_the_largest_come_first(old: int) -> None:
     """The list has a limit; its total is of all runs."""
-    result = typed("runs", "--limit", "1").splitlines()
+    result = run_command("runs", "--limit", "1").splitlines()
     assert result[0].split() == ["20", "B", str(old), "finished", "digits-fp16", "ada"]
     assert result[1:3] == [
         "20 B of 2 runs, those shown included",
@@ -66,11 +66,11 @@ def test_the_largest_come_first(old: int) -> None:
 def test_files_to_delete_are_listed_first(old: int, settings: Settings) -> None:
     """With --dry-run nothing is deleted; with --yes the listed files are."""
     folder = settings.run_folder(old) / "checkpoints"
-    result = typed("prune", "--checkpoints", "30", "--dry-run")
+    result = run_command("prune", "--checkpoints", "30", "--dry-run")
     assert f"{old}  digits-fp16: 1 step's checkpoints" in result
     assert "1 runs, 10 B of files" in result
     assert len(list(folder.iterdir())) == 2
-    assert "1 runs pruned, 10 B freed" in typed("prune", "--checkpoints", "30", "--yes")
+    assert "1 runs pruned, 10 B freed" in run_command("prune", "--checkpoints", "30", "--yes")
     assert [path.name for path in folder.iterdir()] == ["20.pt"]
 
 

@@ -15,14 +15,14 @@ from db.runs import run_metadata, runs, trash
 from db.settings import Settings
 from db.tables import Run, Status, User
 from tests.app.conftest import submit
-from tests.db.files.checkpoints_made import saved
+from tests.db.files.checkpoints_made import make_saved
 from tests.spool_made import checkpoint_of
 
 
 @pytest.fixture
 def ended(database: Database, running: Run) -> int:
     with database.writing() as session:
-        checkpoints.publish(session, running.id, 1, checkpoint_of(saved(10)), ["key"])
+        checkpoints.publish(session, running.id, 1, checkpoint_of(make_saved(10)), ["key"])
         queue.end(session, running.id, 1, Status.FINISHED)
     return running.id
 

@@ -18,7 +18,7 @@ from db.queue import workers
 from db.tables import Run, RunNode, SystemSample, User, Worker
 from tests.app.auth.permissions_made import script_of
 from tests.app.conftest import CPU, submit
-from tests.app.looks_made import noted
+from tests.app.looks_made import collect_queries
 from tests.db.conftest import add_worker
 from tests.site import type_command
 
@@ -118,7 +118,7 @@ def test_two_hundred_workers_cost_ten_queries(
             ],
         )
     browser.get("/workers")
-    with noted(database) as statements:
+    with collect_queries(database) as statements:
         page = browser.get("/workers").text
     assert page.count("<li data-used") == 199 * 8 + 1
     assert len(statements) <= 10, statements

@@ -151,11 +151,11 @@ def test_only_runs_that_changed_are_read(
     read: list[list[int]] = []
     found = alert_evaluation.alert_facts.read
 
-    def noted(session: Any, some_runs: Sequence[Run], *rest: Any) -> Any:
+    def note(session: Any, some_runs: Sequence[Run], *rest: Any) -> Any:
         read.append([run.id for run in some_runs])
         return found(session, some_runs, *rest)
 
-    monkeypatch.setattr(alert_evaluation.alert_facts, "read", noted)
+    monkeypatch.setattr(alert_evaluation.alert_facts, "read", note)
     rule(database, ada, "loss_above", value=2.0)
     with database.writing() as session:
         for number in range(20):

@@ -3,7 +3,7 @@
 from typing import Any
 
 
-def saved(step: int, sha256: str = "aa", request: int | None = None) -> dict[str, Any]:
+def make_saved(step: int, sha256: str = "aa", request: int | None = None) -> dict[str, Any]:
     path = f"checkpoints/step-{step:08}.pt"
     file = {"kind": "checkpoint", "path": path, "size_bytes": 10, "sha256": sha256}
     return {"step": step, "reason": "interval", "request": request, "files": [file]}
@@ -11,16 +11,16 @@ def saved(step: int, sha256: str = "aa", request: int | None = None) -> dict[str
 
 def in_shards(step: int, ranks: int) -> dict[str, Any]:
     """Return the event of a checkpoint with a file from each rank."""
-    event = saved(step)
+    event = make_saved(step)
     for name in ("metadata", *map(str, range(ranks))):
         file = {"kind": f"shard.{name}", "path": f"checkpoints/step-{step:08}/{name}"}
         event["files"].append({**file, "size_bytes": 100, "sha256": "dd"})
     return event
 
 
-def saved_weights(step: int, *modules: str) -> dict[str, Any]:
+def make_saved_weights(step: int, *modules: str) -> dict[str, Any]:
     """Return the event of a checkpoint with weights and averages of each module."""
-    event = saved(step)
+    event = make_saved(step)
     for module in modules or ("",):
         for kind in ("weights", "ema"):
             name = f"{kind}{module and f'.{module}'}"

@@ -33,7 +33,7 @@ from db.tables import Table as Base
 from halfstep.artifacts.manifest import Entry, digest_of
 from halfstep.artifacts.names import Version
 from halfstep.telemetry import events
-from tests.db.conftest import blocked, make_watched
+from tests.db.conftest import is_blocked, make_watched
 
 A, B, C = (Entry(f"{name}.txt", size, name * 64) for name, size in (("a", 1), ("b", 2), ("c", 3)))
 
@@ -120,7 +120,7 @@ def while_open(
             first(session)
             session.flush()
             other = pool.submit(work)
-            while not blocked(database) and not other.done():
+            while not is_blocked(database) and not other.done():
                 pass
         other.result()
 
@@ -208,7 +208,7 @@ def test_what_a_version_refers_to_is_never_collected(
     assert save(database, ada, B, C).number == 2
 
 
-def used_by(database: Database, ada: User, key: str, version: ArtifactVersion) -> int:
+def use(database: Database, ada: User, key: str, version: ArtifactVersion) -> int:
     """Begin a watched run that uses a version."""
     with database.writing() as session:
         run_id = make_watched(session, ada, key).run_id
@@ -223,7 +223,7 @@ def test_a_version_in_use_is_not_deleted(database: Database, ada: User, store: L
     """A version cannot be deleted while its run is active; afterwards only if forced."""
     version = save(database, ada, A)
     upload(database, store, version, A)
-    run_id = used_by(database, ada, "1" * 32, version)
+    run_id = use(database, ada, "1" * 32, version)
     with database.writing() as session, pytest.raises(Conflict, match="which has not ended"):
         artifacts.remove(session, version.id, force=True)
     with database.writing() as session:

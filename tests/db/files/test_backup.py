@@ -37,7 +37,7 @@ from tests.db.conftest import submit
 from tests.db.files.backup_made import contents, empty_database
 from tests.db.telemetry import earlier_metrics
 from tests.db.telemetry.earlier_steps import as_rows
-from tests.db.telemetry.telemetry_made import logged_points, make_metric, make_steps, record
+from tests.db.telemetry.telemetry_made import make_metric, make_steps, read_logged_points, record
 from tests.spool_made import artifact_of, checkpoint_of
 
 pytestmark = pytest.mark.slow
@@ -237,7 +237,7 @@ def test_storage_check_passes_over_a_run_in_training(
         assert mismatches(session, store) == []
 
 
-def filled(column: Column[Any], number: int) -> Any:
+def make_value(column: Column[Any], number: int) -> Any:
     """Return a value for a column of row 1 or 2, which refers to the same row of other tables."""
     if column.foreign_keys:
         return {int: number, str: f"name {number}"}[column.type.python_type]
@@ -265,7 +265,7 @@ def fill_every_table(database: Database, store: MemoryStore) -> None:
         for table in Table.metadata.sorted_tables:
             session.execute(table.delete())
             for number in (1, 2):
-                row = {column.name: filled(column, number) for column in table.columns}
+                row = {column.name: make_value(column, number) for column in table.columns}
                 if table is FrozenSteps.__table__:
                     row["size_bytes"] = len(content)
                 session.execute(table.insert(), row | (file if "sha256" in row else {}))
@@ -315,7 +315,7 @@ def test_a_backup_by_an_earlier_version_is_converted(
     step_conversion.convert(target, running.id)
     with target.reading() as session:
         assert len(step_rows.read_rows(session, running.id, most=1000)) == 300
-        assert len(logged_points(session, running.id)) == 300
+        assert len(read_logged_points(session, running.id)) == 300
     target.dispose()
 
 

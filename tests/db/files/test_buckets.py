@@ -90,7 +90,7 @@ def test_remains_of_a_killed_upload_do_no_harm(
     bucket.proxy.most_parts = 3
     words = [sys.executable, "-c", PUT, KEY, str(large)]
     with subprocess.Popen(words) as uploading:
-        until(lambda: sum(bucket.unfinished(KEY)) == 3)
+        until(lambda: sum(bucket.count_unfinished(KEY)) == 3)
         uploading.kill()
     store = open_store(settings)
     with pytest.raises(FileNotFoundError):
@@ -100,7 +100,7 @@ def test_remains_of_a_killed_upload_do_no_harm(
     get_file(store, KEY, tmp_path / "copy.pt", sha256=sha256)
     # obstore offers no way to them: a rule of the bucket's deletes them
     # (docs/how-to/operations.md).
-    assert len(bucket.unfinished(KEY)) == 1
+    assert len(bucket.count_unfinished(KEY)) == 1
 
 
 def test_a_server_that_fails_for_a_while_is_tried_again(
@@ -126,7 +126,7 @@ def test_a_server_that_fails_for_a_while_is_tried_again(
     uploading.join()
     assert failed == []
     get_file(open_store(settings), KEY, tmp_path / "copy.pt", sha256=sha256)
-    assert bucket.unfinished(KEY) == []
+    assert bucket.count_unfinished(KEY) == []
 
 
 def test_a_bucket_that_is_gone_has_not_lost_its_files(

@@ -17,7 +17,7 @@ from db.runs import runs
 from db.settings import Settings
 from db.tables import Run, Status, User
 from tests.db.conftest import config, submit, submit_command
-from tests.db.files.checkpoints_made import in_shards, saved, saved_weights
+from tests.db.files.checkpoints_made import in_shards, make_saved, make_saved_weights
 from tests.db.telemetry.telemetry_made import make_metric, record
 from tests.spool_made import checkpoint_of
 
@@ -25,7 +25,7 @@ from tests.spool_made import checkpoint_of
 def test_published_twice_is_listed_once(database: Database, running: Run) -> None:
     """A replayed event replaces its row; the newest step comes first."""
     with database.writing() as session:
-        for event in (saved(10), saved(20), saved(10, "bb")):
+        for event in (make_saved(10), make_saved(20), make_saved(10, "bb")):
             checkpoints.publish(
                 session, running.id, 1, checkpoint_of(event), [f"key-{event['step']}"]
             )
@@ -41,7 +41,7 @@ def test_a_fenced_attempt_publishes_nothing(database: Database, running: Run) ->
     with database.writing() as session:
         queue.end(session, running.id, 1, Status.QUEUED)
     with pytest.raises(StaleAttempt), database.writing() as session:
-        checkpoints.publish(session, running.id, 1, checkpoint_of(saved(10)), ["key"])
+        checkpoints.publish(session, running.id, 1, checkpoint_of(make_saved(10)), ["key"])
     with database.reading() as session:
         assert checkpoints.of_run(session, running.id) == []
 
@@ -54,7 +54,7 @@ def test_a_request_is_acknowledged_by_its_checkpoint(
         scale = run_control.request_scale(session, running.id, ada, 512.0)
         request = run_control.request_checkpoint(session, running.id, ada)
         checkpoints.publish(
-            session, running.id, 1, checkpoint_of(saved(10, request=request.id)), ["key"]
+            session, running.id, 1, checkpoint_of(make_saved(10, request=request.id)), ["key"]
         )
         assert queue.renew(session, running.id, 1, 60.0).requests == (scale,)
 
@@ -62,7 +62,7 @@ def test_a_request_is_acknowledged_by_its_checkpoint(
 def test_another_runs_checkpoint_is_not_found(database: Database, running: Run) -> None:
     """A checkpoint is only reached through its own run."""
     with database.writing() as session:
-        checkpoints.publish(session, running.id, 1, checkpoint_of(saved(10)), ["key"])
+        checkpoints.publish(session, running.id, 1, checkpoint_of(make_saved(10)), ["key"])
     with pytest.raises(NotFound), database.reading() as session:
         checkpoints.get(session, running.id + 1, 1)
 
@@ -74,8 +74,10 @@ def test_retention_keeps_the_last_the_best_and_every_nth(database: Database, run
     record(database, running, events=[make_metric(*point) for point in points])
     with database.writing() as session:
         for step in range(10, 70, 10):
-            checkpoints.publish(session, running.id, 1, checkpoint_of(saved(step)), [f"key-{step}"])
-        asked_for = saved(5) | {"reason": "request"}
+            checkpoints.publish(
+                session, running.id, 1, checkpoint_of(make_saved(step)), [f"key-{step}"]
+            )
+        asked_for = make_saved(5) | {"reason": "request"}
         checkpoints.publish(session, running.id, 1, checkpoint_of(asked_for), ["key-5"])
         gone = checkpoints.prune(session, running.id, 1, policy)
         steps = [row.step for row in checkpoints.of_run(session, running.id)]
@@ -90,7 +92,9 @@ def test_a_checkpoint_that_another_run_started_from_is_kept(
     """Retention keeps a fork's parent checkpoint, from which the fork also resumes."""
     with database.writing() as session:
         for step in (10, 20, 30):
-            checkpoints.publish(session, running.id, 1, checkpoint_of(saved(step)), [f"key-{step}"])
+            checkpoints.publish(
+                session, running.id, 1, checkpoint_of(make_saved(step)), [f"key-{step}"]
+            )
         fork = submit(session, ada, parent_id=running.id, parent_step=10)
         assert checkpoints.prune(session, running.id, 1, {"keep_last": 1}) == ["key-20"]
         assert [row.key for row in checkpoints.to_resume(session, fork)] == ["key-10"]
@@ -108,7 +112,9 @@ def test_checkpoints_that_a_run_waits_to_measure_are_kept(
     lab = {"task": "precision_plan", "checkpoints": steps}
     with database.writing() as session:
         for step in (10, 20, 30, 40):
-            checkpoints.publish(session, running.id, 1, checkpoint_of(saved(step)), [f"key-{step}"])
+            checkpoints.publish(
+                session, running.id, 1, checkpoint_of(make_saved(step)), [f"key-{step}"]
+            )
         options = {"parent_id": running.id, "parent_step": 20}
         measuring = submit(session, ada, config=config() | {"lab": lab}, **options)
         assert checkpoints.find_steps_started_from(session, running.id) == set(kept)
@@ -153,7 +159,7 @@ def test_weights_to_start_from_are_those_of_all_modules(database: Database, runn
     """
     with database.writing() as session:
         for step, keys in ((10, "abcde"), (20, "fghij"), (30, [""] * 5)):
-            event = saved_weights(step, "critic", "generator")
+            event = make_saved_weights(step, "critic", "generator")
             checkpoints.publish(session, running.id, 1, checkpoint_of(event), list(keys))
         for step, expected in ((10, "bd"), (None, "gi"), (30, ""), (11, "")):
             rows = checkpoints.weights_at(session, running.id, step)
@@ -172,7 +178,7 @@ def test_weights_that_a_run_waits_to_start_from_are_kept(
     with database.writing() as session:
         for step in (10, 20, 30):
             checkpoints.publish(
-                session, running.id, 1, checkpoint_of(saved_weights(step)), list("abc")
+                session, running.id, 1, checkpoint_of(make_saved_weights(step)), list("abc")
             )
         submit_command(session, ada, config={"weights": "large"})
         wanted = {"path": None, "run": running.id, "step": 10, "strict": True}
@@ -190,7 +196,9 @@ def test_the_last_checkpoint_before_a_spike_is_kept(database: Database, running:
     record(database, running, events=spikes)
     with database.writing() as session:
         for step in range(10, 80, 10):
-            checkpoints.publish(session, running.id, 1, checkpoint_of(saved(step)), [f"key-{step}"])
+            checkpoints.publish(
+                session, running.id, 1, checkpoint_of(make_saved(step)), [f"key-{step}"]
+            )
             checkpoints.prune(session, running.id, 1, {"keep_last": 1})
         kept = [row.step for row in checkpoints.of_run(session, running.id)]
     assert kept == [70, 30, 20]
@@ -209,7 +217,7 @@ def test_a_fork_needs_a_checkpoint_that_fits(
 ) -> None:
     """A parent without that checkpoint, of another recipe or too far on is refused by field."""
     with database.writing() as session:
-        checkpoints.publish(session, running.id, 1, checkpoint_of(saved(10)), ["key-10"])
+        checkpoints.publish(session, running.id, 1, checkpoint_of(make_saved(10)), ["key-10"])
     values = {"parent_id": running.id, "parent_step": 10} | changes
     with pytest.raises(Invalid, match=message), database.writing() as session:
         submit(session, ada, **values)

@@ -18,7 +18,7 @@ from db.runs.trash import DAY_SECONDS
 from db.tables import CheckpointFile, LogLine, Run, Status, SystemSample, User
 from db.telemetry import step_conversion
 from tests.db.conftest import config, submit
-from tests.db.files.checkpoints_made import saved
+from tests.db.files.checkpoints_made import make_saved
 from tests.db.telemetry import earlier_metrics
 from tests.db.telemetry.telemetry_made import make_metric, record
 from tests.spool_made import checkpoint_of
@@ -38,7 +38,7 @@ def old(database: Database, running: Run, store: LocalStore) -> int:
         for step in values:
             key = f"runs/{running.id}/checkpoints/{step}.pt"
             obstore.put(store, key, b"x" * 10)
-            checkpoints.publish(session, running.id, 1, checkpoint_of(saved(step)), [key])
+            checkpoints.publish(session, running.id, 1, checkpoint_of(make_saved(step)), [key])
         line: dict[str, Any] = {"attempt": 1, "time": 0.0, "stream": "stdout", "text": "x"}
         session.add(LogLine(run_id=running.id, number=1, **line))
         session.add(SystemSample(run_id=running.id, device=-1, elapsed_ms=1))

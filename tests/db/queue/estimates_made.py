@@ -6,7 +6,7 @@ from db.tables import CheckpointFile, Status, User
 from tests.db.conftest import config, submit
 
 
-def finished(database: Database, ada: User, speed: float, batch_size: int, *sizes: int) -> int:
+def add_finished(database: Database, ada: User, speed: float, batch_size: int, *sizes: int) -> int:
     """Add a run that made its steps at a speed, with files of its last checkpoint and an older."""
     with database.writing() as session:
         run = submit(session, ada, config=config(batch_size=batch_size))

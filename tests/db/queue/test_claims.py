@@ -15,7 +15,7 @@ from db.database import Database
 from db.queue import pending_reasons, queue, quotas, reservations, run_control, workers
 from db.runs import runs
 from db.tables import Project, Run, RunNode, Status, User, Worker
-from tests.db.conftest import CPU, DIGITS, blocked, submit
+from tests.db.conftest import CPU, DIGITS, is_blocked, submit
 from tests.db.queue.claims_made import add_workers, claim, finish, nodes
 
 
@@ -184,17 +184,17 @@ def test_more_is_kept_if_ends_of_runs_are_unknown(database: Database, ada: User)
         finish(session, small[0])
         submit(session, ada)
 
-        def kept(patience: float) -> Any:
+        def find_kept(patience: float) -> Any:
             assert claim(session, up[0], reserve_after_seconds=patience) is None
             session.refresh(wide)
             return [up.index(each) for each in up if each.id in wide.reservation["worker_ids"]]
 
-        assert kept(0) == [0]
-        assert kept(1e9) == [0]
-        assert kept(0) == [0, 1]
+        assert find_kept(0) == [0]
+        assert find_kept(1e9) == [0]
+        assert find_kept(0) == [0, 1]
         away = update(Worker).where(Worker.id.in_([up[0].id, up[1].id]))
         session.execute(away.values(seen_at=0.0))
-        assert kept(1e9) == [0, 1]  # of which the claiming one is up
+        assert find_kept(1e9) == [0, 1]  # of which the claiming one is up
         session.execute(update(Worker).where(Worker.id == up[1].id).values(seen_at=now()))
         assert claim(session, up[1], reserve_after_seconds=1e9) is None
 
@@ -346,7 +346,7 @@ def test_a_claim_that_had_to_wait_notes_nothing_that_is_old(database: Database, 
         with database.writing() as other:
             quotas.take_turns(other, per_user=True)
             taking = pool.submit(take)
-            while not blocked(database) and not taking.done():
+            while not is_blocked(database) and not taking.done():
                 pass
             other.execute(update(Run).where(Run.id == gang_id).values(first_since=1.0))
         taking.result()

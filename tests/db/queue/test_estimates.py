@@ -10,7 +10,7 @@ from db.queue.estimates import Alike
 from db.runs import trash
 from db.tables import Run, User
 from tests.db.conftest import config, submit
-from tests.db.queue.estimates_made import finished
+from tests.db.queue.estimates_made import add_finished
 
 ASKED: dict[str, Any] = {
     "recipes": {"digits"},
@@ -22,7 +22,7 @@ ASKED: dict[str, Any] = {
 }
 
 
-def asked(database: Database, **changes: Any) -> Alike:
+def make_alike(database: Database, **changes: Any) -> Alike:
     with database.reading() as session:
         return estimates.alike(session, **(ASKED | changes))
 
@@ -31,11 +31,11 @@ def test_no_estimate_without_evidence(database: Database, ada: User) -> None:
     """Unfinished, deleted and dissimilar runs do not count."""
     with database.writing() as session:
         submit(session, ada).steps_per_second = 5.0
-    deleted = finished(database, ada, 3.0, 8, 10)
+    deleted = add_finished(database, ada, 3.0, 8, 10)
     with database.writing() as session:
         trash.delete(session, deleted, ada)
-    result = asked(database, precision="bf16")
-    assert result == asked(database) == Alike([], 0.0, 0.0, False, False)
+    result = make_alike(database, precision="bf16")
+    assert result == make_alike(database) == Alike([], 0.0, 0.0, False, False)
     with database.reading() as session:
         assert [estimates.ahead(session, priority) for priority in (0, 1)] == [1, 0]
         assert estimates.checkpoint_bytes(session, [deleted]) == 10
@@ -46,26 +46,26 @@ def test_runs_of_the_same_batch_size_count_first(database: Database, ada: User) 
     """The estimate is the range of the latest five speeds, and the median size of the
     last checkpoints.
     """
-    other = finished(database, ada, 50.0, 16)
-    assert asked(database) == Alike([other], 50.0, 50.0, False, True)
+    other = add_finished(database, ada, 50.0, 16)
+    assert make_alike(database) == Alike([other], 50.0, 50.0, False, True)
     ids = [
-        finished(database, ada, speed, 8, 100 * place, 10)
+        add_finished(database, ada, speed, 8, 100 * place, 10)
         for place, speed in enumerate((9.0, 2.0, 3.0, 4.0, 2.5, 3.5), 1)
     ]
-    assert asked(database) == Alike(ids[:0:-1], 2.0, 4.0, True, True)
+    assert make_alike(database) == Alike(ids[:0:-1], 2.0, 4.0, True, True)
     with database.reading() as session:
         assert estimates.checkpoint_bytes(session, ids[1:]) == 410
-    assert asked(database, recipes={"gpt"}).runs == []
-    assert asked(database, devices_per_node=2).runs == asked(database, nodes=2).runs == []
+    assert make_alike(database, recipes={"gpt"}).runs == []
+    assert make_alike(database, devices_per_node=2).runs == make_alike(database, nodes=2).runs == []
 
 
 def test_only_the_latest_runs_are_searched(
     database: Database, ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Old runs cost no time."""
-    finished(database, ada, 3.0, 8)
+    add_finished(database, ada, 3.0, 8)
     monkeypatch.setattr(estimates, "SEARCHED", 1)
-    assert asked(database).runs == [1]
+    assert make_alike(database).runs == [1]
     with database.writing() as session:
         assert isinstance(submit(session, ada, config=config()), Run)
-    assert asked(database).runs == []
+    assert make_alike(database).runs == []

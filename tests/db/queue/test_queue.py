@@ -299,7 +299,7 @@ def test_a_run_that_is_killed_again_and_again_fails(
     """Consecutive attempts without a new step are limited; one with a step resets the count."""
     limits = {"max_attempts": 9, "max_stalled_attempts": 2}
 
-    def killed_at(step: int) -> str:
+    def kill_at(step: int) -> str:
         with database.writing() as session:
             run = runs.get(session, running.id)
             run.step = step
@@ -307,8 +307,8 @@ def test_a_run_that_is_killed_again_and_again_fails(
             claim(session, worker)
         return status
 
-    assert [killed_at(step) for step in (5, 5, 6, 6)] == [Status.QUEUED] * 4
-    assert killed_at(6) == Status.FAILED
+    assert [kill_at(step) for step in (5, 5, 6, 6)] == [Status.QUEUED] * 4
+    assert kill_at(6) == Status.FAILED
     with database.reading() as session:
         error = runs.get(session, running.id).error
     assert error == "killed; 2 attempts in a row made no new step"

@@ -30,7 +30,7 @@ from db.tables import (
 )
 from db.telemetry import ingest
 from tests.db.conftest import config, submit
-from tests.db.files.checkpoints_made import saved
+from tests.db.files.checkpoints_made import make_saved
 from tests.db.migrations_made import a_value
 from tests.db.runs.trash_made import WATCHED, move_to_trash
 from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps, record
@@ -50,7 +50,11 @@ def ended(database: Database, running: Run) -> int:
     record(database, running, make_steps([1.0] * 100, skipped=skipped), events=events)
     with database.writing() as session:
         checkpoints.publish(
-            session, running.id, 1, checkpoint_of(saved(10)), [f"runs/{running.id}/{saved(10)}"]
+            session,
+            running.id,
+            1,
+            checkpoint_of(make_saved(10)),
+            [f"runs/{running.id}/{make_saved(10)}"],
         )
         queue.end(session, running.id, 1, Status.FINISHED)
     return running.id

@@ -5,13 +5,13 @@ from sqlalchemy import delete, insert
 from db.database import Database
 from db.tables import Metric, MetricBlock, MetricBucket, MetricTail, Run, StepConversion
 from db.telemetry.metric_blocks import Point
-from tests.db.telemetry.telemetry_made import logged_points
+from tests.db.telemetry.telemetry_made import read_logged_points
 
 
 def as_rows(database: Database, run: Run) -> list[Point]:
     """Store all points of a run as rows, in order of recording; return them."""
     with database.writing() as session:
-        points = logged_points(session, run.id)
+        points = read_logged_points(session, run.id)
         for table in (MetricBlock, MetricTail):
             session.execute(delete(table).where(table.run_id == run.id))
         rows = [

@@ -102,7 +102,7 @@ def step_event(fields: dict[str, Any]) -> StepEvent:
     return event
 
 
-def logged_points(
+def read_logged_points(
     session: Session, run_id: int | None = None, name: str | None = None
 ) -> list[Point]:
     """Return the points of metrics in order of run, name and step; of all runs, or of one."""

@@ -32,7 +32,7 @@ from db.telemetry.summaries import Points, Summaries, merge
 from halfstep.telemetry import events
 from tests.db.conftest import claim, submit
 from tests.db.telemetry.dying_database import dying_database
-from tests.db.telemetry.telemetry_made import forget, logged_points, make_metric
+from tests.db.telemetry.telemetry_made import forget, make_metric, read_logged_points
 
 #: A function-scoped database may serve every example: each begins with a run of its own.
 anyhow = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -155,7 +155,7 @@ def _check(database: Database, run: Run, expected: Plain, spans: Sequence[Any]) 
     last: dict[str, Point] = {point.name: point for point in points}
     with database.reading() as session:
         connection = session.connection()
-        assert repr(logged_points(session, run.id)) == repr(points)
+        assert repr(read_logged_points(session, run.id)) == repr(points)
         assert metric_blocks.count(connection, run.id) == len(points)
         for span in spans:
             for most in (32, 100):
@@ -276,7 +276,7 @@ def test_a_flush_is_one_row_and_a_short_run_ends_as_one(database: Database, runn
         queue.end(session, running.id, 1, Status.FINISHED)
         assert session.scalar(count) == 1
         assert session.scalar(select(func.count()).select_from(MetricBlock)) == 0
-        assert len(logged_points(session)) == 12
+        assert len(read_logged_points(session)) == 12
 
 
 def test_many_names_are_sealed_some_at_a_time(
@@ -356,7 +356,7 @@ def test_a_damaged_block_costs_its_points(
         its = MetricBlock.first == first
         session.execute(update(MetricBlock).where(its).values(data=b"x" * 40))
     with database.reading() as session:
-        lost = [point.step for point in logged_points(session)]
+        lost = [point.step for point in read_logged_points(session)]
         [damaged] = metric_blocks.find_damaged(session.connection())
         line = windows.metrics(session, running.id)["a"]
     assert (damaged.name, damaged.first) == ("a", first)
@@ -370,7 +370,7 @@ def test_a_damaged_block_costs_its_points(
             "a",
             None,
         }
-        assert max(point.step for point in logged_points(session)) < 2999
+        assert max(point.step for point in read_logged_points(session)) < 2999
 
 
 def test_damaged_summaries_are_computed(database: Database, running: Run) -> None:
@@ -410,7 +410,7 @@ def test_a_kill_at_any_statement_loses_nothing(
         child.start()
         child.join()
         with database.reading() as session:
-            found = logged_points(session, running.id)
+            found = read_logged_points(session, running.id)
         steps = [point.step for point in found if point.name == "a"]
         assert steps == list(range(len(steps)))
         assert steps == [point.step for point in found if point.name == "b"]
@@ -427,7 +427,7 @@ def test_readers_see_whole_flushes_while_blocks_are_sealed(
     def read() -> None:
         while len(problems) < 1:
             with database.reading() as session:
-                found = logged_points(session, running.id, "a")
+                found = read_logged_points(session, running.id, "a")
             if [point.step for point in found] != list(range(len(found))) or len(found) % 40:
                 problems.append(found)
             if len(found) == 4000:
@@ -457,7 +457,7 @@ def test_two_runs_are_logged_at_once(database: Database, running: Run, other: Ru
         writer.join()
     with database.reading() as session:
         for run in (running, other):
-            points = logged_points(session, run.id)
+            points = read_logged_points(session, run.id)
             assert [(point.step, point.value) for point in points] == [
                 (step, run.id) for step in range(1500)
             ]

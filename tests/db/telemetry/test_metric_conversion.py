@@ -28,7 +28,7 @@ from halfstep.telemetry import events
 from tests.db.telemetry import earlier_steps
 from tests.db.telemetry.dying_database import dying_database
 from tests.db.telemetry.earlier_metrics import as_rows
-from tests.db.telemetry.telemetry_made import logged_points, make_metric, make_steps, record
+from tests.db.telemetry.telemetry_made import make_metric, make_steps, read_logged_points, record
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ def everything(database: Database, run: Run) -> dict[str, Any]:
     with database.reading() as session:
         zooms = ((None, None), (50, 2000), (2900, None))
         return {
-            "points": repr(logged_points(session, run.id)),
+            "points": repr(read_logged_points(session, run.id)),
             "lines": [
                 repr(windows.metrics(session, run.id, first=first, last=last, most=most))
                 for first, last in zooms
@@ -79,7 +79,7 @@ def test_a_converted_run_is_as_if_recorded_by_this_version(
     """All readers return the same; until then none returns anything, and no rows are left."""
     as_rows(database, running)
     with database.reading() as session:
-        for reader in (windows.metrics, windows.measure, logged_points):
+        for reader in (windows.metrics, windows.measure, read_logged_points):
             with pytest.raises(StepsNotConverted, match="converted after"):
                 reader(session, running.id)
     step_conversion.convert(database, running.id)
@@ -99,7 +99,7 @@ def test_a_short_run_becomes_one_row(database: Database, running: Run) -> None:
     step_conversion.convert(database, running.id)
     with database.reading() as session:
         assert session.scalar(select(func.count()).select_from(MetricTail)) == 1
-        assert len(logged_points(session)) == 50
+        assert len(read_logged_points(session)) == 50
 
 
 class _StopsLate(Event):
@@ -187,7 +187,7 @@ def test_recording_converts_its_run_first(database: Database, running: Run) -> N
         database, lambda session: telemetry.record(session, running.id, running.attempt, flush)
     )
     with database.reading() as session:
-        assert [each.value for each in logged_points(session)] == [0.5, 0.75]
+        assert [each.value for each in read_logged_points(session)] == [0.5, 0.75]
         assert step_conversion.due(session) == []
 
 
@@ -204,7 +204,7 @@ def test_a_run_that_an_earlier_version_records_waits(database: Database, running
         session.execute(update(Run).where(status).values(status=Status.FINISHED))
     step_conversion.convert(database, running.id)
     with database.reading() as session:
-        assert [point.value for point in logged_points(session)] == [0.5]
+        assert [point.value for point in read_logged_points(session)] == [0.5]
 
 
 def test_a_sweep_waits_for_the_conversion(database: Database, running: Run) -> None:

@@ -15,11 +15,11 @@ from db.telemetry.series import raw_steps
 from db.telemetry.telemetry import LogRow
 from halfstep.telemetry.events import Sample
 from tests.db.telemetry.telemetry_made import (
-    logged_points,
     make_events,
     make_metric,
     make_replay,
     make_steps,
+    read_logged_points,
     record,
 )
 
@@ -86,7 +86,7 @@ def _everything(database: Database, run: Run) -> dict[str, Any]:
                 (event.step, event.kind, event.optimizer, event.scale_after)
                 for event in session.scalars(select(ScalerEvent).order_by(ScalerEvent.id))
             ],
-            "metrics": [(point.step, point.value) for point in logged_points(session)],
+            "metrics": [(point.step, point.value) for point in read_logged_points(session)],
             "step": found.step,
             "skipped": found.skipped,
         }
@@ -110,7 +110,7 @@ def test_the_last_value_of_a_metric_in_a_step_counts(
     for events in [result] if at_once else [[each] for each in result]:
         record(database, running, events=events)
     with database.reading() as session:
-        assert [point.value for point in logged_points(session)] == [0.1]
+        assert [point.value for point in read_logged_points(session)] == [0.1]
 
 
 def test_run_shows_its_latest_figures(database: Database, running: Run) -> None:
@@ -190,4 +190,4 @@ def test_the_length_of_a_run_follows_from_epochs(database: Database, running: Ru
     record(database, running, make_steps([1.0]), events=events)
     with database.reading() as session:
         assert session.get_one(Run, running.id).steps_total == 1234
-        assert [point.step for point in logged_points(session)] == [0]
+        assert [point.step for point in read_logged_points(session)] == [0]

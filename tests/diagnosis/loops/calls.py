@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
-from tests.diagnosis.parts import autocast, grad_scaler, labelled, mlp, seeded
+from tests.diagnosis.parts import autocast, draw_labelled, grad_scaler, make_generator, mlp
 from tests.diagnosis.registry import HEALTHY, WatchCall, loop
 
 #: What changes nothing about the order of calls.
@@ -21,7 +21,7 @@ def scaled_and_dropped(watch: WatchCall, fused: bool = False) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, fused=fused)
     scaler = grad_scaler(2.0**16)
     watch(net, name="dropped")
-    for x, y in labelled(120):
+    for x, y in draw_labelled(120):
         optimizer.zero_grad()
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y)
@@ -38,7 +38,7 @@ def penalty_beside_a_scaled_loss(watch: WatchCall) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     scaler = grad_scaler(2.0**16)
     watch(net, name="penalty")
-    for x, y in labelled(120):
+    for x, y in draw_labelled(120):
         optimizer.zero_grad()
         with autocast("fp16"):
             out = net(x)
@@ -58,8 +58,8 @@ def generator_without_the_scale(watch: WatchCall) -> None:
     of_critic = torch.optim.Adam(critic.parameters(), lr=1e-3)
     scaler = grad_scaler(2.0**16)
     watch(generator, critic, name="gan")
-    noise, real = seeded(1), torch.ones(32, 1)
-    for x, _ in labelled(120):
+    noise, real = make_generator(1), torch.ones(32, 1)
+    for x, _ in draw_labelled(120):
         with autocast("fp16"):
             fake = generator(torch.randn(32, 4, generator=noise))
             loss = F.binary_cross_entropy_with_logits(critic(x[:, :2]), real)
@@ -86,7 +86,7 @@ def never_scaled(watch: WatchCall) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     scaler = grad_scaler()
     watch(net, name="never")
-    for x, y in labelled(20):
+    for x, y in draw_labelled(20):
         optimizer.zero_grad()
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y)
@@ -103,7 +103,7 @@ def scaled_by_its_scale(watch: WatchCall) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     scaler = grad_scaler(2.0**14)
     watch(net, name="by its scale")
-    for number, (x, y) in enumerate(labelled(120)):
+    for number, (x, y) in enumerate(draw_labelled(120)):
         optimizer.zero_grad()
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y)
@@ -119,7 +119,7 @@ def scaled_in_parts(watch: WatchCall, parts: int = 2) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     scaler = grad_scaler(2.0**14)
     watch(net, name="parts")
-    for x, y in labelled(120):
+    for x, y in draw_labelled(120):
         optimizer.zero_grad()
         with autocast("fp16"):
             out = net(x)
@@ -142,7 +142,7 @@ def update_forgotten(watch: WatchCall) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     scaler = grad_scaler()
     watch(net, name="no update")
-    for x, y in labelled(20):
+    for x, y in draw_labelled(20):
         optimizer.zero_grad()
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y)
@@ -161,7 +161,7 @@ def unscaled_in_each_micro_batch(watch: WatchCall) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     scaler = grad_scaler()
     watch(net, name="micro-batches")
-    for number, (x, y) in enumerate(labelled(20)):
+    for number, (x, y) in enumerate(draw_labelled(20)):
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y) / 4
         scaler.scale(loss).backward()
@@ -184,7 +184,7 @@ def unscaled_after_the_step(watch: WatchCall) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     scaler = grad_scaler()
     watch(net, name="after")
-    for x, y in labelled(20):
+    for x, y in draw_labelled(20):
         optimizer.zero_grad()
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y)
@@ -269,7 +269,7 @@ def scaled_in_another_way(watch: WatchCall, kind: str = "gradients_cached") -> N
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     scaler = grad_scaler(2.0**10)
     watch(net, name=kind)
-    for x, y in labelled(60):
+    for x, y in draw_labelled(60):
         optimizer.zero_grad()
         PASSES[kind](net, scaler, x, y)
         scaler.step(optimizer)
@@ -283,7 +283,7 @@ def summed_after_another_update(watch: WatchCall) -> None:
     optimizers = [torch.optim.AdamW(net.parameters(), lr=1e-3) for net in nets]
     scalers = [grad_scaler(2.0**10), grad_scaler(2.0**8)]
     watch(*nets, name="two scalers")
-    for x, y in labelled(60):
+    for x, y in draw_labelled(60):
         losses = []
         for net, optimizer, scaler in zip(nets, optimizers, scalers, strict=True):
             optimizer.zero_grad()
@@ -304,7 +304,7 @@ def unscaled_twice_and_caught(watch: WatchCall) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     scaler = grad_scaler(2.0**10)
     watch(net, name="caught")
-    for x, y in labelled(60):
+    for x, y in draw_labelled(60):
         optimizer.zero_grad()
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y)

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.diagnosis.parts import DEVICE, ConvNet, GRUNet, autocast, grad_scaler, labelled, mlp
+from tests.diagnosis.parts import DEVICE, ConvNet, GRUNet, autocast, draw_labelled, grad_scaler, mlp
 from tests.diagnosis.registry import PRECISION, SCALE, WatchCall, loop
 
 HARMFUL = {*SCALE, *PRECISION, "lower_rate", "eps", "restore", "zero_grad", "unscale", "clip"}
@@ -20,7 +20,7 @@ def graph_cut_by_detach(watch: WatchCall, precision: str = "fp32") -> None:
     net, other = mlp(), mlp()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     watch(net, name="detach")
-    for x, y in labelled(120):
+    for x, y in draw_labelled(120):
         optimizer.zero_grad()
         with autocast(precision):
             out = net(x).detach() + other(x)
@@ -57,7 +57,7 @@ def auxiliary_head(watch: WatchCall, precision: str = "fp16", fused: bool = Fals
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=fused)
     scaler = grad_scaler() if precision == "fp16" else torch.amp.GradScaler(DEVICE, enabled=False)
     watch(net, name="auxiliary")
-    for x, y in labelled(160):
+    for x, y in draw_labelled(160):
         optimizer.zero_grad()
         with autocast(precision):
             out, _ = net(x)
@@ -88,7 +88,7 @@ def codes_through_numpy(watch: WatchCall) -> None:
     )
     scaler = grad_scaler()
     watch(net, name="codes")
-    for x, _ in labelled(150):
+    for x, _ in draw_labelled(150):
         optimizer.zero_grad(set_to_none=True)
         with autocast("fp16"):
             loss = F.mse_loss(net(x).float(), x)
@@ -106,7 +106,7 @@ def loss_times_zero(watch: WatchCall, fused: bool = False) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=fused)
     scaler = grad_scaler(2.0**10, growth_interval=5)
     watch(net, name="times zero")
-    for step, (x, y) in enumerate(labelled(120)):
+    for step, (x, y) in enumerate(draw_labelled(120)):
         optimizer.zero_grad()
         weight = min(1.0, step // 1000)
         with autocast("fp16"):
@@ -129,7 +129,7 @@ def softmax_of_one_class(watch: WatchCall, precision: str = "fp16") -> None:
         DEVICE, init_scale=2.0**10, growth_interval=4, enabled=precision == "fp16"
     )
     watch(net, name="one class")
-    for x, _ in labelled(140):
+    for x, _ in draw_labelled(140):
         optimizer.zero_grad()
         with autocast(precision):
             loss = F.cross_entropy(net(x), torch.zeros(32, dtype=torch.long))
@@ -147,7 +147,7 @@ def dead_units(watch: WatchCall) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     scaler = grad_scaler(2.0**10, growth_interval=5)
     watch(net, name="dead")
-    for x, y in labelled(120):
+    for x, y in draw_labelled(120):
         optimizer.zero_grad()
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y)
@@ -171,7 +171,7 @@ def adapter_of_two_zeros(watch: WatchCall) -> None:
     optimizer = torch.optim.AdamW([down.weight, up.weight], lr=1e-3, weight_decay=0.0)
     scaler = grad_scaler(2.0**10, growth_interval=5)
     watch(net, name="zeros")
-    for x, y in labelled(120):
+    for x, y in draw_labelled(120):
         optimizer.zero_grad()
         with autocast("fp16"):
             loss = F.cross_entropy(base(x) + up(down(x)), y)
@@ -189,7 +189,7 @@ def descent_by_hand(watch: WatchCall, precision: str = "fp32") -> None:
     """Weights minus rate times gradient, under no_grad: there is no optimizer."""
     net = mlp()
     watch(net, name="by hand")
-    for x, y in labelled(60):
+    for x, y in draw_labelled(60):
         with autocast(precision):
             loss = F.cross_entropy(net(x), y)
         loss.backward()
@@ -206,7 +206,7 @@ def momentum_by_foreach(watch: WatchCall) -> None:
     parameters = list(net.parameters())
     velocity = [torch.zeros_like(p) for p in parameters]
     watch(net, name="foreach")
-    for x, y in labelled(60, (5, 4)):
+    for x, y in draw_labelled(60, (5, 4)):
         gradients = torch.autograd.grad(F.cross_entropy(net(x), y), parameters)
         torch._foreach_mul_(velocity, 0.9)
         torch._foreach_add_(velocity, gradients)
@@ -219,7 +219,7 @@ def scaled_and_by_hand(watch: WatchCall) -> None:
     """A static loss scale and an update by hand, as before torch had a scaler."""
     net = ConvNet()
     watch(net, name="static")
-    for x, y in labelled(60, (1, 8, 8)):
+    for x, y in draw_labelled(60, (1, 8, 8)):
         for parameter in net.parameters():
             parameter.grad = None
         with autocast("fp16"):

@@ -12,10 +12,10 @@ from tests.diagnosis.parts import (
     GRUNet,
     TinyGPT,
     autocast,
+    draw_labelled,
     grad_scaler,
-    labelled,
+    make_generator,
     mlp,
-    seeded,
     tokens,
 )
 from tests.diagnosis.registry import HEALTHY, WatchCall, loop
@@ -36,7 +36,7 @@ def documented(watch: WatchCall, precision: str = "fp16", fused: bool = False) -
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, fused=fused)
     scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**12, enabled=precision == "fp16")
     watch(net, name="documented")
-    for x, y in labelled(100):
+    for x, y in draw_labelled(100):
         optimizer.zero_grad()
         with autocast(precision):
             loss = F.cross_entropy(net(x), y)
@@ -73,7 +73,7 @@ def calibration(watch: WatchCall, scale: float = 2.0**24, fused: bool = False) -
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, fused=fused)
     scaler = grad_scaler(scale)
     watch(net, name="calibration")
-    for x, y in labelled(150, (1, 8, 8)):
+    for x, y in draw_labelled(150, (1, 8, 8)):
         optimizer.zero_grad()
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y)
@@ -89,7 +89,7 @@ def saw_tooth(watch: WatchCall, fused: bool = False) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, fused=fused)
     scaler = grad_scaler(2.0**17, growth_interval=60)
     watch(net, name="saw-tooth")
-    for x, y in labelled(300):
+    for x, y in draw_labelled(300):
         optimizer.zero_grad()
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y)
@@ -126,7 +126,7 @@ def cleared(watch: WatchCall, way: str = "to_zero") -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     scaler = grad_scaler(2.0**22)
     watch(net, name="cleared")
-    for x, y in labelled(120):
+    for x, y in draw_labelled(120):
         CLEARING[way](net, optimizer)
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y)
@@ -142,7 +142,7 @@ def cleared_between_step_and_update(watch: WatchCall) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     scaler = grad_scaler(2.0**22)
     watch(net, name="between")
-    for x, y in labelled(120):
+    for x, y in draw_labelled(120):
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y)
         scaler.scale(loss).backward()
@@ -157,7 +157,7 @@ def cleared_without_a_scaler(watch: WatchCall, way: str = "to_zero") -> None:
     net = mlp()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     watch(net, name="cleared in fp32")
-    for number, (x, y) in enumerate(labelled(120)):
+    for number, (x, y) in enumerate(draw_labelled(120)):
         (F.cross_entropy(net(x), y) / 2).backward()
         if number % 2:
             optimizer.step()
@@ -171,7 +171,7 @@ def adversary_cleared_before_its_own_pass(watch: WatchCall) -> None:
     g = torch.optim.Adam(generator.parameters(), lr=1e-3)
     d = torch.optim.Adam(discriminator.parameters(), lr=1e-3)
     watch(nn.ModuleDict({"g": generator, "d": discriminator}), name="adversary")
-    for x, _ in labelled(60):
+    for x, _ in draw_labelled(60):
         d.zero_grad()
         fake = generator(torch.randn_like(x))
         real_loss = F.softplus(-discriminator(x)).mean()
@@ -188,7 +188,7 @@ def recurrent(watch: WatchCall, precision: str = "fp32") -> None:
     net = GRUNet()
     optimizer = torch.optim.RMSprop(net.parameters(), lr=3e-3)
     watch(net, name="recurrent")
-    for x, y in labelled(80, (6, 4)):
+    for x, y in draw_labelled(80, (6, 4)):
         optimizer.zero_grad()
         with autocast(precision):
             loss = F.cross_entropy(net(x), y)
@@ -219,7 +219,7 @@ def gradient_checkpointing(watch: WatchCall, reentrant: bool = False) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
     scaler = grad_scaler(2.0**20)
     watch(net, name="checkpointing")
-    for x, y in labelled(90):
+    for x, y in draw_labelled(90):
         optimizer.zero_grad()
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y)
@@ -239,7 +239,7 @@ def masked_attention(watch: WatchCall, precision: str = "fp16") -> None:
     scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**12, enabled=precision == "fp16")
     watch(net, head, name="mask")
     mask = torch.full((6, 6), float("-inf")).triu(1)
-    for x, y in labelled(80, (6, 32), batch=16):
+    for x, y in draw_labelled(80, (6, 32), batch=16):
         optimizer.zero_grad()
         with autocast(precision):
             loss = F.cross_entropy(head(net(x, src_mask=mask)[:, -1]), y)
@@ -273,7 +273,7 @@ def mixture_of_experts(watch: WatchCall, precision: str = "fp16") -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
     scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**12, enabled=precision == "fp16")
     watch(net, name="experts")
-    for x, y in labelled(150):
+    for x, y in draw_labelled(150):
         optimizer.zero_grad()
         with autocast(precision):
             loss = F.cross_entropy(net(x), y)
@@ -290,8 +290,8 @@ def layer_drop(watch: WatchCall) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
     scaler = grad_scaler()
     watch(net, name="layer drop")
-    generator = seeded(5)
-    for number, (x, y) in enumerate(labelled(160)):
+    generator = make_generator(5)
+    for number, (x, y) in enumerate(draw_labelled(160)):
         optimizer.zero_grad()
         with autocast("fp16"):
             hidden = net["first"](x)
@@ -315,7 +315,7 @@ def frozen_body(watch: WatchCall, listed: bool = False) -> None:
     optimizer = torch.optim.AdamW(given, lr=1e-2)
     scaler = grad_scaler()
     watch(nn.Sequential(net, head), name="frozen")
-    for x, y in labelled(130):
+    for x, y in draw_labelled(130):
         optimizer.zero_grad()
         with autocast("fp16"):
             loss = F.cross_entropy(head(net(x)), y)
@@ -347,7 +347,7 @@ def low_rank_adapters(watch: WatchCall, precision: str = "fp16") -> None:
     optimizer = torch.optim.AdamW(trained, lr=1e-2)
     scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**12, enabled=precision == "fp16")
     watch(net, name="adapters")
-    for x, y in labelled(120):
+    for x, y in draw_labelled(120):
         optimizer.zero_grad()
         with autocast(precision):
             loss = F.cross_entropy(net(x), y)
@@ -365,7 +365,7 @@ def scale_set_by_hand(watch: WatchCall, hand: str = "fixed") -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     scaler = grad_scaler(2.0**8)
     watch(net, name="by hand")
-    for number, (x, y) in enumerate(labelled(100)):
+    for number, (x, y) in enumerate(draw_labelled(100)):
         optimizer.zero_grad()
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y)
@@ -381,7 +381,7 @@ def scale_set_by_hand(watch: WatchCall, hand: str = "fixed") -> None:
 def resumed(watch: WatchCall, fused: bool = False) -> None:
     """A second attempt that restores weights, optimizer, schedule and scaler."""
     states: list[dict[str, object]] = []
-    batches = labelled(140)
+    batches = draw_labelled(140)
     for attempt in range(2):
         net = mlp()
         optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, fused=fused)
@@ -416,7 +416,7 @@ def average_of_weights(watch: WatchCall, precision: str = "fp16") -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, nesterov=True)
     scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**12, enabled=precision == "fp16")
     handle = watch(net, average, name="average")
-    for number, (x, y) in enumerate(labelled(90, (1, 8, 8)), 1):
+    for number, (x, y) in enumerate(draw_labelled(90, (1, 8, 8)), 1):
         optimizer.zero_grad(set_to_none=True)
         with autocast(precision):
             loss = F.cross_entropy(net(x), y)
@@ -438,7 +438,7 @@ def sparse_embedding(watch: WatchCall) -> None:
     sparse = torch.optim.SparseAdam(table.parameters(), lr=1e-2)
     dense = torch.optim.Adam(head.parameters(), lr=1e-2)
     watch(nn.ModuleDict({"table": table, "head": head}), name="sparse")
-    generator = seeded(4)
+    generator = make_generator(4)
     for _ in range(80):
         words = torch.randint(0, 40, (16, 5), generator=generator)
         for optimizer in (sparse, dense):
@@ -461,7 +461,7 @@ def optimizer_in_backward(watch: WatchCall, precision: str = "fp32") -> None:
     for parameter in net.parameters():
         parameter.register_post_accumulate_grad_hook(step)
     watch(net, name="in backward")
-    for x, y in labelled(80):
+    for x, y in draw_labelled(80):
         with autocast(precision):
             loss = F.cross_entropy(net(x), y)
         loss.backward()
@@ -475,7 +475,7 @@ def gradients_by_grad(watch: WatchCall, precision: str = "fp32") -> None:
     optimizer = torch.optim.AdamW(parameters, lr=1e-2)
     scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**12, enabled=precision == "fp16")
     watch(net, name="grad")
-    for x, y in labelled(80):
+    for x, y in draw_labelled(80):
         with autocast(precision):
             loss = F.cross_entropy(net(x), y)
         for p, g in zip(
@@ -494,7 +494,7 @@ def lazily_scaled(watch: WatchCall) -> None:
     scaler = grad_scaler()
     watch(net, name="lazily")
     scaler.scale(torch.zeros(()))  # so that the scale is there
-    for x, y in labelled(80):
+    for x, y in draw_labelled(80):
         optimizer.zero_grad()
 
         def losses(x: Tensor = x, y: Tensor = y) -> object:
@@ -515,7 +515,7 @@ def several_roots(watch: WatchCall) -> None:
     optimizer = torch.optim.AdamW([*net.parameters(), *head.parameters()], lr=3e-3)
     scaler = grad_scaler(2.0**10)
     watch(net, head, name="tasks")
-    for x, y in labelled(80):
+    for x, y in draw_labelled(80):
         optimizer.zero_grad()
         with autocast("fp16"):
             hidden = torch.relu(net(x))
@@ -533,7 +533,7 @@ def compiled(watch: WatchCall, backend: str = "eager") -> None:
     scaler = grad_scaler(2.0**20)
     watch(net, name="compiled")
     model = torch.compile(net, backend=backend)
-    for x, y in labelled(60):
+    for x, y in draw_labelled(60):
         optimizer.zero_grad()
         with autocast("fp16"):
             loss = F.cross_entropy(model(x), y)
@@ -554,7 +554,7 @@ def compiled_step(watch: WatchCall) -> None:
         with autocast("bf16"):
             return F.cross_entropy(net(x), y)
 
-    for x, y in labelled(40, (1, 8, 8)):
+    for x, y in draw_labelled(40, (1, 8, 8)):
         optimizer.zero_grad()
         loss_of(x, y).backward()
         optimizer.step()
@@ -566,7 +566,7 @@ def weights_in_half(watch: WatchCall, fused: bool = False) -> None:
     net = mlp().half()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, eps=1e-4, fused=fused)
     watch(net, name="half")
-    for x, y in labelled(60):
+    for x, y in draw_labelled(60):
         optimizer.zero_grad()
         F.cross_entropy(net(x.half()), y).backward()
         optimizer.step()
@@ -579,7 +579,7 @@ def annealed_weight(watch: WatchCall, precision: str = "fp16") -> None:
     optimizer = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()], lr=3e-3)
     scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**10, enabled=precision == "fp16")
     watch(nn.ModuleDict({"encoder": encoder, "decoder": decoder}), name="annealed")
-    for number, (x, _) in enumerate(labelled(100)):
+    for number, (x, _) in enumerate(draw_labelled(100)):
         optimizer.zero_grad()
         with autocast(precision):
             mean, log_variance = encoder(x).chunk(2, dim=1)
@@ -599,7 +599,7 @@ def quasi_newton(watch: WatchCall) -> None:
     net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
     optimizer = torch.optim.LBFGS(net.parameters(), lr=0.5, max_iter=4)
     watch(net, name="quasi-Newton")
-    [(x, _)] = labelled(1, batch=64)
+    [(x, _)] = draw_labelled(1, batch=64)
     y = x.sum(1, keepdim=True).tanh()
     for _ in range(25):
 
@@ -655,7 +655,7 @@ def scheduled(watch: WatchCall, kind: str = "cosine") -> None:
     scheduler = _scheduler(kind, optimizer)
     scaler = grad_scaler(2.0**22)
     watch(net, name="scheduled")
-    for x, y in labelled(90):
+    for x, y in draw_labelled(90):
         optimizer.zero_grad()
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y)
@@ -679,7 +679,7 @@ def scheduled_by_epoch(watch: WatchCall, kind: str = "plateau") -> None:
     )
     scaler = grad_scaler(2.0**28)
     handle = watch(net, name="epochs")
-    batches = labelled(125)
+    batches = draw_labelled(125)
     for _ in range(25):
         for _ in range(5):
             x, y = next(batches)

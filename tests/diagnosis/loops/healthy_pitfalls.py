@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.diagnosis.parts import DEVICE, Block, autocast, grad_scaler, labelled, mlp
+from tests.diagnosis.parts import DEVICE, Block, autocast, draw_labelled, grad_scaler, mlp
 from tests.diagnosis.registry import HEALTHY, PRECISION, SCALE, WatchCall, loop
 
 
@@ -31,7 +31,7 @@ def mask_in_a_buffer(watch: WatchCall, precision: str = "fp16") -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**20, enabled=precision == "fp16")
     watch(net, name="buffer")
-    for x, y in labelled(70, (6, 32), batch=16):
+    for x, y in draw_labelled(70, (6, 32), batch=16):
         optimizer.zero_grad()
         with autocast(precision):
             loss = F.cross_entropy(net(x), y)
@@ -59,7 +59,7 @@ def missing_by_design(watch: WatchCall, precision: str = "fp16") -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**22, enabled=precision == "fp16")
     watch(net, name="missing")
-    for x, y in labelled(100):
+    for x, y in draw_labelled(100):
         x[::7, 5] = math.nan
         optimizer.zero_grad()
         with autocast(precision):
@@ -89,7 +89,7 @@ def autocast_inside_forward(watch: WatchCall, fused: bool = False) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, fused=fused)
     scaler = grad_scaler(2.0**20)
     watch(net, name="own autocast")
-    for x, y in labelled(100):
+    for x, y in draw_labelled(100):
         optimizer.zero_grad()
         loss = F.cross_entropy(net(x).float(), y)
         scaler.scale(loss).backward()
@@ -105,7 +105,7 @@ def temperature_outside_scaler(watch: WatchCall) -> None:
     other = torch.optim.Adam([temperature], lr=1e-2)
     scaler = grad_scaler(2.0**10)
     watch(actor, name="temperature")
-    for x, y in labelled(100):
+    for x, y in draw_labelled(100):
         optimizer.zero_grad()
         with autocast("fp16"):
             logits = actor(x)
@@ -127,7 +127,7 @@ def distillation(watch: WatchCall) -> None:
     optimizer = torch.optim.AdamW(student.parameters(), lr=1e-2)
     scaler = grad_scaler(2.0**18)
     watch(nn.ModuleDict({"teacher": teacher, "student": student}), name="distillation")
-    for x, _ in labelled(100):
+    for x, _ in draw_labelled(100):
         optimizer.zero_grad()
         with autocast("fp16"):
             target = teacher(x.half()).float().softmax(1)
@@ -147,7 +147,7 @@ def best_so_far(watch: WatchCall, precision: str = "fp16") -> None:
     scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**12, enabled=precision == "fp16")
     handle = watch(net, name="best")
     best = math.inf
-    for number, (x, y) in enumerate(labelled(90)):
+    for number, (x, y) in enumerate(draw_labelled(90)):
         if number % 30 == 0:
             handle.log({"val/best": best})
         optimizer.zero_grad()
@@ -167,7 +167,7 @@ def clipped_in_every_step(watch: WatchCall) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
     scaler = grad_scaler(2.0**6, growth_interval=12)
     watch(net, name="clipped")
-    for x, y in labelled(120):
+    for x, y in draw_labelled(120):
         optimizer.zero_grad()
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y)
@@ -186,7 +186,7 @@ def saw_tooth_of_one_in_two(watch: WatchCall) -> None:
     second = torch.optim.AdamW(head.parameters(), lr=3e-3)
     scaler = grad_scaler(2.0**17, growth_interval=60)
     watch(nn.ModuleDict({"body": body, "head": head}), name="one in two")
-    for x, y in labelled(250):
+    for x, y in draw_labelled(250):
         for optimizer in (first, second):
             optimizer.zero_grad(set_to_none=False)
         with autocast("fp16"):
@@ -203,7 +203,7 @@ def fresh_scaler_for_fine_tuning(watch: WatchCall) -> None:
     net = mlp()
     scaler = grad_scaler(2.0**22)
     watch(net, name="phases")
-    batches = labelled(120)
+    batches = draw_labelled(120)
     for rate in (1e-2, 1e-3):
         optimizer = torch.optim.AdamW(net.parameters(), lr=rate)
         state = scaler.state_dict()
@@ -226,7 +226,7 @@ def nan_that_is_swallowed(watch: WatchCall, fused: bool = False) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, fused=fused)
     scaler = grad_scaler(2.0**24)
     watch(net, name="swallowed")
-    for x, y in labelled(100, (5, 8)):
+    for x, y in draw_labelled(100, (5, 8)):
         mask = torch.ones(32, 5, dtype=torch.bool)
         mask[3] = False
         optimizer.zero_grad()
@@ -266,7 +266,7 @@ def inputs_by_keyword(watch: WatchCall, precision: str = "fp16") -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**10, enabled=precision == "fp16")
     watch(net, name="keywords")
-    for number, (x, y) in enumerate(labelled(60)):
+    for number, (x, y) in enumerate(draw_labelled(60)):
         batch = {"features": x, "weights": torch.ones(32, 1)}
         if number % 8 == 7:
             x[0, 0] = math.inf
@@ -306,7 +306,7 @@ def prototype_that_is_a_row(watch: WatchCall, reentrant: bool = False) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     scaler = grad_scaler(2.0**10)
     watch(net, name="prototypes")
-    for number, (x, y) in enumerate(labelled(80)):
+    for number, (x, y) in enumerate(draw_labelled(80)):
         optimizer.zero_grad()
         with autocast("fp16"):
             if number % 10 >= 7:
@@ -336,7 +336,7 @@ def compiled_root(watch: WatchCall, backend: str = "eager") -> None:
         apart = (first - second).square().sum(1).sqrt()
         return F.cross_entropy(first, y) + apart.mean()
 
-    for x, y in labelled(50):
+    for x, y in draw_labelled(50):
         optimizer.zero_grad()
         with autocast("fp16"):
             loss = loss_of(x, y)

@@ -7,12 +7,12 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.diagnosis.parts import DEVICE, autocast, grad_scaler, labelled, mlp, seeded
+from tests.diagnosis.parts import DEVICE, autocast, draw_labelled, grad_scaler, make_generator, mlp
 from tests.diagnosis.registry import HEALTHY, WatchCall, loop
 
 
 def _noise(steps: int) -> list[Tensor]:
-    generator = seeded(9)
+    generator = make_generator(9)
     return [torch.randn(16, 4, generator=generator) for _ in range(steps)]
 
 
@@ -31,7 +31,7 @@ def adversarial(watch: WatchCall, precision: str = "fp16", scalers: int = 1) -> 
     ]
     watch(nn.ModuleDict({"g": generator, "d": discriminator}), name="adversarial")
     one, zero = torch.ones(16, 1), torch.zeros(16, 1)
-    for (x, _), z in zip(labelled(60, batch=16), _noise(60), strict=True):
+    for (x, _), z in zip(draw_labelled(60, batch=16), _noise(60), strict=True):
         d.zero_grad()
         with autocast(precision):
             fake = generator(z)
@@ -58,7 +58,9 @@ def several_critic_steps(watch: WatchCall, critic: int = 5) -> None:
     g = torch.optim.RMSprop(generator.parameters(), lr=1e-3)
     c = torch.optim.RMSprop(network.parameters(), lr=1e-3)
     watch(nn.ModuleDict({"generator": generator, "critic": network}), name="critic")
-    for number, ((x, _), z) in enumerate(zip(labelled(90, batch=16), _noise(90), strict=True), 1):
+    for number, ((x, _), z) in enumerate(
+        zip(draw_labelled(90, batch=16), _noise(90), strict=True), 1
+    ):
         c.zero_grad()
         (network(generator(z).detach()).mean() - network(x).mean()).backward()
         c.step()
@@ -78,7 +80,7 @@ def gradient_penalty(watch: WatchCall, precision: str = "fp16") -> None:
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**8, enabled=precision == "fp16")
     watch(net, name="penalty")
-    for x, _ in labelled(70):
+    for x, _ in draw_labelled(70):
         x.requires_grad_()
         optimizer.zero_grad()
         with autocast(precision):
@@ -111,7 +113,7 @@ def proximal_policy(watch: WatchCall, precision: str = "fp32") -> None:
     optimizer = torch.optim.Adam(agent.parameters(), lr=1e-3, eps=1e-5)
     scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**8, enabled=precision == "fp16")
     handle = watch(agent, name="policy")
-    for x, best in labelled(10, batch=64):
+    for x, best in draw_labelled(10, batch=64):
         with torch.no_grad():
             logits, value = agent(x)
             policy = torch.distributions.Categorical(logits=logits)
@@ -182,7 +184,7 @@ def sharpness_aware(watch: WatchCall, precision: str = "fp32", closure: bool = F
     net = mlp()
     optimizer = SAM(net.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
     watch(net, name="sharpness")
-    for x, y in labelled(60):
+    for x, y in draw_labelled(60):
 
         def loss_of(x: Tensor = x, y: Tensor = y) -> Tensor:
             with autocast(precision):
@@ -207,7 +209,7 @@ def sharpness_aware_scaled(watch: WatchCall) -> None:
     parameters = list(net.parameters())
     scaler = grad_scaler(2.0**10)
     watch(net, name="sharpness")
-    for x, y in labelled(60):
+    for x, y in draw_labelled(60):
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y)
         scaler.scale(loss).backward()
@@ -239,7 +241,7 @@ def orthogonal_updates(watch: WatchCall, precision: str = "bf16") -> None:
         torch.optim.AdamW(others, lr=3e-3),
     ]
     watch(net, name="orthogonal")
-    for x, y in labelled(80):
+    for x, y in draw_labelled(80):
         with autocast(precision):
             loss = F.cross_entropy(net(x), y)
         loss.backward()
@@ -256,7 +258,7 @@ def both_backward_then_both_step(watch: WatchCall) -> None:
     second = torch.optim.SGD(critic.parameters(), lr=0.01)
     scaler = grad_scaler(2.0**10)
     watch(nn.ModuleDict({"actor": actor, "critic": critic}), name="both")
-    for x, y in labelled(80):
+    for x, y in draw_labelled(80):
         first.zero_grad()
         second.zero_grad()
         with autocast("fp16"):
@@ -278,7 +280,7 @@ def _parallel(watch: WatchCall, precision: str) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**20, enabled=precision == "fp16")
     watch(net, name="parallel")
-    for x, y in labelled(50, seed=1 + dist.get_rank()):
+    for x, y in draw_labelled(50, seed=1 + dist.get_rank()):
         optimizer.zero_grad()
         with autocast(precision):
             loss = F.cross_entropy(model(x), y)
@@ -316,7 +318,7 @@ def fully_sharded(watch: WatchCall, precision: str = "bf16") -> None:
         fully_shard(part, mesh=mesh, mp_policy=policy)
     optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
     watch(net, name="sharded")
-    for x, y in labelled(40, seed=1 + dist.get_rank()):
+    for x, y in draw_labelled(40, seed=1 + dist.get_rank()):
         optimizer.zero_grad()
         F.cross_entropy(net(x).float(), y).backward()
         nn.utils.clip_grad_norm_(net.parameters(), 1.0)
@@ -331,8 +333,8 @@ def critic_without_the_scaler(watch: WatchCall) -> None:
     of_critic = torch.optim.Adam(critic.parameters(), lr=1e-3)
     scaler = grad_scaler()
     watch(generator, critic, name="gan")
-    noise, real = seeded(1), torch.ones(32, 1)
-    for x, _ in labelled(100):
+    noise, real = make_generator(1), torch.ones(32, 1)
+    for x, _ in draw_labelled(100):
         with autocast("fp16"):
             fake = generator(torch.randn(32, 4, generator=noise))
         of_critic.zero_grad()

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.diagnosis.parts import DEVICE, GRUNet, autocast, grad_scaler, labelled, mlp
+from tests.diagnosis.parts import DEVICE, GRUNet, autocast, draw_labelled, grad_scaler, mlp
 from tests.diagnosis.registry import PRECISION, SCALE, WatchCall, loop
 
 INPUTS = {*SCALE, *PRECISION, "lower_rate", "eps", "zero_grad", "unscale", "clip"}
@@ -24,7 +24,7 @@ def batch_with_a_nan(watch: WatchCall, precision: str = "fp16") -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**10, enabled=precision == "fp16")
     watch(net, name="missing")
-    for number, (x, y) in enumerate(labelled(60)):
+    for number, (x, y) in enumerate(draw_labelled(60)):
         if number % 7 == 6:
             x[5, 2] = math.nan
         optimizer.zero_grad()
@@ -42,7 +42,7 @@ def one_batch_with_a_nan(watch: WatchCall) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     scaler = grad_scaler(2.0**10)
     watch(net, name="once")
-    for number, (x, y) in enumerate(labelled(180)):
+    for number, (x, y) in enumerate(draw_labelled(180)):
         if number == 150:
             x[5, 2] = math.nan
         optimizer.zero_grad()
@@ -60,7 +60,7 @@ def constant_pictures(watch: WatchCall) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
     scaler = grad_scaler()
     watch(net, name="blank")
-    for x, y in labelled(50, (1, 8, 8)):
+    for x, y in draw_labelled(50, (1, 8, 8)):
         x[2] = 0.5
         x = (x - x.mean((2, 3), keepdim=True)) / x.std((2, 3), keepdim=True)
         optimizer.zero_grad()
@@ -95,7 +95,7 @@ def condition_of_zero_variance(watch: WatchCall) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=True)
     scaler = grad_scaler(2.0**10)
     watch(net, name="condition")
-    for number, (x, y) in enumerate(labelled(60)):
+    for number, (x, y) in enumerate(draw_labelled(60)):
         level = torch.full((32, 2), 0.25) if number % 4 == 3 else x[:, :2]
         condition = (level - level.mean(0)) / level.std(0)
         optimizer.zero_grad()
@@ -119,7 +119,7 @@ def sequence_of_logarithms(watch: WatchCall) -> None:
     net = GRUNet()
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     watch(net, name="logarithms")
-    for number, (x, y) in enumerate(labelled(50, (5, 4))):
+    for number, (x, y) in enumerate(draw_labelled(50, (5, 4))):
         prices = x.exp()
         if number == 25:
             prices[0, 3, 1] = 0.0
@@ -140,7 +140,7 @@ def rate_beyond_reason(watch: WatchCall, precision: str = "fp32") -> None:
     net = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
     optimizer = torch.optim.SGD(net.parameters(), lr=5.0)
     watch(net, name="rate")
-    for x, _ in labelled(60):
+    for x, _ in draw_labelled(60):
         optimizer.zero_grad()
         with autocast(precision):
             out = net(x)
@@ -157,7 +157,7 @@ def logarithm_of_zero(watch: WatchCall) -> None:
         net[2].weight.mul_(20.0)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
     watch(net, name="logarithm")
-    for number, (x, _) in enumerate(labelled(60)):
+    for number, (x, _) in enumerate(draw_labelled(60)):
         x = x * (5.0 if number == 30 else 0.1)
         optimizer.zero_grad()
         p = torch.sigmoid(net(x))
@@ -175,7 +175,7 @@ def half_without_scaler(watch: WatchCall) -> None:
     net = net.half()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.001)
     watch(net, name="half")
-    for number, (x, y) in enumerate(labelled(60)):
+    for number, (x, y) in enumerate(draw_labelled(60)):
         x = x.half() * (4000.0 if number == 40 else 0.1)
         optimizer.zero_grad()
         loss = F.cross_entropy(net(x), y)
@@ -206,7 +206,7 @@ def gradient_explodes(watch: WatchCall) -> None:
     net = Recurrence()
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
     watch(net, name="recurrence")
-    for number, (x, y) in enumerate(labelled(50)):
+    for number, (x, y) in enumerate(draw_labelled(50)):
         optimizer.zero_grad()
         weight = 3e38 if number >= 30 else 1.0
         loss = weight * F.cross_entropy(net(x), y) / 3
@@ -251,7 +251,7 @@ def division_by_zero(watch: WatchCall, kind: str = "length") -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     scaler = grad_scaler()
     watch(net, name="zeros")
-    for number, (x, y) in enumerate(labelled(60)):
+    for number, (x, y) in enumerate(draw_labelled(60)):
         if number % 7 == 3:
             x[3] = 0
         optimizer.zero_grad()

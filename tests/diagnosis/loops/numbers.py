@@ -10,8 +10,8 @@ from tests.diagnosis.parts import (
     ConvNet,
     TinyGPT,
     autocast,
+    draw_labelled,
     grad_scaler,
-    labelled,
     mlp,
     tokens,
 )
@@ -29,7 +29,7 @@ def spike_before_a_norm(watch: WatchCall, fused: bool = False) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, fused=fused)
     scaler = grad_scaler(2.0**10)
     watch(net, name="spike")
-    for number, (x, y) in enumerate(labelled(80, (1, 8, 8))):
+    for number, (x, y) in enumerate(draw_labelled(80, (1, 8, 8))):
         if number == 12:
             x = x * 1e5
         optimizer.zero_grad()
@@ -63,7 +63,7 @@ def observed_statistics(watch: WatchCall) -> None:
     net = Normalised()
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     watch(net, name="observations")
-    for number, (x, y) in enumerate(labelled(80)):
+    for number, (x, y) in enumerate(draw_labelled(80)):
         if number == 20:
             x[0, 0] = 3e19
         optimizer.zero_grad()
@@ -81,7 +81,7 @@ def averaged_statistics(watch: WatchCall) -> None:
     average = torch.optim.swa_utils.AveragedModel(net, use_buffers=True)
     scaler = grad_scaler(2.0**10)
     watch(net, average, name="averaged")
-    for number, (x, y) in enumerate(labelled(70, (1, 8, 8))):
+    for number, (x, y) in enumerate(draw_labelled(70, (1, 8, 8))):
         if number == 20:
             x[0] *= 3e5
         optimizer.zero_grad()
@@ -112,7 +112,7 @@ def eps_in_half(watch: WatchCall, kind: str = "Adam", fused: bool = False) -> No
     options = {"fused": True} if fused else {}
     optimizer = getattr(torch.optim, kind)(net.parameters(), lr=1e-3, **options)
     watch(net, name="eps")
-    for x, y in labelled(40):
+    for x, y in draw_labelled(40):
         optimizer.zero_grad()
         loss = F.cross_entropy(net(x.half()), y)
         loss.backward()
@@ -145,7 +145,7 @@ def mean_of_no_batch(watch: WatchCall, precision: str = "fp16") -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**10, enabled=precision == "fp16")
     handle = watch(net, name="empty")
-    for number, (x, y) in enumerate(labelled(90), 1):
+    for number, (x, y) in enumerate(draw_labelled(90), 1):
         optimizer.zero_grad()
         with autocast(precision):
             loss = F.cross_entropy(net(x), y)
@@ -184,7 +184,7 @@ def precision_of_no_positive(watch: WatchCall) -> None:
     net = mlp(8, 32, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     handle = watch(net, name="positives")
-    for x, y in labelled(60):
+    for x, y in draw_labelled(60):
         optimizer.zero_grad()
         out = net(x).squeeze(1)
         loss = F.binary_cross_entropy_with_logits(out, (y == 0).float())

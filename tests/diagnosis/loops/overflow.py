@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.diagnosis.parts import DEVICE, Block, ConvNet, autocast, grad_scaler, labelled, mlp
+from tests.diagnosis.parts import DEVICE, Block, ConvNet, autocast, draw_labelled, grad_scaler, mlp
 from tests.diagnosis.registry import SCALE, WatchCall, loop
 
 #: The loss itself is not finite: no scale has a part in it.
@@ -21,7 +21,7 @@ def wide_activations(watch: WatchCall, fused: bool = False) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=fused)
     scaler = grad_scaler()
     watch(net, name="wide")
-    for x, y in labelled(80):
+    for x, y in draw_labelled(80):
         optimizer.zero_grad()
         with autocast("fp16"):
             loss = F.cross_entropy(net(x * 300), y)
@@ -37,7 +37,7 @@ def squared_error_in_half(watch: WatchCall, clip: float = 0.0) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-4, momentum=0.9)
     scaler = grad_scaler()
     watch(net, name="squares")
-    for x, _ in labelled(80):
+    for x, _ in draw_labelled(80):
         target = 300 * x.sum(1, keepdim=True)
         with autocast("fp16"):
             loss = (net(x) - target.half()).pow(2).mean()
@@ -70,7 +70,7 @@ def exponential_in_half(watch: WatchCall) -> None:
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     scaler = grad_scaler(2.0**4)
     watch(net, name="poisson")
-    for x, _ in labelled(60):
+    for x, _ in draw_labelled(60):
         optimizer.zero_grad()
         with autocast("fp16"):
             rate = net(x)
@@ -99,7 +99,7 @@ def attention_scores(watch: WatchCall) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     scaler = grad_scaler()
     watch(net, name="scores")
-    for number, (x, y) in enumerate(labelled(100, (6, 32), batch=16)):
+    for number, (x, y) in enumerate(draw_labelled(100, (6, 32), batch=16)):
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y) / 2
         scaler.scale(loss).backward()
@@ -132,7 +132,7 @@ def steep_loss(watch: WatchCall, fused: bool = False) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-9, fused=fused)
     scaler = grad_scaler(2.0**16, growth_interval=2)
     watch(net, name="steep")
-    for x, y in labelled(120):
+    for x, y in draw_labelled(120):
         optimizer.zero_grad()
         with autocast("fp16"):
             loss = 64 * F.cross_entropy(net(x), y)
@@ -148,7 +148,7 @@ def scale_held_by_hand(watch: WatchCall, clip: float = 0.0) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     scaler = grad_scaler(2.0**24)
     watch(net, name="held")
-    for x, y in labelled(60):
+    for x, y in draw_labelled(60):
         optimizer.zero_grad()
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y)
@@ -167,7 +167,7 @@ def heavy_tailed_batches(watch: WatchCall) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     scaler = grad_scaler(2.0**14, growth_interval=2)
     watch(net, name="tails")
-    for number, (x, y) in enumerate(labelled(150, (1, 8, 8))):
+    for number, (x, y) in enumerate(draw_labelled(150, (1, 8, 8))):
         weight = 2.0**14 if number % 5 == 4 else 1.0
         optimizer.zero_grad()
         with autocast("fp16"):
@@ -184,7 +184,7 @@ def growth_of_sixteen(watch: WatchCall) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
     scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**16, growth_factor=16.0, growth_interval=1)
     watch(net, name="growth")
-    for x, y in labelled(150):
+    for x, y in draw_labelled(150):
         optimizer.zero_grad()
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y)
@@ -204,7 +204,7 @@ def inputs_beyond_half(watch: WatchCall, every: int = 1) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     scaler = grad_scaler()
     watch(net, name="inputs")
-    for number, (x, y) in enumerate(labelled(80)):
+    for number, (x, y) in enumerate(draw_labelled(80)):
         optimizer.zero_grad()
         with autocast("fp16"):
             loss = F.cross_entropy(net(x if number % every else x * 1e5), y)

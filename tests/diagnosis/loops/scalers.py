@@ -11,8 +11,8 @@ from tests.diagnosis.parts import (
     ConvNet,
     TinyGPT,
     autocast,
+    draw_labelled,
     grad_scaler,
-    labelled,
     mlp,
     tokens,
 )
@@ -31,7 +31,7 @@ def scaler_of_each_epoch(watch: WatchCall, steps: int = 10) -> None:
     net = mlp()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     watch(net, name="epochs")
-    batches = labelled(100)
+    batches = draw_labelled(100)
     for _ in range(100 // steps):
         scaler = grad_scaler(2.0**24)
         for _ in range(steps):
@@ -48,7 +48,7 @@ def scaler_of_each_epoch(watch: WatchCall, steps: int = 10) -> None:
 def resumed_without_it(watch: WatchCall, fused: bool = False) -> None:
     """A second attempt that loads weights and optimizer, and begins with a scaler of its own."""
     checkpoint: dict[str, object] = {}
-    batches = labelled(140)
+    batches = draw_labelled(140)
     for attempt in range(2):
         net = mlp()
         optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=fused)
@@ -77,7 +77,7 @@ def copied_before_training(watch: WatchCall) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
     pristine = grad_scaler(2.0**26)
     watch(net, name="copies")
-    batches = labelled(90, (1, 8, 8))
+    batches = draw_labelled(90, (1, 8, 8))
     for _ in range(3):
         scaler = copy.deepcopy(pristine)
         for _ in range(30):
@@ -103,7 +103,7 @@ def scaler_for_nothing(watch: WatchCall, precision: str = "bf16") -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     scaler = grad_scaler(2.0**16)
     watch(net, name="nothing")
-    for x, y in labelled(60):
+    for x, y in draw_labelled(60):
         optimizer.zero_grad()
         with autocast(precision):
             loss = F.cross_entropy(net(x), y)
@@ -138,7 +138,7 @@ def autocast_that_is_off(watch: WatchCall) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=True)
     scaler = grad_scaler(2.0**16)
     watch(net, name="off")
-    for x, y in labelled(60, (1, 8, 8)):
+    for x, y in draw_labelled(60, (1, 8, 8)):
         optimizer.zero_grad()
         with torch.autocast(DEVICE, torch.float16, enabled=False):
             loss = F.cross_entropy(net(x), y)
@@ -163,7 +163,7 @@ def whole_model_in_half(watch: WatchCall, clip: float = 0.0) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     scaler = grad_scaler()
     watch(net, name="half")
-    for x, y in labelled(20):
+    for x, y in draw_labelled(20):
         optimizer.zero_grad()
         loss = F.cross_entropy(net(x.half()).float(), y)
         scaler.scale(loss).backward()
@@ -184,7 +184,7 @@ def adapter_in_half(watch: WatchCall) -> None:
     optimizer = torch.optim.AdamW([*adapter.parameters(), *head.parameters()], lr=1e-3)
     scaler = grad_scaler()
     watch(nn.ModuleDict({"base": base, "adapter": adapter, "head": head}), name="adapter")
-    for x, y in labelled(20):
+    for x, y in draw_labelled(20):
         optimizer.zero_grad()
         with autocast("fp16"):
             loss = F.cross_entropy(head(base(x.half()) + adapter(x.half())), y)
@@ -201,7 +201,7 @@ def one_head_in_half(watch: WatchCall) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
     scaler = grad_scaler()
     watch(net, name="head")
-    for number, (x, y) in enumerate(labelled(60)):
+    for number, (x, y) in enumerate(draw_labelled(60)):
         if number == 30:
             head.half()
         optimizer.zero_grad()
@@ -228,7 +228,7 @@ def optimizer_of_another_model(watch: WatchCall) -> None:
     net = copy.deepcopy(net)
     scaler = grad_scaler()
     watch(net, name="replaced")
-    for x, y in labelled(20):
+    for x, y in draw_labelled(20):
         optimizer.zero_grad()
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y)
@@ -248,7 +248,7 @@ def update_before_any_step(watch: WatchCall) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
     scaler = grad_scaler()
     watch(net, name="micro-batches")
-    for number, (x, y) in enumerate(labelled(20)):
+    for number, (x, y) in enumerate(draw_labelled(20)):
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y) / 4
         scaler.scale(loss).backward()
@@ -270,7 +270,7 @@ def stepped_past_the_scaler(watch: WatchCall) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-6)
     scaler = grad_scaler()
     watch(net, name="past")
-    for x, y in labelled(20):
+    for x, y in draw_labelled(20):
         optimizer.zero_grad()
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y)
@@ -292,7 +292,7 @@ def frozen_by_an_epoch(watch: WatchCall) -> None:
     second = torch.optim.AdamW(side.parameters(), lr=1e-3)
     scaler = grad_scaler()
     watch(nn.ModuleDict({"body": body, "side": side}), name="frozen")
-    for number, (x, y) in enumerate(labelled(40)):
+    for number, (x, y) in enumerate(draw_labelled(40)):
         first.zero_grad()
         second.zero_grad()
         if number == 20:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim import lr_scheduler as schedules
 
-from tests.diagnosis.parts import ConvNet, autocast, grad_scaler, labelled, mlp
+from tests.diagnosis.parts import ConvNet, autocast, draw_labelled, grad_scaler, mlp
 from tests.diagnosis.registry import PRECISION, SCALE, WatchCall, loop
 
 HARMFUL = {*SCALE, *PRECISION, "lower_rate", "eps", "restore", "zero_grad", "unscale", "clip"}
@@ -55,7 +55,7 @@ def stepped_after_each_batch(watch: WatchCall, kind: str = "warmup", fused: bool
     scheduler = KINDS[kind](optimizer)
     scaler = grad_scaler(2.0**26)
     watch(net, name="each batch")
-    for x, y in labelled(100):
+    for x, y in draw_labelled(100):
         optimizer.zero_grad()
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y)
@@ -73,7 +73,7 @@ def between_step_and_update(watch: WatchCall) -> None:
     scheduler = schedules.PolynomialLR(optimizer, total_iters=80, power=2.0)
     scaler = grad_scaler(2.0**28)
     watch(net, name="between")
-    for number, (x, y) in enumerate(labelled(160, (1, 8, 8), batch=16)):
+    for number, (x, y) in enumerate(draw_labelled(160, (1, 8, 8), batch=16)):
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y) / 2
         scaler.scale(loss).backward()
@@ -95,7 +95,7 @@ def of_one_of_two_optimizers(watch: WatchCall) -> None:
     scheduler = schedules.StepLR(second, step_size=10, gamma=0.8)
     scaler = grad_scaler(2.0**28)
     watch(nn.ModuleDict({"body": body, "head": head}), name="second")
-    for x, y in labelled(80):
+    for x, y in draw_labelled(80):
         for optimizer in (first, second):
             optimizer.zero_grad()
         with autocast("fp16"):

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.diagnosis.parts import autocast, grad_scaler, labelled, mlp
+from tests.diagnosis.parts import autocast, draw_labelled, grad_scaler, mlp
 from tests.diagnosis.registry import PRECISION, SCALE, WatchCall, loop
 
 HARMFUL = {*SCALE, *PRECISION, "lower_rate", "clip", "zero_grad", "unscale", "restore"}
@@ -25,7 +25,7 @@ def root_of_a_distance(
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=fused)
     scaler = grad_scaler(scale)
     watch(net, name="distance")
-    for x, y in labelled(60):
+    for x, y in draw_labelled(60):
         optimizer.zero_grad()
         with autocast("fp16"):
             first, second = net(x).float(), net(x).float()
@@ -63,7 +63,7 @@ def where_around_a_log(watch: WatchCall) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     scaler = grad_scaler(2.0**10, growth_interval=100)
     watch(net, name="entropy")
-    for x, y in labelled(60):
+    for x, y in draw_labelled(60):
         with autocast("fp16"):
             out, entropy = net(x)
             loss = F.cross_entropy(out, y) + 0.01 * entropy
@@ -80,7 +80,7 @@ def masked_pooling(watch: WatchCall, padded: int = 4) -> None:
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     scaler = grad_scaler()
     watch(net, name="padding")
-    for number, (x, y) in enumerate(labelled(75, (5, 8))):
+    for number, (x, y) in enumerate(draw_labelled(75, (5, 8))):
         mask = torch.ones(32, 5, dtype=torch.bool)
         if number % padded == padded - 1:
             mask[3] = False
@@ -106,7 +106,7 @@ def angle_between_equals(watch: WatchCall, precision: str = "fp32") -> None:
     net = mlp(8, 32, 6)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     watch(net, name="angle")
-    for number, (x, _) in enumerate(labelled(60)):
+    for number, (x, _) in enumerate(draw_labelled(60)):
         other = x if number % 3 == 2 else x.roll(1, 0)
         optimizer.zero_grad()
         with autocast(precision):
@@ -132,7 +132,7 @@ def deviation_of_equals(watch: WatchCall) -> None:
     net = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 4))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     watch(net, name="spread")
-    for number, (x, y) in enumerate(labelled(60)):
+    for number, (x, y) in enumerate(draw_labelled(60)):
         if number == 30:
             x = x[:1].expand(32, 8)
         optimizer.zero_grad()
@@ -167,7 +167,7 @@ def function_of_its_own(watch: WatchCall) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     scaler = grad_scaler()
     watch(net, name="function")
-    for x, y in labelled(50):
+    for x, y in draw_labelled(50):
         optimizer.zero_grad()
         with autocast("fp16"):
             out, again = net(x), net(x.clone())
@@ -187,7 +187,7 @@ def nan_of_another_rank(watch: WatchCall) -> None:
     scaler = grad_scaler(2.0**10)
     watch(net, name="ranks")
     rank = dist.get_rank()
-    for x, y in labelled(60, seed=1 + rank):
+    for x, y in draw_labelled(60, seed=1 + rank):
         optimizer.zero_grad()
         with autocast("fp16"):
             out = model(x).float()

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.diagnosis.parts import DEVICE, ConvNet, autocast, grad_scaler, labelled, mlp
+from tests.diagnosis.parts import DEVICE, ConvNet, autocast, draw_labelled, grad_scaler, mlp
 from tests.diagnosis.registry import PRECISION, SCALE, WatchCall, loop
 
 HARMFUL = {*SCALE, *PRECISION, "lower_rate", "clip", "restore", "eps"}
@@ -21,7 +21,7 @@ def never_cleared(watch: WatchCall, fused: bool = False, clip: float = 0.0) -> N
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=fused)
     scaler = grad_scaler(2.0**24)
     watch(net, name="never")
-    for x, y in labelled(80):
+    for x, y in draw_labelled(80):
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y)
         scaler.scale(loss).backward()
@@ -51,7 +51,7 @@ def never_cleared_and_finite(
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3, fused=fused)
     scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**4, enabled=precision == "fp16")
     watch(net, name="sum")
-    for x, y in labelled(60):
+    for x, y in draw_labelled(60):
         with autocast(precision):
             loss = F.cross_entropy(net(x), y)
         scaler.scale(loss).backward()
@@ -68,7 +68,7 @@ def one_of_two_is_cleared(watch: WatchCall) -> None:
     first = torch.optim.SGD(body.parameters(), lr=0.01)
     second = torch.optim.SGD(head.parameters(), lr=0.01)
     watch(nn.ModuleDict({"body": body, "head": head}), name="one of two")
-    for x, y in labelled(60):
+    for x, y in draw_labelled(60):
         first.zero_grad()
         F.cross_entropy(head(torch.relu(body(x))), y).backward()
         first.step()
@@ -82,7 +82,7 @@ def cleared_after_good_steps(watch: WatchCall) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
     scaler = grad_scaler(2.0**26)
     watch(net, name="good steps")
-    for x, y in labelled(60, (1, 8, 8)):
+    for x, y in draw_labelled(60, (1, 8, 8)):
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y)
         scaler.scale(loss).backward()
@@ -101,7 +101,7 @@ def cleared_of_the_other(watch: WatchCall) -> None:
     second = torch.optim.SGD(head.parameters(), lr=0.05)
     scaler = grad_scaler(2.0**26)
     watch(nn.ModuleDict({"body": body, "head": head}), name="other")
-    for x, y in labelled(60):
+    for x, y in draw_labelled(60):
         first.zero_grad()
         first.zero_grad()
         with autocast("fp16"):
@@ -120,7 +120,7 @@ def cleared_before_accumulation(watch: WatchCall) -> None:
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     scaler = grad_scaler(2.0**24)
     watch(net, name="accumulation")
-    for number, (x, y) in enumerate(labelled(160)):
+    for number, (x, y) in enumerate(draw_labelled(160)):
         if number % accumulation == accumulation:
             optimizer.zero_grad(set_to_none=True)
         with autocast("fp16"):

@@ -5,7 +5,15 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from tests.diagnosis.parts import ConvNet, TinyGPT, autocast, grad_scaler, labelled, mlp, tokens
+from tests.diagnosis.parts import (
+    ConvNet,
+    TinyGPT,
+    autocast,
+    draw_labelled,
+    grad_scaler,
+    mlp,
+    tokens,
+)
 from tests.diagnosis.registry import PRECISION, SCALE, WatchCall, loop
 
 CLIP = {*SCALE, *PRECISION, "lower_rate", "eps", "restore", "zero_grad"}
@@ -23,7 +31,7 @@ def clip_before_unscale(watch: WatchCall, fused: bool = False, growth: int = 200
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, fused=fused)
     scaler = grad_scaler(2.0**12, growth)
     watch(net, name="clip")
-    for x, y in labelled(100):
+    for x, y in draw_labelled(100):
         optimizer.zero_grad()
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y)
@@ -42,7 +50,7 @@ def clip_of_one_in_two(watch: WatchCall) -> None:
     second = torch.optim.SGD(head.parameters(), lr=0.05)
     scaler = grad_scaler()
     watch(net, name="one in two")
-    for x, y in labelled(80):
+    for x, y in draw_labelled(80):
         first.zero_grad()
         second.zero_grad()
         with autocast("fp16"):
@@ -62,7 +70,7 @@ def clip_by_hand(watch: WatchCall, fused: bool = False) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, fused=fused)
     scaler = grad_scaler(2.0**8, growth_interval=8)
     watch(net, name="by hand")
-    for x, y in labelled(100, (1, 8, 8)):
+    for x, y in draw_labelled(100, (1, 8, 8)):
         optimizer.zero_grad()
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y)
@@ -102,7 +110,7 @@ def stepped_twice(watch: WatchCall, fused: bool = False) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.02, momentum=0.9, fused=fused)
     scaler = grad_scaler(2.0**10)
     watch(net, name="twice")
-    for x, y in labelled(80):
+    for x, y in draw_labelled(80):
         optimizer.zero_grad()
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y)
@@ -119,7 +127,7 @@ def stepped_twice_into_nan(watch: WatchCall) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     scaler = grad_scaler(2.0**28)
     watch(net, name="into NaN")
-    for x, y in labelled(60):
+    for x, y in draw_labelled(60):
         optimizer.zero_grad()
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y)
@@ -136,7 +144,7 @@ def unscaled_then_stepped(watch: WatchCall) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     scaler = grad_scaler(2.0**10)
     watch(net, name="directly")
-    for x, y in labelled(80, (1, 8, 8)):
+    for x, y in draw_labelled(80, (1, 8, 8)):
         optimizer.zero_grad()
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y)
@@ -155,7 +163,7 @@ def one_of_two_directly(watch: WatchCall) -> None:
     second = torch.optim.SGD(head.parameters(), lr=1e-5)
     scaler = grad_scaler(2.0**8)
     watch(nn.ModuleDict({"body": body, "head": head}), name="one of two")
-    for x, y in labelled(80):
+    for x, y in draw_labelled(80):
         first.zero_grad()
         second.zero_grad()
         with autocast("fp16"):
@@ -176,7 +184,7 @@ def step_forgotten(watch: WatchCall, fused: bool = False) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=fused)
     scaler = grad_scaler()
     watch(net, name="forgotten")
-    for x, y in labelled(60):
+    for x, y in draw_labelled(60):
         optimizer.zero_grad()
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y)
@@ -193,7 +201,7 @@ def step_filtered_by_norm(watch: WatchCall) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
     scaler = grad_scaler()
     watch(net, name="filter")
-    for x, y in labelled(90, (1, 8, 8)):
+    for x, y in draw_labelled(90, (1, 8, 8)):
         optimizer.zero_grad(set_to_none=True)
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y)
@@ -213,7 +221,7 @@ def step_of_the_first_alone(watch: WatchCall) -> None:
     second = torch.optim.AdamW(head.parameters(), lr=1e-3)
     scaler = grad_scaler()
     watch(nn.ModuleDict({"body": body, "head": head}), name="first alone")
-    for x, y in labelled(80):
+    for x, y in draw_labelled(80):
         for optimizer in (first, second):
             optimizer.zero_grad()
         with autocast("fp16"):

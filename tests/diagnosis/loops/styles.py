@@ -14,10 +14,10 @@ from tests.diagnosis.parts import (
     ConvNet,
     TinyGPT,
     autocast,
+    draw_labelled,
     grad_scaler,
-    labelled,
+    make_generator,
     mlp,
-    seeded,
     tokens,
 )
 from tests.diagnosis.registry import HEALTHY, PRECISION, SCALE, WatchCall, loop
@@ -48,7 +48,7 @@ def rate_set_after_applied_steps(watch: WatchCall) -> None:
     scaler = grad_scaler(2.0**24)
     watch(net, average, name="timm")
     updates = 0
-    for x, y in labelled(120, (1, 8, 8)):
+    for x, y in draw_labelled(120, (1, 8, 8)):
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y)
         scaler.scale(loss).backward(create_graph=False)
@@ -74,7 +74,7 @@ def rate_set_in_skipped_steps(watch: WatchCall) -> None:
     schedule = WarmUp(optimizer, 1e-3, 60)
     scaler = grad_scaler(2.0**40)
     watch(net, name="by number")
-    for number, (x, y) in enumerate(labelled(120)):
+    for number, (x, y) in enumerate(draw_labelled(120)):
         optimizer.zero_grad()
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y)
@@ -88,7 +88,7 @@ def _scaled_by_hand(watch: WatchCall, scale: float, *, is_checked: bool) -> None
     net = mlp()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     watch(net, name="by hand")
-    for x, y in labelled(120):
+    for x, y in draw_labelled(120):
         optimizer.zero_grad()
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y)
@@ -122,7 +122,7 @@ def toggled_optimizers(watch: WatchCall, precision: str = "fp16") -> None:
     ]
     scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**12, enabled=precision == "fp16")
     watch(generator, critic, name="manual")
-    draws = seeded(1)
+    draws = make_generator(1)
     for number in range(120):
         real = torch.randn(32, 2, generator=draws) + 2
         for turn, other in enumerate((critic, generator)):
@@ -156,7 +156,7 @@ def penalty_at_a_flat_point(watch: WatchCall, precision: str = "fp32") -> None:
     optimizer = torch.optim.Adam(critic.parameters(), lr=1e-3)
     scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**8, enabled=precision == "fp16")
     watch(critic, name="penalty")
-    draws = seeded(1)
+    draws = make_generator(1)
     for number in range(60):
         points = torch.randn(32, 2, generator=draws).requires_grad_()
         weight = torch.ones(32, 1)
@@ -178,7 +178,7 @@ def closures_into_a_pole(watch: WatchCall) -> None:
     net = mlp(8, 8, 1)
     optimizer = torch.optim.LBFGS(net.parameters(), lr=2.0, max_iter=4)
     watch(net, name="closures")
-    for x, _ in labelled(40):
+    for x, _ in draw_labelled(40):
         target = x.square().sum(1, keepdim=True)
 
         def closure(x: Tensor = x, target: Tensor = target) -> Tensor:
@@ -200,7 +200,7 @@ def region_without_autocast(watch: WatchCall) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-12)
     scaler = grad_scaler(2.0**8)
     watch(net, name="region")
-    for number, (x, y) in enumerate(labelled(80)):
+    for number, (x, y) in enumerate(draw_labelled(80)):
         optimizer.zero_grad()
         with autocast("fp16"):
             out = net(x * (3000.0 if number >= 30 else 1.0))
@@ -218,7 +218,7 @@ def region_in_fp32(watch: WatchCall) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-12)
     scaler = grad_scaler(2.0**-10)
     watch(net, name="region")
-    for number, (x, y) in enumerate(labelled(80)):
+    for number, (x, y) in enumerate(draw_labelled(80)):
         optimizer.zero_grad()
         with autocast("fp16"):
             out = net(x * (3000.0 if number >= 30 else 1.0))
@@ -266,7 +266,7 @@ def values_clipped_while_scaled(watch: WatchCall) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=100.0)
     scaler = grad_scaler(2.0**14, growth_interval=30)
     watch(net, name="values")
-    for x, y in labelled(150):
+    for x, y in draw_labelled(150):
         optimizer.zero_grad()
         with autocast("fp16"):
             loss = F.cross_entropy(net(x), y)
@@ -292,7 +292,7 @@ def compiled_loss(watch: WatchCall, backend: str = "eager") -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     scaler = grad_scaler(2.0**8)
     watch(net, name="compiled")
-    for number, (x, _) in enumerate(labelled(60)):
+    for number, (x, _) in enumerate(draw_labelled(60)):
         optimizer.zero_grad()
         with autocast("fp16"):
             out = net(x)
@@ -321,7 +321,7 @@ def stepped_in_backward_into_nan(watch: WatchCall) -> None:
     for parameter in net.parameters():
         parameter.register_post_accumulate_grad_hook(step)
     watch(net, name="in backward")
-    for x, y in labelled(120):
+    for x, y in draw_labelled(120):
         with autocast("bf16"):
             loss = (net(x) - y[:, None]).square().mean()
         loss.backward()
@@ -332,7 +332,7 @@ def _without_sync(watch: WatchCall, *, is_cleared: bool) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     scaler = grad_scaler(2.0**16 if is_cleared else 2.0**22)
     watch(net, name="no_sync")
-    for number, (x, y) in enumerate(labelled(160, seed=1 + dist.get_rank())):
+    for number, (x, y) in enumerate(draw_labelled(160, seed=1 + dist.get_rank())):
         is_last = number % 4 == 3
         net.require_backward_grad_sync = is_last  # what no_sync() sets
         with autocast("fp16"):

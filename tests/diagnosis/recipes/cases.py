@@ -30,7 +30,9 @@ def case(
         name = f"recipe-{recipe.name}-{precision}"
         LOOPS[name] = Loop(
             name=name,
-            train=lambda watch, values={"precision": precision}: trained(recipe, values, watch),
+            train=lambda watch, values={"precision": precision}: train_recipe(
+                recipe, values, watch
+            ),
             cause=cause,
             accepts=frozenset(accepts),
             harmful=frozenset(harmful),
@@ -43,7 +45,7 @@ def case(
         )
 
 
-def trained(
+def train_recipe(
     recipe: type[Recipe],
     values: Mapping[str, Any],
     watch: WatchCall,

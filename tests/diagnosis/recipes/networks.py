@@ -39,7 +39,7 @@ class Sound(Recipe):
         self.device, self.train_size = device, SIZE
         x = torch.randn(SIZE, *self.shape, generator=generator)
         self.y = x.flatten(1)[:, :4].argmax(1).to(device)
-        self.x = self.changed(x).to(device)
+        self.x = self.change(x).to(device)
         self.modules = {"model": self.network().to(device)}
         self.optimizers = {
             "adamw": torch.optim.AdamW(
@@ -54,7 +54,7 @@ class Sound(Recipe):
     def network(self) -> nn.Module:
         return mlp()
 
-    def changed(self, x: Tensor) -> Tensor:
+    def change(self, x: Tensor) -> Tensor:
         """Return the inputs as the recipe has them."""
         return x
 
@@ -120,7 +120,7 @@ class WideInputs(Sound):
             net[0].weight.mul_(400)
         return net
 
-    def changed(self, x: Tensor) -> Tensor:
+    def change(self, x: Tensor) -> Tensor:
         return 300 * x
 
 
@@ -150,7 +150,7 @@ class MissingValues(Sound):
 
     name: ClassVar = "missing_values"
 
-    def changed(self, x: Tensor) -> Tensor:
+    def change(self, x: Tensor) -> Tensor:
         x[::10, 2] = math.nan
         return x
 
@@ -186,7 +186,7 @@ class BrightPicture(Convolutional):
         "scaler": {"init_scale": 2.0**12, "restore_buffers": False},
     }
 
-    def changed(self, x: Tensor) -> Tensor:
+    def change(self, x: Tensor) -> Tensor:
         x[7] *= 1e6
         return x
 

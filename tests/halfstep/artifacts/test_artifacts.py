@@ -357,12 +357,12 @@ def test_a_version_outlives_the_run_that_saved_it(
         saved = watch.save_artifact(data, name="digits")
     assert saved is not None
     until(lambda: complete(database) == [0])
-    until(lambda: deleted(Path("halfstep-runs/maker")))
+    until(lambda: delete(Path("halfstep-runs/maker")))
     disabled = halfstep.watch(mode="disabled")
     assert contents(disabled.use(f"digits@{saved.digest}")) == contents(data)
 
 
-def deleted(folder: Path) -> bool:
+def delete(folder: Path) -> bool:
     """Delete a folder, in which an uploader that ends may still write."""
     shutil.rmtree(folder, ignore_errors=True)
     return not folder.exists()
@@ -497,22 +497,24 @@ def test_the_command_does_the_same(
     monkeypatch.setenv("HALFSTEP_URL", address)
     monkeypatch.setenv("HALFSTEP_TOKEN", token)
 
-    def printed(*words: str) -> str:
+    def run_command(*words: str) -> str:
         cli.main(["artifact", *words])
         return capsys.readouterr().out
 
-    assert printed("put", "samples", "--name", "data", "--type", "dataset").strip() == "data:v0"
+    assert run_command("put", "samples", "--name", "data", "--type", "dataset").strip() == "data:v0"
     (data / "a.csv").write_text("3")
     assert (
-        printed("put", "samples", "--name", "data", "--type", "dataset", "--alias", "best").strip()
+        run_command(
+            "put", "samples", "--name", "data", "--type", "dataset", "--alias", "best"
+        ).strip()
         == "data:v1"
     )
-    assert "dataset" in printed("list")
-    assert "sub/b.csv" in printed("show", "data:v0")
-    assert "changed" in printed("diff", "data:v0", "data:v1")
-    assert "good" in printed("alias", "data:v0", "good")
-    assert printed("get", "data:good", "copy").strip() == "copy"
+    assert "dataset" in run_command("list")
+    assert "sub/b.csv" in run_command("show", "data:v0")
+    assert "changed" in run_command("diff", "data:v0", "data:v1")
+    assert "good" in run_command("alias", "data:v0", "good")
+    assert run_command("get", "data:good", "copy").strip() == "copy"
     assert contents(tmp_path / "copy")["a.csv"] == "one"
-    assert "deleted" in printed("delete", "data:v0")
+    assert "deleted" in run_command("delete", "data:v0")
     with pytest.raises(SystemExit, match="is deleted"):
-        printed("show", "data:v0")
+        run_command("show", "data:v0")

@@ -24,7 +24,7 @@ BLOCK = re.compile(r"^```(?:sh|bash|console)\n(.*?)^```", re.MULTILINE | re.DOTA
 ENDS = re.compile(r"\s(?:#|&&|\|\||\||;|>|2>)(?:\s|$)|;")
 
 
-def documented() -> Iterator[tuple[str, str]]:
+def list_documented() -> Iterator[tuple[str, str]]:
     """Yield each document's name and the commands in it."""
     for path in DOCUMENTS:
         if "decisions" in path.parts:
@@ -71,7 +71,7 @@ def fault(words: list[str]) -> str | None:
 
 def test_every_documented_command_exists_with_its_options() -> None:
     """Commands within sentences of the documents exist too."""
-    found = list(documented())
+    found = list(list_documented())
     assert len(found) > 120
     wrong = [
         f"{name}: {line}: {text}"

@@ -15,7 +15,7 @@ from db.queue import queue
 from db.tables import Run, Status, User
 from halfstep import Client
 from tests.app.conftest import start_run
-from tests.site import SECONDS, halfstep, heeded, type_command
+from tests.site import SECONDS, halfstep, heed, type_command
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,7 @@ class Terminal:
     def __init__(self, *words: str) -> None:
         self._end, other_end = pty.openpty()
         command = [sys.executable, "-m", "halfstep.cli.main", *words]
-        with heeded(signal.SIGINT):
+        with heed(signal.SIGINT):
             self.process = subprocess.Popen(
                 command,
                 stdin=other_end,

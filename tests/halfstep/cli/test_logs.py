@@ -26,7 +26,7 @@ def restored() -> Iterator[None]:
         each.setLevel(level)
 
 
-def logged(level: str = "info", form: str = "text") -> list[str]:
+def log_messages(level: str = "info", form: str = "text") -> list[str]:
     """Log one message of each kind, and return the lines."""
     stream = io.StringIO()
     logs.configure("worker", level, form, stream)
@@ -44,7 +44,7 @@ def logged(level: str = "info", form: str = "text") -> list[str]:
 
 def test_a_line_of_text_names_process_and_run() -> None:
     """A traceback follows its message."""
-    lines = logged()
+    lines = log_messages()
     assert lines[:5] == [
         "worker: offers digits",
         "worker: run 7: it cannot be claimed",
@@ -66,14 +66,14 @@ def test_a_line_of_text_names_process_and_run() -> None:
 )
 def test_messages_below_the_level_are_left_out(level: str, messages: list[str]) -> None:
     """The level applies to our packages; others log their warnings at any level."""
-    lines = [json.loads(line)["message"] for line in logged(level, "json")]
+    lines = [json.loads(line)["message"] for line in log_messages(level, "json")]
     assert len(lines) == len(messages)
     assert all(map(str.startswith, lines, messages))
 
 
 def test_json_has_a_line_per_message_with_level_and_run() -> None:
     """A traceback does not break the line."""
-    first, second, _third, last = map(json.loads, logged(form="json"))
+    first, second, _third, last = map(json.loads, log_messages(form="json"))
     assert first | {"time": ""} == {
         "time": "",
         "level": "info",

@@ -36,7 +36,7 @@ def found_command(words: tuple[str, ...]) -> Any:
     return command.commands[words[1]] if words[1:] else command
 
 
-def joined(folder: Path, command: str, code: str) -> dict[str, str]:
+def install_command(folder: Path, command: str, code: str) -> dict[str, str]:
     """Install a package that adds a command; return the environment with it."""
     metadata = folder / "guest-1.0.dist-info"
     metadata.mkdir()
@@ -80,7 +80,7 @@ def test_version_is_printed() -> None:
 def test_another_package_adds_a_command(tmp_path: Path) -> None:
     """An entry point of the group is called with all arguments after its name."""
     code = 'def greet(words):\n    """Say hello."""\n    print("hello", *words)\n'
-    environment = joined(tmp_path, "greet = guest:greet", code)
+    environment = install_command(tmp_path, "greet = guest:greet", code)
     typed = ("greet", "Ada", "--loud", "--", "--help")
     assert halfstep(*typed, **environment).stdout == "hello Ada --loud -- --help\n"
     assert "greet Say hello." in help_of("--help", **environment)
@@ -94,7 +94,7 @@ def test_another_package_adds_a_typer_application(tmp_path: Path) -> None:
         "@app.command()\ndef hello(name: str):\n    print('hello', name)\n"
         "@app.command()\ndef bye():\n    raise typer.Exit(3)\n"
     )
-    environment = joined(tmp_path, "greet = guest:app", code)
+    environment = install_command(tmp_path, "greet = guest:app", code)
     assert halfstep("greet", "hello", "Ada", **environment).stdout == "hello Ada\n"
     assert halfstep("greet", "bye", **environment).returncode == 3
     assert "greet Greetings." in help_of("--help", **environment)
@@ -103,7 +103,7 @@ def test_another_package_adds_a_typer_application(tmp_path: Path) -> None:
 @pytest.mark.extended
 def test_a_broken_package_hides_no_command(tmp_path: Path) -> None:
     """The package's line has the error, and the others are listed."""
-    environment = joined(tmp_path, "greet = guest:greet", "1 / 0")
+    environment = install_command(tmp_path, "greet = guest:greet", "1 / 0")
     shown = help_of("--help", **environment)
     assert "cannot be loaded: ZeroDivisionError" in shown
     assert "Print a link" in shown
@@ -126,7 +126,7 @@ def test_a_command_that_moved_is_installed_again(tmp_path: Path, point: str, mis
     pip does not renew.
     """
     code = "class Greeter:\n    pass\n"
-    environment = joined(tmp_path, f"greet = {point}", code)
+    environment = install_command(tmp_path, f"greet = {point}", code)
     result = "the installation of guest does not match its sources; install it again"
     for expected in (result, f"{tmp_path}/guest.egg-info does not match its sources; delete it"):
         ended = halfstep("greet", "Ada", **environment)
@@ -141,7 +141,7 @@ def test_a_command_that_moved_is_installed_again(tmp_path: Path, point: str, mis
 @pytest.mark.parametrize("code", ["import sys\nsys.absent", "import json\njson.absent"])
 def test_an_error_in_a_packages_own_code_keeps_its_traceback(tmp_path: Path, code: str) -> None:
     """An attribute that is missing elsewhere is an error of the package."""
-    ended = halfstep("greet", **joined(tmp_path, "greet = guest:greet", code))
+    ended = halfstep("greet", **install_command(tmp_path, "greet = guest:greet", code))
     assert "Traceback" in ended.stderr
     assert "AttributeError" in ended.stderr
 

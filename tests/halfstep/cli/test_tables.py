@@ -21,7 +21,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def printed(capsys: pytest.CaptureFixture[str], *runs: dict[str, Any]) -> list[str]:
+def print_table(capsys: pytest.CaptureFixture[str], *runs: dict[str, Any]) -> list[str]:
     tables.print_tables(tables.run_table(runs, "Steps/s", "Owner", "Reason"))
     return capsys.readouterr().out.splitlines()
 
@@ -33,7 +33,7 @@ def test_without_a_terminal_nothing_is_cut_or_coloured(
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     name = "x" * 300
-    head, row = printed(capsys, ROW | {"name": name})
+    head, row = print_table(capsys, ROW | {"name": name})
     assert head.split() == [*tables.RUN_COLUMNS, "Steps/s", "Owner"]
     values = ["7", name, "running", "352,889/3,000,000", "0.01812", "2^19", "1,234", "healthy"]
     assert row.split() == [*values, "5", "h", "36", "min", "131.1", "ada"]
@@ -43,8 +43,8 @@ def test_without_a_terminal_nothing_is_cut_or_coloured(
 
 def test_a_column_without_values_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     """The reason, for instance, is left out if no run waits or has failed."""
-    assert "Reason" not in printed(capsys, ROW)[0]
-    assert "Reason" in printed(capsys, ROW | {"status": "queued", "waiting": "no worker"})[0]
+    assert "Reason" not in print_table(capsys, ROW)[0]
+    assert "Reason" in print_table(capsys, ROW | {"status": "queued", "waiting": "no worker"})[0]
 
 
 @pytest.mark.parametrize("width", [80, 100, 200])
@@ -53,7 +53,7 @@ def test_a_table_of_running_runs_fits_a_terminal_of_80_columns(
 ) -> None:
     """Long names take more lines, and every column is shown."""
     terminal.setenv("COLUMNS", str(width))
-    lines = printed(capsys, ROW | {"name": "a-name-of-30-characters-or-so"})
+    lines = print_table(capsys, ROW | {"name": "a-name-of-30-characters-or-so"})
     assert max(map(len, lines)) <= width
     assert set(lines[0].split()) >= set(tables.RUN_COLUMNS)
     assert {"healthy", "36", "352,889/3,000,000"} <= set(lines[1].split())
@@ -61,7 +61,7 @@ def test_a_table_of_running_runs_fits_a_terminal_of_80_columns(
 
 def test_a_name_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
     """Brackets of rich's markup are printed as text."""
-    assert "[red]it[/red]" in printed(capsys, ROW | {"name": "[red]it[/red]"})[1]
+    assert "[red]it[/red]" in print_table(capsys, ROW | {"name": "[red]it[/red]"})[1]
 
 
 def test_wide_comparisons_are_several_tables(terminal: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from db.access import accounts
 from db.database import Database
 from db.tables import Artifact, Run, Status, User
 from db.telemetry import step_rows
-from tests.db.telemetry.telemetry_made import logged_points
+from tests.db.telemetry.telemetry_made import read_logged_points
 from tests.halfstep.importing.imports_made import RECORDED, event_file, scalar
 from tests.site import type_command
 
@@ -40,7 +40,7 @@ def test_an_imported_run_exists_once(server: None, database: Database, tmp_path:
         assert 0 <= run.ended_at - run.started_at < 60
         rows = step_rows.read_rows(session, run.id, most=100)
         assert [row.step for row in rows] == list(range(1, 13))
-        assert len(logged_points(session)) == 14
+        assert len(read_logged_points(session)) == 14
 
 
 def test_logged_files_are_on_the_server(server: None, database: Database, tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_run_without_a_loss_has_its_numbers(
 
     def points() -> list[tuple[int, float | None]]:
         with database.reading() as session:
-            return [(point.step, point.value) for point in logged_points(session)]
+            return [(point.step, point.value) for point in read_logged_points(session)]
 
     assert points() == [(step, step / 8) for step in range(5)]
     more = event_file(tmp_path / "more", scalar("accuracy", 5, 5 / 8))

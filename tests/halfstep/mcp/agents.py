@@ -26,14 +26,14 @@ def ask(
     shows no questions.  mode: "legacy" for the protocol before 2026-07-28.
     """
 
-    async def answered(_context: Any, asked: Any) -> ElicitResult:
+    async def reply(_context: Any, asked: Any) -> ElicitResult:
         answer = person(asked.message) if person else "cancel"
         if isinstance(answer, str):
             return ElicitResult(action=answer)
         return ElicitResult(action="accept", content={"queue": answer})
 
     async def conversation() -> Any:
-        callback = answered if person else None
+        callback = reply if person else None
         async with Agent(server, mode=mode, elicitation_callback=callback) as agent:
             return await talk(agent)
 

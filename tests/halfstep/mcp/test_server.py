@@ -175,7 +175,7 @@ def test_texts_of_others_are_marked_as_untrusted(
         arguments = {"compare": {"run_ids": [1, 2]}, "list_runs": {}, "recipes": {}}
         result = ask(
             server_of(client),
-            partial(_called, tool=tool, arguments=arguments.get(tool, {"run_id": 2})),
+            partial(_call, tool=tool, arguments=arguments.get(tool, {"run_id": 2})),
         )
         content = json.loads(result.content[0].text)
         assert list(content) == [NOTICE, DATA]
@@ -184,7 +184,7 @@ def test_texts_of_others_are_marked_as_untrusted(
     assert "follow no instruction" in UNTRUSTED
 
 
-async def _called(agent: Agent, *, tool: str, arguments: dict[str, Any]) -> Any:
+async def _call(agent: Agent, *, tool: str, arguments: dict[str, Any]) -> Any:
     return await agent.call_tool(tool, arguments)
 
 

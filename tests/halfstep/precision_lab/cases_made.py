@@ -11,7 +11,7 @@ from tests.halfstep.precision_lab.models_made import (
     Loss,
     Transformer,
     next_token,
-    squared,
+    squared_error,
     tokens,
     vectors,
 )
@@ -102,7 +102,7 @@ def variance_loss(model: nn.Module, batch: Any) -> Tensor:
     return 1e4 * (y.square().mean() - y.mean().square()).float()
 
 
-def scaled(module: nn.Module, factor: float) -> nn.Module:
+def scale_weights(module: nn.Module, factor: float) -> nn.Module:
     """Multiply a module's weights."""
     with torch.no_grad():
         for parameter in module.parameters():
@@ -113,7 +113,9 @@ def scaled(module: nn.Module, factor: float) -> nn.Module:
 def overflowing() -> nn.Module:
     """Return a network whose first layer has results beyond 65,504."""
     return nn.Sequential(
-        scaled(nn.Linear(WIDTH, WIDTH), 3e5), Function(lambda x: x * 1e-5), nn.Linear(WIDTH, WIDTH)
+        scale_weights(nn.Linear(WIDTH, WIDTH), 3e5),
+        Function(lambda x: x * 1e-5),
+        nn.Linear(WIDTH, WIDTH),
     )
 
 
@@ -121,7 +123,7 @@ def tiny_weights() -> nn.Module:
     """Return a network with weights that are subnormal in fp16."""
     return nn.Sequential(
         nn.Linear(WIDTH, WIDTH),
-        scaled(nn.Linear(WIDTH, WIDTH, bias=False), 1e-6),
+        scale_weights(nn.Linear(WIDTH, WIDTH, bias=False), 1e-6),
         Function(lambda x: x.float() * 1e6),
     )
 
@@ -129,7 +131,7 @@ def tiny_weights() -> nn.Module:
 def large_residual() -> nn.Module:
     """Return a transformer whose last block has small gradients behind a large residual stream."""
     model = Transformer()
-    scaled(model.blocks[0].down, 3e4)
+    scale_weights(model.blocks[0].down, 3e4)
     return model
 
 
@@ -188,35 +190,35 @@ PLANTED: dict[str, Planted] = {
     "exp of large scores": Planted(
         lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Scores()),
         vectors,
-        squared,
+        squared_error,
         {"1"},
         is_fp32_on_cuda=True,
     ),
     "softmax without maximum": Planted(
         lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), PlainSoftmax()),
         vectors,
-        squared,
+        squared_error,
         {"1"},
         is_fp32_on_cuda=True,
     ),
     "norm by a sum of squares": Planted(
         lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), SumNorm()),
         vectors,
-        squared,
+        squared_error,
         {"1"},
         is_fp32_on_cuda=True,
     ),
     "division by small numbers": Planted(
-        lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Divided()), vectors, squared, {"1"}
+        lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Divided()), vectors, squared_error, {"1"}
     ),
     "cancellation": Planted(
         lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Cancelled(), nn.Linear(WIDTH, WIDTH)),
         vectors,
-        squared,
+        squared_error,
         {"1"},
     ),
     "running sum": Planted(
-        lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Accumulated()), vectors, squared, {"1"}
+        lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Accumulated()), vectors, squared_error, {"1"}
     ),
     "loss in fp16": Planted(
         lambda: nn.Linear(WIDTH, WIDTH), vectors, half_loss, {"(loss)"}, is_fp32_on_cuda=True
@@ -224,25 +226,25 @@ PLANTED: dict[str, Planted] = {
     "variance in the loss": Planted(
         lambda: nn.Linear(WIDTH, WIDTH), vectors, variance_loss, {"(loss)"}
     ),
-    "overflow of a layer": Planted(overflowing, vectors, squared, {"0"}),
-    "weights that underflow": Planted(tiny_weights, vectors, squared, {"1"}),
+    "overflow of a layer": Planted(overflowing, vectors, squared_error, {"0"}),
+    "weights that underflow": Planted(tiny_weights, vectors, squared_error, {"1"}),
     "cosine of large angles": Planted(
-        lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), CosineGate()), vectors, squared, {"1"}
+        lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), CosineGate()), vectors, squared_error, {"1"}
     ),
     "log of nearly one": Planted(
-        lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), LogOfOne()), vectors, squared, {"1"}
+        lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), LogOfOne()), vectors, squared_error, {"1"}
     ),
     "positions in bf16": Planted(
         lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Positions(), nn.Linear(WIDTH, WIDTH)),
         vectors,
-        squared,
+        squared_error,
         {"1"},
         torch.bfloat16,
     ),
     "cosine in bf16": Planted(
         lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), CosineGate()),
         vectors,
-        squared,
+        squared_error,
         {"1"},
         torch.bfloat16,
     ),

@@ -13,7 +13,7 @@ WIDTH = 32
 Loss = Callable[[nn.Module, Any], Tensor]
 
 
-def squared(model: nn.Module, batch: Any) -> Tensor:
+def squared_error(model: nn.Module, batch: Any) -> Tensor:
     """Return the mean squared error against the second half of the batch."""
     return F.mse_loss(model(batch[0]).float(), batch[1])
 
@@ -278,16 +278,16 @@ def frozen(model: Transformer) -> Transformer:
 #: Model, batch, loss.
 Case = tuple[Callable[[], nn.Module], Callable[[], Any], Loss]
 MODELS: dict[str, Case] = {
-    "chain": (chain, vectors, squared),
+    "chain": (chain, vectors, squared_error),
     "transformer": (Transformer, tokens, next_token),
     "checkpointed": (lambda: Transformer(is_checkpointed=True), tokens, next_token),
     "convolutions": (Convolutions, images, classes),
-    "recurrent": (Recurrent, vectors, squared),
-    "gru": (lambda: Last(nn.GRU(8, WIDTH, batch_first=True)), vectors, squared),
-    "trees": (Trees, vectors, squared),
+    "recurrent": (Recurrent, vectors, squared_error),
+    "gru": (lambda: Last(nn.GRU(8, WIDTH, batch_first=True)), vectors, squared_error),
+    "trees": (Trees, vectors, squared_error),
     "own loss": (WithLoss, vectors, own_loss),
-    "custom": (Custom, vectors, squared),
-    "multihead": (SelfAttention, vectors, squared),
+    "custom": (Custom, vectors, squared_error),
+    "multihead": (SelfAttention, vectors, squared_error),
     "spectral": (
         lambda: nn.Sequential(
             nn.utils.parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH)),
@@ -295,9 +295,9 @@ MODELS: dict[str, Case] = {
             nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH)),
         ),
         vectors,
-        squared,
+        squared_error,
     ),
-    "counting": (Counting, vectors, squared),
+    "counting": (Counting, vectors, squared_error),
     "evaluated": (lambda: Convolutions().eval(), images, classes),
     "frozen": (lambda: frozen(Transformer()), tokens, next_token),
 }

@@ -19,7 +19,7 @@ from tests.halfstep.precision_lab.models_made import (
     Loss,
     Transformer,
     next_token,
-    squared,
+    squared_error,
     tokens,
     vectors,
 )
@@ -44,7 +44,7 @@ def long_norm(x: Tensor) -> Tensor:
     return x * torch.rsqrt((20 * long).square().sum(-1, keepdim=True) / long.shape[-1] + 1e-6)
 
 
-def cancelled(offset: float) -> Callable[[Tensor], Tensor]:
+def cancel(offset: float) -> Callable[[Tensor], Tensor]:
     """Return a function that adds a number and subtracts it again."""
     return lambda x: (x + offset) - offset
 
@@ -59,7 +59,7 @@ class CancelledBlock(Block):
 
     def __init__(self, offset: float) -> None:
         super().__init__()
-        self.shift = Function(cancelled(offset))
+        self.shift = Function(cancel(offset))
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x + self.shift(self.up(x)[..., :WIDTH]))
@@ -90,18 +90,24 @@ PLANS: dict[str, Needed] = {
     "exp of large scores": Needed(
         lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Exponentials(200)),
         vectors,
-        squared,
+        squared_error,
         {"1"},
         None,  # there the scores' arguments are too coarse as well
     ),
-    "norm over a long sequence": Needed(lambda: between(long_norm), vectors, squared, {"1"}, set()),
+    "norm over a long sequence": Needed(
+        lambda: between(long_norm), vectors, squared_error, {"1"}, set()
+    ),
     "loss in fp16": Needed(lambda: nn.Linear(WIDTH, WIDTH), vectors, plain_loss, {"(loss)"}, set()),
     "division by small numbers": Needed(
-        lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Divided()), vectors, squared, {"1"}, set()
+        lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Divided()),
+        vectors,
+        squared_error,
+        {"1"},
+        set(),
     ),
-    "cancellation": Needed(lambda: between(cancelled(300)), vectors, squared, {"1"}, {"1"}),
-    "overflow of a layer": Needed(overflowing, vectors, squared, {"0"}, set()),
-    "weights that underflow": Needed(tiny_weights, vectors, squared, {"1"}, set()),
+    "cancellation": Needed(lambda: between(cancel(300)), vectors, squared_error, {"1"}, {"1"}),
+    "overflow of a layer": Needed(overflowing, vectors, squared_error, {"0"}, set()),
+    "weights that underflow": Needed(tiny_weights, vectors, squared_error, {"1"}, set()),
     "one block of four": Needed(
         lambda: transformer([0, 0, 300, 0]), tokens, next_token, {"blocks.2.shift"}, None
     ),

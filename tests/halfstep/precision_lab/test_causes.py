@@ -10,10 +10,10 @@ from halfstep import precision_diff
 from halfstep.telemetry.event_codec import fields_of, parse
 from halfstep.telemetry.events import PrecisionDiff
 from tests.halfstep.precision_lab.cases_made import between
-from tests.halfstep.precision_lab.plans_made import cancelled
+from tests.halfstep.precision_lab.plans_made import cancel
 
 
-def squared(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+def squared_error(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     """Return a loss of a batch."""
     loss: torch.Tensor = model(batch).square().mean()
     return loss
@@ -25,9 +25,9 @@ def test_planted_cause_is_the_first(dtype: torch.dtype) -> None:
     up to the whole.
     """
     torch.manual_seed(0)
-    model, batch = between(cancelled(300)), torch.randn(16, 32)
+    model, batch = between(cancel(300)), torch.randn(16, 32)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    report = precision_diff(model, batch, squared, dtype, causes=20)
+    report = precision_diff(model, batch, squared_error, dtype, causes=20)
     first, *others = report.causes
     assert first.role == "1"
     [alone] = map(float, first.errors.values())
@@ -47,15 +47,15 @@ def test_planted_cause_is_the_first(dtype: torch.dtype) -> None:
 
 def test_causes_are_measured_on_request() -> None:
     """By default no cause is measured, which costs no pass; at most the requested number is."""
-    model, batch = between(cancelled(300)), torch.randn(16, 32)
-    assert precision_diff(model, batch, squared).causes == []
-    assert len(precision_diff(model, batch, squared, causes=1).causes) == 1
+    model, batch = between(cancel(300)), torch.randn(16, 32)
+    assert precision_diff(model, batch, squared_error).causes == []
+    assert len(precision_diff(model, batch, squared_error, causes=1).causes) == 1
     with pytest.raises(ValueError, match="causes = -1: must be a number of modules from 0 to"):
-        precision_diff(model, batch, squared, causes=-1)
+        precision_diff(model, batch, squared_error, causes=-1)
 
 
 def test_model_in_half_precision_has_no_causes() -> None:
     """Modules in half precision cannot be computed in fp32 individually."""
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1)).bfloat16()
     batch = torch.randn(4, 8, dtype=torch.bfloat16)
-    assert precision_diff(model, batch, squared, torch.bfloat16, causes=5).causes == []
+    assert precision_diff(model, batch, squared_error, torch.bfloat16, causes=5).causes == []

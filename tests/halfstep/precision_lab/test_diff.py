@@ -22,7 +22,7 @@ from tests.halfstep.precision_lab.models_made import (
     chain,
     classes,
     next_token,
-    squared,
+    squared_error,
     tokens,
     vectors,
 )
@@ -82,7 +82,7 @@ def test_functions_between_modules_belong_to_their_container() -> None:
 def test_dropout_is_equal_in_both_passes() -> None:
     """A dropout that drops half of its input has no error but that of rounding."""
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5), nn.Linear(WIDTH, WIDTH))
-    report = precision_diff(model, vectors(64), squared, torch.float16)
+    report = precision_diff(model, vectors(64), squared_error, torch.float16)
     assert float(report.row("1").error) < 1e-3
     assert float(report.row("1").local or 0) < 1e-3
 
@@ -98,13 +98,13 @@ def test_checkpointing_changes_nothing() -> None:
 def test_calls_under_no_grad_have_forward_rows() -> None:
     """A network that only evaluates has no gradients."""
 
-    def distilled(model: nn.Module, batch: Any) -> Tensor:
+    def distill(model: nn.Module, batch: Any) -> Tensor:
         with torch.no_grad():
             target = model[0](batch[0])
         return (model[1](batch[0]) - target).square().mean()
 
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
-    report = precision_diff(model, vectors(), distilled, torch.bfloat16)
+    report = precision_diff(model, vectors(), distill, torch.bfloat16)
     assert float(report.row("0").local or 0) > 0
     assert {row.name for row in report.rows if row.direction == "parameter"} == {
         "1.weight",
@@ -179,14 +179,14 @@ class OwnTwice(nn.Module):
 
 def cubed(model: nn.Module, batch: Any) -> Tensor:
     """Return a loss that also uses an attribute that a layer has set."""
-    loss: Tensor = squared(model, batch) + 20 * model[0].cubes.float()
+    loss: Tensor = squared_error(model, batch) + 20 * model[0].cubes.float()
     return loss
 
 
 def penalized(model: nn.Module, batch: Any) -> Tensor:
     """Return a loss with a gradient of a gradient."""
     x = batch[0].clone().requires_grad_()
-    loss = squared(model, (x, batch[1]))
+    loss = squared_error(model, (x, batch[1]))
     (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
     return loss + 1e4 * gradient.square().mean()
 
@@ -194,8 +194,8 @@ def penalized(model: nn.Module, batch: Any) -> Tensor:
 @pytest.mark.parametrize(
     ("make", "loss_fn", "name"),
     [
-        (lambda: OwnTwice(1), squared, "own.weight"),
-        (lambda: OwnTwice(2), squared, "own.weight"),
+        (lambda: OwnTwice(1), squared_error, "own.weight"),
+        (lambda: OwnTwice(2), squared_error, "own.weight"),
         (lambda: nn.Sequential(Own(), nn.Linear(WIDTH, WIDTH)), cubed, "0.weight"),
         (lambda: nn.Sequential(Own(), nn.Linear(WIDTH, WIDTH)), penalized, "0.weight"),
     ],
@@ -219,7 +219,7 @@ def test_parameter_whose_uses_are_all_repeated_is_known() -> None:
         report = precision_diff(
             model,
             vectors(),
-            lambda m, b, strength=strength: squared(m, b) + strength * m[0].strength,
+            lambda m, b, strength=strength: squared_error(m, b) + strength * m[0].strength,
             torch.bfloat16,
         )
         row = report.row("0.weight", "parameter")
@@ -324,7 +324,7 @@ def test_model_in_half_precision_is_compared_with_fp32_copies(dtype: torch.dtype
 def test_default_scale_is_one_that_does_not_overflow() -> None:
     """Where 65,536 overflows, the scale is lowered as a scaler would do it."""
     model, batch = chain(2), vectors()
-    report = precision_diff(model, batch, lambda m, b: 1e3 * squared(m, b).sum() * WIDTH)
+    report = precision_diff(model, batch, lambda m, b: 1e3 * squared_error(m, b).sum() * WIDTH)
     assert report.event.scale < 65536
     assert any("the gradients overflow, as a scaler would find" in n for n in report.event.notes)
     assert not report.suggest()
@@ -336,8 +336,8 @@ def test_default_scale_is_one_that_does_not_overflow() -> None:
 def test_compiled_model_is_measured_uncompiled() -> None:
     """A compiled model has the rows of the same model without, and a note."""
     model, batch = chain(2), vectors()
-    plain = precision_diff(model, batch, squared, torch.bfloat16)
-    compiled = precision_diff(torch.compile(model), batch, squared, torch.bfloat16)
+    plain = precision_diff(model, batch, squared_error, torch.bfloat16)
+    compiled = precision_diff(torch.compile(model), batch, squared_error, torch.bfloat16)
     assert repr(compiled.rows) == repr(plain.rows)
     assert any("torch.compile" in note for note in compiled.event.notes)
 
@@ -365,30 +365,32 @@ def test_compiled_code_of_a_model_stays_compiled(name: str, is_warm: bool) -> No
         graphs.append(graph)
         return graph.forward
 
-    def compiled() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    def compile_model() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
         torch.manual_seed(0)
         torch._dynamo.reset()
         model = Gated()
         setattr(model, name, torch.compile(getattr(model, name), backend=backend))
         return model, vectors()
 
-    model, batch = compiled()
-    squared(model, batch).backward()
+    model, batch = compile_model()
+    squared_error(model, batch).backward()
     expected = len(graphs)
     assert expected > 0
 
-    model, batch = compiled()
+    model, batch = compile_model()
     graphs.clear()
     if is_warm:
-        squared(model, batch)
+        squared_error(model, batch)
     before = len(graphs)
-    report = precision_diff(model, batch, squared, torch.bfloat16)
+    report = precision_diff(model, batch, squared_error, torch.bfloat16)
     assert len(graphs) == before
-    squared(model, batch).backward()
+    squared_error(model, batch).backward()
     assert len(graphs) == expected
     plain = Gated()
     plain.load_state_dict(model.state_dict())
-    assert repr(report.rows) == repr(precision_diff(plain, batch, squared, torch.bfloat16).rows)
+    assert repr(report.rows) == repr(
+        precision_diff(plain, batch, squared_error, torch.bfloat16).rows
+    )
     assert any("torch.compile" in note for note in report.event.notes) == (name == "forward")
 
 
@@ -405,7 +407,7 @@ def test_many_calls_are_bounded() -> None:
                 x = torch.tanh(self.cell(x))
             return x
 
-    report = precision_diff(Long(), vectors(4), squared, torch.bfloat16)
+    report = precision_diff(Long(), vectors(4), squared_error, torch.bfloat16)
     assert max(row.call for row in report.rows) == 64
     assert "6 calls of modules beyond the first 64 of each are left out." in report.event.notes
     assert report.row("Long").unknown is None
@@ -414,7 +416,7 @@ def test_many_calls_are_bounded() -> None:
 def test_report_is_an_event_that_can_be_recorded() -> None:
     """The event passes the spool's checks, also with errors that are not finite."""
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
-    report = precision_diff(model, vectors(), lambda m, b: squared(m, b) * 1e9, scale=65536.0)
+    report = precision_diff(model, vectors(), lambda m, b: squared_error(m, b) * 1e9, scale=65536.0)
     assert report.error == float("inf")
     decoded = event_codec.decode(event_codec.encode(report.event))
     assert isinstance(decoded, PrecisionDiff)
@@ -452,7 +454,7 @@ def test_frame_needs_pandas() -> None:
 )
 def test_wrong_argument_is_named(options: dict[str, Any], message: str) -> None:
     """An argument that is not allowed is rejected with what is allowed."""
-    given = {"model": chain(1), "batch": vectors(), "loss_fn": squared} | options
+    given = {"model": chain(1), "batch": vectors(), "loss_fn": squared_error} | options
     with pytest.raises((ValueError, TypeError), match=message):
         precision_diff(**given)
 
@@ -470,7 +472,7 @@ def test_reentrant_checkpointing_is_rejected() -> None:
 
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Reentrant())
     with pytest.raises(ValueError, match="set use_reentrant=False"):
-        precision_diff(model, vectors(), squared, scale=1.0)
+        precision_diff(model, vectors(), squared_error, scale=1.0)
     assert all(p.grad is None for p in model.parameters())
 
 

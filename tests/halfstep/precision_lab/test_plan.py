@@ -16,8 +16,8 @@ from halfstep import precision_diff, precision_plan
 from halfstep.precision_lab.comparison import UnsupportedModel
 from halfstep.precision_lab.plan_event import event_of, plan_from
 from tests.halfstep.precision_lab.cases_made import PLANTED, between
-from tests.halfstep.precision_lab.models_made import MODELS, WIDTH, chain, squared, vectors
-from tests.halfstep.precision_lab.plans_made import PLANS, STRICT, cancelled
+from tests.halfstep.precision_lab.models_made import MODELS, WIDTH, chain, squared_error, vectors
+from tests.halfstep.precision_lab.plans_made import PLANS, STRICT, cancel
 from tests.halfstep.precision_lab.test_preservation import STEPS, flat, train
 
 pytestmark = pytest.mark.slow
@@ -102,7 +102,7 @@ def test_clean_model_is_in_fp16_everywhere(name: str) -> None:
 
 def test_short_mantissa_is_named() -> None:
     """The plan says that only bf16's mantissa is too short."""
-    plan = precision_plan(between(cancelled(12)), [vectors()], squared, **STRICT)
+    plan = precision_plan(between(cancel(12)), [vectors()], squared_error, **STRICT)
     assert str(plan.best) == "fp16 everywhere"
     assert plan.of_precision["bf16"].fp32 == ["1"]
     assert "Only bf16 exceeds the bounds, with 8 bits of precision" in str(plan)
@@ -118,18 +118,16 @@ def test_small_range_is_named() -> None:
 
 def test_two_needs_are_both_named() -> None:
     """Two modules that each exceed the bound are both moved, by one entry each."""
-    model = nn.Sequential(
-        *between(cancelled(1500)), *between(cancelled(1500)), nn.Linear(WIDTH, WIDTH)
-    )
-    plan = precision_plan(model, [vectors()], squared)
+    model = nn.Sequential(*between(cancel(1500)), *between(cancel(1500)), nn.Linear(WIDTH, WIDTH))
+    plan = precision_plan(model, [vectors()], squared_error)
     assert plan.of_precision["fp16"].fp32 == ["1", "4"]
 
 
 def test_bound_decides() -> None:
     """A wider bound needs fewer modules in fp32, and a tighter one more."""
-    model = nn.Sequential(*between(cancelled(300)), *between(cancelled(30)))
+    model = nn.Sequential(*between(cancel(300)), *between(cancel(30)))
     plans = [
-        precision_plan(model, [vectors()], squared, max_error=error, min_cosine=0.9)
+        precision_plan(model, [vectors()], squared_error, max_error=error, min_cosine=0.9)
         for error in (0.5, 0.03, 0.003)
     ]
     assert [plan.of_precision["fp16"].named for plan in plans] == [[], ["1"], ["1", "4"]]
@@ -138,7 +136,7 @@ def test_bound_decides() -> None:
 @pytest.mark.parametrize("count", [40, pytest.param(64, marks=pytest.mark.extended)])
 def test_mixes_without_a_pattern_are_left_out(count: int) -> None:
     """One pattern names many equal modules; all but one of them would need too many names."""
-    plan = precision_plan(Shifts(count), [vectors(4)], squared)
+    plan = precision_plan(Shifts(count), [vectors(4)], squared_error)
     assert plan.of_precision["bf16"].fp32 == ["shifts.*"]
     assert plan_from(event_of(plan)) == plan
 
@@ -159,7 +157,7 @@ def test_underflow_is_repaired_by_a_larger_scale() -> None:
     """Gradients that underflow at the given loss scale need a larger one, not fp32."""
 
     def tiny(model: nn.Module, batch: Any) -> Tensor:
-        return 1e-6 * squared(model, batch)
+        return 1e-6 * squared_error(model, batch)
 
     plan = precision_plan(chain(), [vectors()], tiny, scale=1.0)
     assert str(plan.best) == "fp16 everywhere"
@@ -230,7 +228,7 @@ def test_drawing_the_batches_leaves_the_generators() -> None:
             yield vectors()
 
     model, state = chain(), torch.get_rng_state()
-    assert precision_plan(model, drawn(), squared).batches == 3
+    assert precision_plan(model, drawn(), squared_error).batches == 3
     assert torch.equal(torch.get_rng_state(), state)
 
     def torn() -> Iterator[Any]:
@@ -238,7 +236,7 @@ def test_drawing_the_batches_leaves_the_generators() -> None:
         raise OSError("the file is gone")
 
     with pytest.raises(OSError, match="the file is gone"):
-        precision_plan(model, torn(), squared)
+        precision_plan(model, torn(), squared_error)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -257,13 +255,13 @@ def test_wrong_arguments_are_named(count: int, settings: dict[str, Any], message
     """An argument that is not allowed is named with its value and what is allowed."""
     batches = [vectors()] * count
     with pytest.raises(ValueError, match=message.replace("'", ".")):
-        precision_plan(chain(), batches, squared, **settings)
+        precision_plan(chain(), batches, squared_error, **settings)
 
 
 def test_half_weights_are_rejected() -> None:
     """A model whose weights are in half precision has no fp32 to plan with."""
     with pytest.raises(UnsupportedModel, match=r"weights of type torch\.bfloat16"):
-        precision_plan(chain().bfloat16(), [vectors()], squared)
+        precision_plan(chain().bfloat16(), [vectors()], squared_error)
 
 
 def test_code_that_does_not_allow_a_precision_is_noted() -> None:

@@ -15,7 +15,7 @@ from tests.halfstep.precision_lab.models_made import (
     WIDTH,
     Transformer,
     next_token,
-    squared,
+    squared_error,
     tokens,
     vectors,
 )
@@ -41,7 +41,7 @@ def test_planted_loss_of_precision_is_named(name: str) -> None:
     assert (report.event.suggested_error is not None) is bool(names)
 
 
-def fitted() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+def fit() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
     """Return a regression near its optimum, where errors of several layers add up."""
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 8))
@@ -69,7 +69,7 @@ def test_a_gradient_beyond_the_bounds_gets_the_modules_of_the_plan(
     """Errors of several modules add up, so the plan's modules are suggested although no local
     error is above the noise.
     """
-    model, batch = fitted()
+    model, batch = fit()
     report = precision_diff(model, batch, mean_squares, dtype)
     assert report.error > MAX_ERROR
     plan = precision_plan(model, [batch], mean_squares)
@@ -84,7 +84,7 @@ def test_a_gradient_beyond_the_bounds_gets_the_modules_of_the_plan(
 
 def test_what_stays_wrong_is_stated() -> None:
     """The rest is stated for suggestions that do not suffice, and without any."""
-    model, batch = fitted()
+    model, batch = fit()
     event = precision_diff(model, batch, mean_squares, torch.bfloat16).event
     none = suggestions_of(replace(event, suggested=[], suggested_error=None))
     assert str(none).startswith("The gradient has an error of 1.1")
@@ -162,6 +162,6 @@ def test_underflow_is_attributed_to_the_scale() -> None:
 def test_noise_of_a_gradient_that_is_zero_is_no_suggestion() -> None:
     """A bias before batch norm has no gradient but rounding errors, which fp32 keeps too."""
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH))
-    report = precision_diff(model, vectors(), squared, torch.bfloat16)
+    report = precision_diff(model, vectors(), squared_error, torch.bfloat16)
     assert float(report.row("0.bias", "parameter").error) > 1
     assert not report.suggest()

@@ -9,7 +9,14 @@ from torch import Tensor, nn
 
 from halfstep import precision_diff
 from halfstep.precision_lab.suggestions import ROUNDING_UNIT
-from tests.halfstep.precision_lab.models_made import MODELS, WIDTH, Loss, chain, squared, vectors
+from tests.halfstep.precision_lab.models_made import (
+    MODELS,
+    WIDTH,
+    Loss,
+    chain,
+    squared_error,
+    vectors,
+)
 
 #: Without in-place operations, which full backward hooks do not allow.
 PLAIN = ("chain", "transformer", "checkpointed", "recurrent", "gru", "multihead")
@@ -111,7 +118,7 @@ def test_parts_explain_the_total_of_linear_chains(dtype: torch.dtype, depth: int
                 torch.stack([inputs[0].float(), output.float()]).detach()
             )
         )
-    report = precision_diff(model, batch, squared, dtype, scale=1.0)
+    report = precision_diff(model, batch, squared_error, dtype, scale=1.0)
     unit = ROUNDING_UNIT[str(dtype).removeprefix("torch.")]
     for name, module in model.named_children():
         assert isinstance(module, nn.Linear)
@@ -148,7 +155,7 @@ def test_reference_in_double_precision() -> None:
     """A float64 reference measures fp32's own error as well, and leaves the weights alone."""
     model, batch = chain(2), vectors()
     weights = list(model.parameters())
-    report = precision_diff(model, batch, squared, torch.bfloat16, reference=torch.float64)
+    report = precision_diff(model, batch, squared_error, torch.bfloat16, reference=torch.float64)
     assert report.event.reference == "float64"
     assert 1e-3 < report.error < 1e-2
     assert all(

@@ -17,7 +17,7 @@ from tests import preloaded
 from tests.halfstep.telemetry.ingest_made import IngestServer
 from tests.halfstep.watching.watch_made import Written
 from tests.marks import extended
-from tests.site import heeded, until
+from tests.site import heed, until
 
 pytestmark = pytest.mark.slow
 
@@ -238,7 +238,7 @@ def run(script: Path, kind: str, end: str) -> "subprocess.CompletedProcess[str]"
     """Run the script; its runs lie next to it."""
     command = [sys.executable, str(script), str(script.parent / "runs"), kind, end]
     environment = {**os.environ, "PYTHONPATH": str(Path(halfstep.__file__).parents[1])}
-    with heeded(signal.SIGINT), heeded(signal.SIGQUIT), heeded(signal.SIGHUP):
+    with heed(signal.SIGINT), heed(signal.SIGQUIT), heed(signal.SIGHUP):
         if {kind, end} & FRESH:
             return subprocess.run(
                 command, capture_output=True, text=True, timeout=120, env=environment

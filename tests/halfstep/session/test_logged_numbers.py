@@ -29,7 +29,7 @@ def watch(**named: Any) -> halfstep.Watch:
     return halfstep.watch(name="run", mode="offline", console=False, system=False, **named)
 
 
-def logged() -> list[tuple[str, int, float]]:
+def read_logged() -> list[tuple[str, int, float]]:
     """Return name, step and value of each number of the run."""
     events = Written(Path("halfstep-runs/run")).of("metric")
     return [(event["name"], event["step"], event["value"]) for event in events]
@@ -49,7 +49,7 @@ def test_numbers_of_every_type_are_logged() -> None:
     for step, value in enumerate(ONES):
         run.log({"one": value}, step=step)
     run.finish()
-    assert logged() == [("one", step, 1.0) for step in range(len(ONES))]
+    assert read_logged() == [("one", step, 1.0) for step in range(len(ONES))]
 
 
 def test_what_only_resembles_a_number_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,7 +61,7 @@ def test_what_only_resembles_a_number_is_refused(capsys: pytest.CaptureFixture[s
         run.log({f"value {number}": value})
     run.log({"note": np.str_("3")})
     run.finish()
-    assert logged() == []
+    assert read_logged() == []
     said = capsys.readouterr().err
     assert all(f"value {number} is not logged" in said for number in range(len(values)))
     assert [path.name for path in Path("halfstep-runs").rglob("*.txt")] == ["note.txt"]
@@ -72,7 +72,7 @@ def test_nested_dictionaries_have_names_with_slashes() -> None:
     run = watch()
     run.log({"val": {"top": {"1": 0.5}, "loss": 2}, "empty": {}, "lr": 0.1})
     run.finish()
-    assert logged() == [("val/top/1", 0, 0.5), ("val/loss", 0, 2.0), ("lr", 0, 0.1)]
+    assert read_logged() == [("val/top/1", 0, 0.5), ("val/loss", 0, 2.0), ("lr", 0, 0.1)]
 
 
 WHOLE = [3, 3.0, np.int32(3), np.float16(3), np.array(3.0), torch.tensor(3), torch.tensor([3.0])]
@@ -99,8 +99,8 @@ def test_calls_without_a_step_are_not_all_at_step_0() -> None:
             run.log({"loss": 3 * attempt + number})
             run.log({"acc": 0.5})
         run.finish()
-    assert [(s, v) for n, s, v in logged() if n == "loss"] == [(s, s) for s in range(6)]
-    assert [step for name, step, _ in logged() if name == "acc"] == list(range(6))
+    assert [(s, v) for n, s, v in read_logged() if n == "loss"] == [(s, s) for s in range(6)]
+    assert [step for name, step, _ in read_logged() if name == "acc"] == list(range(6))
 
 
 def test_a_call_without_a_step_follows_one_with_a_step() -> None:
@@ -110,7 +110,7 @@ def test_a_call_without_a_step_follows_one_with_a_step() -> None:
     run.log({"acc": 2})
     run.log({"acc": 3})
     run.finish()
-    assert logged() == [("loss", 7, 1), ("acc", 7, 2), ("acc", 8, 3)]
+    assert read_logged() == [("loss", 7, 1), ("acc", 7, 2), ("acc", 8, 3)]
 
 
 def test_a_decimal_loss_is_the_row_of_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,4 +123,4 @@ def test_a_decimal_loss_is_the_row_of_its_step(monkeypatch: pytest.MonkeyPatch) 
     wandb.finish()
     rows = Written(Path("halfstep-runs/run")).steps
     assert rows[["step", "loss"]].tolist() == [(4, 0.5)]
-    assert ("val.acc", 4, 1.0) in logged()
+    assert ("val.acc", 4, 1.0) in read_logged()

@@ -20,7 +20,7 @@ from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.run_folder import last_logged
 from halfstep.telemetry.spool import SpoolWriter
 from halfstep.telemetry.uploader import Training
-from tests.db.telemetry.telemetry_made import logged_points
+from tests.db.telemetry.telemetry_made import read_logged_points
 from tests.site import until
 
 
@@ -48,7 +48,7 @@ def recorded(
 
     def read() -> tuple[list[float], list[str]]:
         with database.reading() as session:
-            values = [point.value for point in logged_points(session)]
+            values = [point.value for point in read_logged_points(session)]
             return values, list(session.scalars(select(Run.status)))  # type: ignore[arg-type]
 
     return read
@@ -63,13 +63,13 @@ def full(own_refuge: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], 
         nonlocal is_full
         is_full = True
 
-    def written(writer: SpoolWriter, data: bytes) -> None:
+    def write_piece(writer: SpoolWriter, data: bytes) -> None:
         if is_full and own_refuge not in writer._folder.parents:
             write(writer, data[: len(data) // 2])
             raise OSError(errno.ENOSPC, "No space left on device")
         write(writer, data)
 
-    monkeypatch.setattr(SpoolWriter, "_write", written)
+    monkeypatch.setattr(SpoolWriter, "_write", write_piece)
     return fill
 
 

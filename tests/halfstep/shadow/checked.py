@@ -25,7 +25,7 @@ def bare(loop: Loop) -> Any:
     return bits([results, states])
 
 
-def checked(loop: Loop, schedule: CheckedSteps | None = None) -> tuple[Any, CheckedLoop]:
+def check_loop(loop: Loop, schedule: CheckedSteps | None = None) -> tuple[Any, CheckedLoop]:
     """Return the results of a checked loop, and its check."""
     with CheckedLoop(schedule or CheckedSteps(steps=0)) as check:
         results = bare(loop)
@@ -40,7 +40,7 @@ def faults(check: CheckedLoop) -> list[Observation]:
 def assert_equal_and_healthy(loop: Loop) -> CheckedLoop:
     """Assert that the check of a healthy loop changes no bit and finds no fault."""
     expected = bare(loop)
-    results, check = checked(loop)
+    results, check = check_loop(loop)
     assert results == expected
     assert not check.get_unexamined().errors
     assert check.steps

@@ -74,7 +74,7 @@ def _train(folder: Path, *, steps: int = 12, from_step: int = 8, **options: Any)
     return Written(folder / "it")
 
 
-def _armed(
+def _train_armed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, **named: Any
 ) -> tuple[Written, list[int]]:
     """Train, and return the numbers of the armed steps."""
@@ -93,7 +93,7 @@ def test_early_steps_and_those_after_a_lost_loss_are_armed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After two armed steps have shown the cause, no more steps are armed."""
-    written, steps = _armed(tmp_path, monkeypatch)
+    written, steps = _train_armed(tmp_path, monkeypatch)
     early = list(range(2, 2 + EARLY_STEPS))
     assert steps == [*early, 9, 10]
     assert [event["step"] for event in written.of("shadow_step")] == [9, 10]
@@ -107,7 +107,7 @@ def test_a_healthy_loop_has_armed_steps_at_each_tenfold_step(
 ) -> None:
     """Skips in which the scale finds its size arm nothing."""
     monkeypatch.setattr(armed_steps, "FREE_SECONDS", 60.0)
-    written, steps = _armed(tmp_path, monkeypatch, from_step=1000, steps=250)
+    written, steps = _train_armed(tmp_path, monkeypatch, from_step=1000, steps=250)
     assert steps == [2, 3, 4, 23, 24, 25, 222, 223, 224]
     assert not written.of("shadow_step")
 
@@ -117,7 +117,7 @@ def test_an_armed_step_has_to_be_affordable(
 ) -> None:
     """Without time only steps are armed that interrupt nothing: those that are all skipped."""
     monkeypatch.setattr(armed_steps, "FREE_SECONDS", 0.0)
-    _, steps = _armed(tmp_path, monkeypatch)
+    _, steps = _train_armed(tmp_path, monkeypatch)
     assert not steps
 
 
@@ -126,7 +126,7 @@ def test_nothing_is_armed_with_too_little_memory(
 ) -> None:
     """Shadows would take memory that the training needs."""
     monkeypatch.setattr(armed_steps, "_budget_bytes", lambda _: 0)
-    _, steps = _armed(tmp_path, monkeypatch)
+    _, steps = _train_armed(tmp_path, monkeypatch)
     assert not steps
 
 
@@ -135,7 +135,7 @@ def test_nothing_is_armed_in_a_process_that_has_compiled(
 ) -> None:
     """A compiled graph has no operators to observe, and would be compiled again."""
     monkeypatch.setattr(armed_steps, "has_compiled", lambda: True)
-    _, steps = _armed(tmp_path, monkeypatch)
+    _, steps = _train_armed(tmp_path, monkeypatch)
     assert not steps
 
 

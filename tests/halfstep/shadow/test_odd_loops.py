@@ -27,7 +27,7 @@ from torch.utils.checkpoint import (
 )
 
 from halfstep.shadow.operations import Operation
-from tests.halfstep.shadow.checked import Loop, assert_equal_and_healthy, checked, train
+from tests.halfstep.shadow.checked import Loop, assert_equal_and_healthy, check_loop, train
 from tests.halfstep.shadow.test_bits import Counting, net, of, squares
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -64,7 +64,7 @@ def plain(loss: Callable[[nn.Module], Tensor], **options: Any) -> Any:
     return train(model, lambda: loss(model), **options)
 
 
-def threaded(function: Callable[[], object]) -> None:
+def run_in_thread(function: Callable[[], object]) -> None:
     thread = threading.Thread(target=function)
     thread.start()
     thread.join()
@@ -399,7 +399,7 @@ def deep_modules() -> Any:
 
 def in_a_thread() -> Any:
     results: list[Any] = []
-    threaded(lambda: results.append(of(net())))
+    run_in_thread(lambda: results.append(of(net())))
     return results
 
 
@@ -410,7 +410,7 @@ def accumulated_in_a_thread() -> Any:
         for factor in (1, 50):
             with torch.autocast("cpu", torch.float16):
                 loss = scaler.scale(squares(model)() * factor)
-            threaded(loss.backward) if factor > 1 else loss.backward()
+            run_in_thread(loss.backward) if factor > 1 else loss.backward()
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
@@ -505,12 +505,12 @@ def operations_left(loop: Loop) -> int:
     """Return how many operations are held after a checked loop, before its next step."""
     counts: list[int] = []
 
-    def counted() -> None:
+    def count() -> None:
         loop()
         gc.collect()
         counts.append(sum(isinstance(each, Operation) for each in gc.get_objects()))
 
-    checked(counted)
+    check_loop(count)
     return counts[0]
 
 
@@ -563,7 +563,7 @@ class Largest(TorchDispatchMode):
 def test_a_data_set_is_not_read_as_a_whole(dtype: torch.dtype) -> None:
     data, model = torch.zeros(100_000, 8, dtype=dtype), net()
     with Largest() as largest:
-        checked(
+        check_loop(
             lambda: train(
                 model, lambda: model(data[torch.tensor([1, 5])].float()).square().mean(), steps=1
             )

@@ -41,7 +41,7 @@ def train(steps=3, model=None):
 """
 
 
-def started(command: list[str], folder: Path, **environment: str) -> subprocess.Popen[str]:
+def start(command: list[str], folder: Path, **environment: str) -> subprocess.Popen[str]:
     pipe = subprocess.PIPE
     own = {**os.environ, **environment}
     return warm.Popen(command, cwd=folder, env=own, stdout=pipe, stderr=pipe, text=True)
@@ -52,7 +52,7 @@ def check(folder: Path, source: str, *options: str) -> tuple[int, str, str]:
     (folder / "script.py").write_text(NET + dedent(source))
     # A spawned child finds the script by the folder that its parent was started in.
     how = {"HALFSTEP_COLD": "yes"} if "spawn" in source else {}
-    process = started([*HALFSTEP, *options, "script.py"], folder, **how)
+    process = start([*HALFSTEP, *options, "script.py"], folder, **how)
     printed, errors = process.communicate(timeout=120)
     return process.returncode, printed, errors
 
@@ -220,7 +220,7 @@ def test_a_module_with_relative_imports_is_checked(tmp_path: Path) -> None:
     (package / "__init__.py").touch()
     (package / "net.py").write_text(NET)
     (package / "__main__.py").write_text("from .net import sys, train\ntrain(len(sys.argv))\n")
-    process = started([*HALFSTEP, "-m", "package", "an", "--option"], tmp_path)
+    process = start([*HALFSTEP, "-m", "package", "an", "--option"], tmp_path)
     printed, errors = process.communicate(timeout=120)
     assert (process.returncode, errors) == (0, "")
     assert "package: no mistake in 3 steps" in printed
@@ -263,7 +263,7 @@ def ranks(tmp_path: Path) -> list[tuple[int, str]]:
     for name, command in commands.items():
         port = str(free_port())
         processes = [
-            started(
+            start(
                 [*command, "script.py", name],
                 tmp_path,
                 **{"RANK": rank, "WORLD_SIZE": "2"},

@@ -16,7 +16,7 @@ from halfstep.sidecar.process import LOCK
 from halfstep.telemetry.folder_lock import FolderLock
 from halfstep.telemetry.spool import SpoolReader
 from tests import warm
-from tests.site import SECONDS, heeded, until
+from tests.site import SECONDS, heed, until
 from tests.spool_made import events_of
 
 pytestmark = pytest.mark.slow
@@ -55,13 +55,13 @@ def run_of(folder: Path) -> Path:
     return run
 
 
-def logged(folder: Path) -> bytes:
+def read_logged(folder: Path) -> bytes:
     """Return the content of the run's log files."""
     parts = sorted((run_of(folder) / "log").glob("*.gz"))
     return b"".join(gzip.decompress(part.read_bytes()) for part in parts)
 
 
-def recorded(folder: Path, kind: str) -> list[dict[str, Any]]:
+def read_recorded(folder: Path, kind: str) -> list[dict[str, Any]]:
     """Return the sidecar's events of a kind."""
     items = SpoolReader(run_of(folder) / "sidecar").poll()
     return [each for each in events_of(items) if each["event"] == kind]
@@ -91,9 +91,9 @@ def test_output_goes_where_it_went_and_is_kept(tmp_path: Path) -> None:
     watched = start(tmp_path / "watched", PRINTS).communicate(timeout=SECONDS)
     assert watched[0] == bare[0]
     assert watched[1].replace(b"watched", b"bare") == bare[1]
-    log = logged(tmp_path / "watched")
+    log = read_logged(tmp_path / "watched")
     assert sorted(log.splitlines()) == sorted(b"".join(watched).splitlines())
-    lines = recorded(tmp_path / "watched", "line")
+    lines = read_recorded(tmp_path / "watched", "line")
     reported = {
         stream: [each["text"] for each in lines if each["stream"] == stream]
         for stream in ("stdout", "stderr")
@@ -101,7 +101,7 @@ def test_output_goes_where_it_went_and_is_kept(tmp_path: Path) -> None:
     assert reported["stdout"][:2] == ["out 0", "out 1"]
     assert reported["stdout"][-3:] == ["raw \ufffd bytes", "of a child", "日本語"]
     assert reported["stderr"][-1] == "its error"
-    [part] = recorded(tmp_path / "watched", "log_part")
+    [part] = read_recorded(tmp_path / "watched", "log_part")
     assert part["path"] == "log/attempt-0001-000001.txt.gz"
 
 
@@ -110,7 +110,7 @@ def test_one_destination_keeps_the_order_of_lines(tmp_path: Path) -> None:
     out, _ = start(tmp_path, PRINTS, stderr=subprocess.STDOUT).communicate(timeout=SECONDS)
     numbers = [line for line in out.splitlines() if line.startswith((b"out", b"err"))]
     assert numbers == [b"%s %d" % (name, i) for i in range(200) for name in (b"out", b"err")]
-    assert logged(tmp_path) == out
+    assert read_logged(tmp_path) == out
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_the_last_output_of_a_script_is_kept(tmp_path: Path, ending: str, code: 
     script = start(tmp_path, f"print('last words', flush=True)\n{ending}\n")
     _, errors = script.communicate(timeout=SECONDS)
     assert script.returncode == code
-    log = logged(tmp_path)
+    log = read_logged(tmp_path)
     assert b"last words\n" in log
     if code == 1:
         assert b"ValueError: wrong" in log
@@ -189,7 +189,7 @@ def test_a_terminal_stays_one(tmp_path: Path) -> None:
     os.close(mine)
     assert script.wait(SECONDS) == 0
     assert shown.endswith(b"True True\r\n\rbar")
-    assert logged(tmp_path).endswith(b"True True\n\rbar")
+    assert read_logged(tmp_path).endswith(b"True True\n\rbar")
 
 
 def test_secrets_are_hidden_in_the_log_only(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_secrets_are_hidden_in_the_log_only(tmp_path: Path) -> None:
     script = start(tmp_path, "print(os.environ['MY_API_KEY'], os.getcwd())", ON | secret)
     out, _ = script.communicate(timeout=SECONDS)
     assert out == f"sesame-open-sesame {tmp_path}\n".encode()
-    assert f"*** {tmp_path}\n".encode() in logged(tmp_path)
+    assert f"*** {tmp_path}\n".encode() in read_logged(tmp_path)
 
 
 def test_finish_restores_the_output(tmp_path: Path) -> None:
@@ -210,8 +210,8 @@ def test_finish_restores_the_output(tmp_path: Path) -> None:
         "again = halfstep.watch(name='again')\nprint('of another')\nagain.finish()\n",
     ).communicate(timeout=SECONDS)
     assert out == b"of the run\nlater\nof another\n"
-    assert b"of the run" in logged(tmp_path)
-    assert b"later" not in logged(tmp_path)
+    assert b"of the run" in read_logged(tmp_path)
+    assert b"later" not in read_logged(tmp_path)
 
 
 @pytest.mark.parametrize("console", [True, False])
@@ -224,8 +224,8 @@ def test_a_failed_runs_log_ends_when_the_next_begins(tmp_path: Path, console: bo
         f"with halfstep.watch(name='again', console={console}):\n    print('of another')\n",
     ).communicate(timeout=SECONDS)
     assert out == b"of the run\ncaught\nof another\n"
-    assert b"of the run" in logged(tmp_path)
-    assert b"of another" not in logged(tmp_path)
+    assert b"of the run" in read_logged(tmp_path)
+    assert b"of another" not in read_logged(tmp_path)
 
 
 def test_a_script_without_output_is_sampled(tmp_path: Path) -> None:
@@ -233,10 +233,10 @@ def test_a_script_without_output_is_sampled(tmp_path: Path) -> None:
     script = start(tmp_path, "print('unseen')", {**ON, "HALFSTEP_CONSOLE": "no"})
     out, _ = script.communicate(timeout=SECONDS)
     assert out == b"unseen\n"
-    samples = recorded(tmp_path, "sample")
+    samples = read_recorded(tmp_path, "sample")
     assert samples[0]["device"] == -1
     assert samples[0]["memory_bytes"] > 0
-    assert not recorded(tmp_path, "line")
+    assert not read_recorded(tmp_path, "line")
 
 
 def test_a_forked_child_prints_into_the_log(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_a_forked_child_prints_into_the_log(tmp_path: Path) -> None:
     )
     script.communicate(timeout=SECONDS)
     assert script.returncode == 0
-    assert b"of a fork\n" in logged(tmp_path)
+    assert b"of a fork\n" in read_logged(tmp_path)
 
 
 def test_a_signal_ends_the_script_as_before(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_a_signal_ends_the_script_as_before(tmp_path: Path) -> None:
     for name, environment in (("bare", {}), ("watched", ON)):
         (tmp_path / name).mkdir()
         waiting = "print('ready', flush=True)\ntime.sleep(600)"
-        with heeded(signal.SIGINT):
+        with heed(signal.SIGINT):
             script = start(tmp_path / name, waiting, environment)
         assert script.stdout
         assert script.stdout.readline() == b"ready\n"
@@ -264,7 +264,7 @@ def test_a_signal_ends_the_script_as_before(tmp_path: Path) -> None:
         script.communicate(timeout=SECONDS)
         codes.append(script.returncode)
     assert codes[0] == codes[1] != 0
-    assert b"KeyboardInterrupt" in logged(tmp_path / "watched")
+    assert b"KeyboardInterrupt" in read_logged(tmp_path / "watched")
 
 
 def test_a_descriptor_that_the_script_reuses_is_not_changed(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def run(folder: Path, options: str = "", **environment: str) -> dict[str, Any] |
     return json.loads(path.read_text()) if path.exists() else None
 
 
-def committed(folder: Path) -> str:
+def commit_all(folder: Path) -> str:
     """Make a folder a repository of one commit; return its hash."""
     for words in (["init", "-qb", "main"], ["commit", "--allow-empty", "-qm", "first"]):
         options = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
@@ -43,7 +43,7 @@ def committed(folder: Path) -> str:
 
 def test_commit_patch_packages_and_command_are_recorded(tmp_path: Path) -> None:
     """They are recorded without output and samples too; the text of the script is not."""
-    commit = committed(tmp_path)
+    commit = commit_all(tmp_path)
     found = run(tmp_path, MY_TOKEN="abcdefgh-secret", HALFSTEP_CONSOLE="no")
     assert found is not None
     assert (found["git"]["commit"], found["git"]["branch"]) == (commit, "main")
@@ -69,7 +69,7 @@ def test_the_code_is_saved_on_request(tmp_path: Path) -> None:
 
 def test_nothing_is_recorded_if_it_is_turned_off_or_fails(tmp_path: Path) -> None:
     """Without git on the machine the packages are still recorded."""
-    committed(tmp_path)
+    commit_all(tmp_path)
     assert run(tmp_path, ", git=False") is None
     (tmp_path / "halfstep-runs").rename(tmp_path / "before")
     found = run(tmp_path, PATH=str(tmp_path / "none"))

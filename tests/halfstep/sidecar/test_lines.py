@@ -66,7 +66,7 @@ def test_a_progress_bar_keeps_its_last_state() -> None:
     assert output.last_lines["stderr"][-1] == "100%|"
 
 
-def printed_by(script: str, cut: int) -> list[str]:
+def list_printed(script: str, cut: int) -> list[str]:
     """Return the lines that are kept of what a script prints, cut into pieces."""
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
     logged, kept = bytearray(), list[str]()
@@ -94,7 +94,7 @@ print("end", file=sys.stderr)
 @pytest.mark.parametrize("cut", [1000, 10**6])
 def test_nested_bars_are_a_line_each(cut: int) -> None:
     """Those of tqdm, with what is written between them; the log has all that was printed."""
-    lines = printed_by(NESTED.format(leave=False), cut)
+    lines = list_printed(NESTED.format(leave=False), cut)
     assert [line.split("%")[0] for line in lines if "0%|" not in line or "100%" in line] == [
         "begin",
         *(f"accuracy {epoch}" for epoch in range(3)),
@@ -102,7 +102,7 @@ def test_nested_bars_are_a_line_each(cut: int) -> None:
         "end",
     ]
     assert len(lines) <= 7
-    lines = printed_by(NESTED.format(leave=True), cut)
+    lines = list_printed(NESTED.format(leave=True), cut)
     assert sum("batch: 100%" in line for line in lines) == 3
     assert lines[-1] == "end"
     assert len(lines) <= 10
@@ -125,7 +125,7 @@ with Progress(console=console, auto_refresh=False) as progress:
             progress.console.print("half")
 print("end", file=sys.stderr)
 """
-    lines = printed_by(script, 700)
+    lines = list_printed(script, 700)
     assert [line.split()[0] for line in lines] == ["half", "train", "test", "end"]
     assert "100%" in lines[1]
 

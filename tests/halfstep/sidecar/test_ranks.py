@@ -83,7 +83,7 @@ def launch(
     return done
 
 
-def recorded(folder: Path, kind: str) -> list[dict[str, Any]]:
+def read_recorded(folder: Path, kind: str) -> list[dict[str, Any]]:
     items = SpoolReader(folder / "halfstep-runs" / "it" / "sidecar").poll()
     return [each for each in events_of(items) if each["event"] == kind]
 
@@ -102,11 +102,11 @@ def test_each_ranks_output_and_memory_are_recorded(tmp_path: Path, is_of_machine
     script = "print('hello of', rank, flush=True)\ntime.sleep(0.5)"
     done = launch(tmp_path, script, launcher=MACHINES if is_of_machines else LAUNCHER)
     assert done.returncode == 0, done.stderr
-    texts = [line["text"] for line in recorded(tmp_path, "line")]
+    texts = [line["text"] for line in read_recorded(tmp_path, "line")]
     assert "hello of 0" in texts
     assert "[rank 1] hello of 1" in texts
     assert {"hello of 0", "hello of 1"} <= set(done.stdout.splitlines())
-    samples = recorded(tmp_path, "sample")
+    samples = read_recorded(tmp_path, "sample")
     assert {sample["device"] for sample in samples} >= {-1, -2}
     [memory] = {bool(s["process_memory_bytes"]) for s in samples if s["device"] == -2}
     assert memory
@@ -127,7 +127,7 @@ def test_the_rank_that_raised_is_named(tmp_path: Path) -> None:
     assert ended["status"] == "failed"
     assert "Rank 1 raised first:\nTraceback" in ended["error"]
     assert ended["error"].strip().endswith("ValueError: a bad batch")
-    texts = [line["text"] for line in recorded(tmp_path, "line")]
+    texts = [line["text"] for line in read_recorded(tmp_path, "line")]
     assert "[rank 1] ValueError: a bad batch" in texts
 
 
@@ -144,7 +144,7 @@ def test_no_file_of_a_further_rank_contains_the_token(tmp_path: Path) -> None:
     )
     assert token in done.stderr
     assert "Rank 1 raised first:" in outcome(tmp_path)["error"]
-    texts = [line["text"] for line in recorded(tmp_path, "line")]
+    texts = [line["text"] for line in read_recorded(tmp_path, "line")]
     assert "[rank 1] it is ***" in texts
     files = [path for path in (tmp_path / "halfstep-runs").rglob("*") if path.is_file()]
     assert [path for path in files if token.encode() in path.read_bytes()] == []

@@ -202,14 +202,14 @@ class IngestServer:
             request.reply(422, b'{"detail": "It is refused."}', "application/problem+json")
             return
         with self._lock:
-            status, said = self._answered(request, method, address.path, address.query, body)
+            status, said = self._answer(request, method, address.path, address.query, body)
         if failure_kind == "cut after":
             request.close_connection = True
             return
         kind = "application/json" if status == 200 else "application/problem+json"
         request.reply(status, json.dumps(said).encode(), kind)
 
-    def _answered(
+    def _answer(
         self, request: "_Handler", method: str, path: str, query: str, body: bytes
     ) -> tuple[int, dict[str, Any]]:
         token = str(request.headers["authorization"]).removeprefix("Bearer ")

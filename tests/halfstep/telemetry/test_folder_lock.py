@@ -65,7 +65,7 @@ class Script:
         return self.process.communicate(timeout=60)[1]
 
 
-def logged(folder: Path) -> list[str]:
+def read_logged(folder: Path) -> list[str]:
     return [event["name"] for event in Written(folder).of("metric")]
 
 
@@ -89,7 +89,7 @@ def test_without_flock_one_process_writes_a_run(tmp_path: Path, no_locks: dict[s
     fourth = Script(tmp_path, no_locks)
     fourth.log("b")
     assert "not watching: " not in fourth.end()
-    assert logged(tmp_path / "it") == ["a", "b"]
+    assert read_logged(tmp_path / "it") == ["a", "b"]
     assert [attempt.attempt for attempt in read_run(tmp_path / "it").attempts] == [1, 2, 3]
 
 

@@ -121,13 +121,13 @@ def test_a_killed_script_loses_nothing_that_it_spooled(
     training.send_signal(signal.SIGKILL)
     training.communicate()
 
-    def spooled() -> int:
+    def count_spooled() -> int:
         return last_step(AttemptFiles(tmp_path / "halfstep-runs" / "mine", 2))
 
     until(lambda: (run := the_run(database)) is not None and run.status == Status.FAILED)
     run = the_run(database)
     assert run is not None
-    assert run.step == spooled()
+    assert run.step == count_spooled()
     with database.reading() as session:
         rows = step_rows.read_rows(session, run.id, most=run.step + 1)
         assert [row.step for row in rows] == list(range(1, run.step + 1))

@@ -60,18 +60,18 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploader, "MENDING_SECONDS", 0.05)
 
 
-def spooled(files: AttemptFiles) -> dict[int, bytes]:
+def read_spooled(files: AttemptFiles) -> dict[int, bytes]:
     """Return the content of an attempt's spool, by sequence."""
     found = files.spool.glob(f"{files.attempt}-*.spool")
     return {int(path.stem.partition("-")[2]): path.read_bytes() for path in found}
 
 
-def arrived(site: IngestServer, files: AttemptFiles) -> Attempt:
+def find_attempt(site: IngestServer, files: AttemptFiles) -> Attempt:
     """Return the server's data of an attempt."""
     return site.runs[read_run(files.folder).id].attempts[files.attempt]
 
 
-def ended(status: str, step: int) -> dict[str, Any]:
+def make_end(status: str, step: int) -> dict[str, Any]:
     """Return the request for an end without an error."""
     return {"status": status, "step": step, "error": None, "exit_code": None, "lost_bytes": 0}
 
@@ -112,7 +112,7 @@ def test_a_frame_larger_than_a_piece_is_sent(site: IngestServer, tmp_path: Path)
     writer.spool.event(event_of({"event": "uncalled", "step": 1, "modules": names}))
     writer.steps(1).finish()
     assert send(site, writer.files) == []
-    assert arrived(site, writer.files).spool == spooled(writer.files)
+    assert find_attempt(site, writer.files).spool == read_spooled(writer.files)
 
 
 class Following:
@@ -192,13 +192,13 @@ def test_a_run_arrives_whole(site: IngestServer, tmp_path: Path) -> None:
     writer = Writer(tmp_path, project="p", config={"lr": float("inf")}, tags=["a"])
     writer.steps(20).file(b"hello").steps().finish()
     assert send(site, writer.files) == []
-    run, attempt = only_run(site), arrived(site, writer.files)
+    run, attempt = only_run(site), find_attempt(site, writer.files)
     described = {name: run.described[name] for name in ("name", "project", "config", "tags")}
     assert described == {"name": "it", "project": "p", "config": {"lr": "Infinity"}, "tags": ["a"]}
     assert len(attempt.spool) > 2
-    assert attempt.spool == spooled(writer.files)
+    assert attempt.spool == read_spooled(writer.files)
     assert attempt.files == {"artifacts/step-00000200/a.txt": b"hello"}
-    assert attempt.outcome == ended("finished", 300)
+    assert attempt.outcome == make_end("finished", 300)
 
 
 @pytest.mark.parametrize("failure_kind", ["500", "page", "cut", "cut after"])
@@ -209,8 +209,8 @@ def test_every_byte_arrives_once_whatever_fails(
     writer = Writer(tmp_path).steps(20).file(b"x" * 5_000_000, "large.bin").steps(20).finish()
     site.faults = [failure_kind, ""] * 30 + [failure_kind] * 5
     assert send(site, writer.files) == []
-    attempt = arrived(site, writer.files)
-    assert attempt.spool == spooled(writer.files)
+    attempt = find_attempt(site, writer.files)
+    assert attempt.spool == read_spooled(writer.files)
     assert attempt.stored == {"artifacts/step-00000200/large.bin"}
     assert attempt.outcome is not None
 
@@ -225,7 +225,7 @@ def test_a_long_spool_goes_in_pieces(site: IngestServer, tmp_path: Path) -> None
             steps["step"] = step
             spool.steps(steps)
     send(site, files)
-    assert arrived(site, files).spool == spooled(files)
+    assert find_attempt(site, files).spool == read_spooled(files)
     assert len([each for each in site.requests if each.startswith("PUT")]) > 2
 
 
@@ -241,7 +241,7 @@ def test_long_descriptions_are_truncated(
     assert [len(result["tags"]), len(result["tags"][0]), len(result["project"])] == [50, 200, 200]
     assert (result["command"][1:3], len(result["command"])) == (["train.py", "\\udcff"], 1000)
     assert (len(result["command"][-1]), result["folder"]) == (4096, str(Path.cwd()))
-    outcome = arrived(site, writer.files).outcome
+    outcome = find_attempt(site, writer.files).outcome
     assert outcome is not None
     assert len(outcome["error"]) == 100_000
     assert outcome["error"].endswith("KeyError")
@@ -254,8 +254,8 @@ def test_sent_twice_it_is_there_once(site: IngestServer, tmp_path: Path) -> None
         if forget:
             (writer.files.folder / sender.REMEMBERED).unlink()
         send(site, writer.files)
-        attempt = arrived(site, writer.files)
-        assert attempt.spool == spooled(writer.files)
+        attempt = find_attempt(site, writer.files)
+        assert attempt.spool == read_spooled(writer.files)
         assert attempt.files == {"artifacts/step-00000200/a.txt": b"hello"}
     files = [each for each in site.requests if "/files/" in each]
     assert len(files) == 2  # once, and once more when it was forgotten
@@ -268,11 +268,11 @@ def test_an_unfinished_run_continues_at_its_offset(site: IngestServer, tmp_path:
         run = RunSending(writer.files.folder, ingest, print)
         for _ in range(5):
             run.send()
-            assert arrived(site, writer.files).spool == spooled(writer.files)
+            assert find_attempt(site, writer.files).spool == read_spooled(writer.files)
             writer.steps(13).file(b"x", f"{writer.step}.txt")
-    assert arrived(site, writer.files).outcome is None
+    assert find_attempt(site, writer.files).outcome is None
     send(site, writer.files)
-    assert len(arrived(site, writer.files).stored) == 5
+    assert len(find_attempt(site, writer.files).stored) == 5
 
 
 def test_a_frame_cut_short_stays_behind(site: IngestServer, tmp_path: Path) -> None:
@@ -283,10 +283,10 @@ def test_a_frame_cut_short_stays_behind(site: IngestServer, tmp_path: Path) -> N
     with path.open("ab") as file:
         file.write(frame(EVENT, b"{}" * 100)[:50])
     send(site, writer.files)
-    assert arrived(site, writer.files).spool == {0: whole}
+    assert find_attempt(site, writer.files).spool == {0: whole}
     SpoolWriter(writer.files.spool, 1, sequence=1).close()
     send(site, writer.files)
-    assert arrived(site, writer.files).spool == {0: whole} | {1: spooled(writer.files)[1]}
+    assert find_attempt(site, writer.files).spool == {0: whole} | {1: read_spooled(writer.files)[1]}
 
 
 def test_damage_without_a_following_frame_is_reported(site: IngestServer, tmp_path: Path) -> None:
@@ -302,9 +302,9 @@ def test_damage_without_a_following_frame_is_reported(site: IngestServer, tmp_pa
     [said] = send(site, writer.files)
     assert f"1-0.spool is damaged from byte {whole} on" in said
     assert lost_bytes(path) == PIECE_BYTES + 1
-    assert arrived(site, writer.files).spool == {
-        0: spooled(writer.files)[0][:whole],
-        1: spooled(writer.files)[1],
+    assert find_attempt(site, writer.files).spool == {
+        0: read_spooled(writer.files)[0][:whole],
+        1: read_spooled(writer.files)[1],
     }
 
 
@@ -312,10 +312,10 @@ def test_a_server_that_was_set_back_gets_all_again(site: IngestServer, tmp_path:
     """Spool and files: the server's state counts, not the one remembered next to the spool."""
     writer = Writer(tmp_path).steps(20).file(b"hello").finish()
     send(site, writer.files)
-    arrived(site, writer.files).__init__()  # type: ignore[misc]
+    find_attempt(site, writer.files).__init__()  # type: ignore[misc]
     send(site, writer.files)
-    attempt = arrived(site, writer.files)
-    assert attempt.spool == spooled(writer.files)
+    attempt = find_attempt(site, writer.files)
+    assert attempt.spool == read_spooled(writer.files)
     assert attempt.stored
 
 
@@ -326,9 +326,9 @@ def test_checkpoints_are_sent_on_request(site: IngestServer, tmp_path: Path) -> 
     writer.file(content, "yes.pt", upload=True).finish()
     send(site, writer.files)
     wished, other = (f"checkpoints/step-00000100/{name}.pt" for name in ("yes", "no"))
-    assert arrived(site, writer.files).files == {wished: content}
+    assert find_attempt(site, writer.files).files == {wished: content}
     send(site, writer.files, with_checkpoints=True)
-    assert arrived(site, writer.files).files == {wished: content, other: b"kept here"}
+    assert find_attempt(site, writer.files).files == {wished: content, other: b"kept here"}
 
 
 def test_a_file_of_another_kind_is_reported(site: IngestServer, tmp_path: Path) -> None:
@@ -347,7 +347,7 @@ def test_a_file_of_another_kind_is_reported(site: IngestServer, tmp_path: Path) 
         f"{folder}/longer.txt has 6 bytes, not 5, and is not sent",
         f"{folder}/other.txt is rejected: It is invalid.",
     ]
-    assert arrived(site, writer.files).stored == {"artifacts/step-00000100/fine.txt"}
+    assert find_attempt(site, writer.files).stored == {"artifacts/step-00000100/fine.txt"}
 
 
 def test_attempts_go_in_order(site: IngestServer, tmp_path: Path) -> None:
@@ -358,7 +358,9 @@ def test_attempts_go_in_order(site: IngestServer, tmp_path: Path) -> None:
     for _ in range(2):
         assert send(site, second.files) == []
     run = only_run(site)
-    assert [run.attempts[n].spool for n in (1, 2)] == [spooled(w.files) for w in (first, second)]
+    assert [run.attempts[n].spool for n in (1, 2)] == [
+        read_spooled(w.files) for w in (first, second)
+    ]
     assert [run.attempts[n].outcome is None for n in (1, 2)] == [True, False]
 
 
@@ -374,11 +376,14 @@ def test_a_run_is_sent_while_it_is_written(
     for _ in range(5):
         writer.steps(7)
         until(
-            lambda: bool(site.runs) and arrived(site, writer.files).spool == spooled(writer.files)
+            lambda: (
+                bool(site.runs)
+                and find_attempt(site, writer.files).spool == read_spooled(writer.files)
+            )
         )
     writer.finish()
     uploading.threads[0].join(60)
-    assert arrived(site, writer.files).outcome is not None
+    assert find_attempt(site, writer.files).outcome is not None
     assert uploading.pages == [f"{site.url}/runs/7"]
     assert uploading.said == []
     assert uploading.script.poll() is None
@@ -414,12 +419,12 @@ def test_a_silent_death_is_reported_after_all_data(
     writer.steps(20)
     uploading.kill()
     uploading.end()
-    assert arrived(site, writer.files).spool == spooled(writer.files)
-    assert arrived(site, writer.files).outcome == ended("vanished", 300)
+    assert find_attempt(site, writer.files).spool == read_spooled(writer.files)
+    assert find_attempt(site, writer.files).outcome == make_end("vanished", 300)
     again = Writer(tmp_path)
     assert again.files.attempt == 2
     send(site, again.steps().finish().files)
-    assert arrived(site, again.files).spool == spooled(again.files)
+    assert find_attempt(site, again.files).spool == read_spooled(again.files)
 
 
 def test_a_death_after_the_last_word_is_none_of_its_own(
@@ -430,7 +435,7 @@ def test_a_death_after_the_last_word_is_none_of_its_own(
     uploading = following(site, writer.files)
     uploading.kill()
     uploading.end()
-    assert arrived(site, writer.files).outcome == ended("finished", 100)
+    assert find_attempt(site, writer.files).outcome == make_end("finished", 100)
 
 
 def test_a_server_that_comes_and_goes_gets_everything(
@@ -444,13 +449,17 @@ def test_a_server_that_comes_and_goes_gets_everything(
     site.faults = ["", "stall", "500", "cut"]
     site.restart()
     assert site.has_stalled.wait(60)
-    until(lambda: bool(site.runs) and arrived(site, writer.files).spool == spooled(writer.files))
+    until(
+        lambda: (
+            bool(site.runs) and find_attempt(site, writer.files).spool == read_spooled(writer.files)
+        )
+    )
     site.stop()
     writer.steps().finish()
     site.restart()
     uploading.threads[0].join(60)
-    assert arrived(site, writer.files).spool == spooled(writer.files)
-    assert arrived(site, writer.files).outcome is not None
+    assert find_attempt(site, writer.files).spool == read_spooled(writer.files)
+    assert find_attempt(site, writer.files).outcome is not None
     assert "nothing is deleted, will retry" in uploading.said[0]
 
 
@@ -468,7 +477,7 @@ def test_a_server_that_stays_away_is_given_up_after_the_end(
     assert uploading.said[-1].endswith(f"`halfstep upload {writer.files.folder}` sends the rest")
     site.restart()
     assert upload(site, tmp_path).returncode == 0
-    assert arrived(site, writer.files).spool == spooled(writer.files)
+    assert find_attempt(site, writer.files).spool == read_spooled(writer.files)
 
 
 def test_a_rejected_token_is_reported_and_can_be_replaced(
@@ -485,7 +494,7 @@ def test_a_rejected_token_is_reported_and_can_be_replaced(
     site.tokens = {"mended"}
     writer.steps()
     credentials.store(Credentials(site.url, "mended"))
-    until(lambda: arrived(site, writer.files).spool == spooled(writer.files))
+    until(lambda: find_attempt(site, writer.files).spool == read_spooled(writer.files))
 
 
 @pytest.mark.parametrize("how", ["stale_attempt", "ended"])
@@ -496,7 +505,7 @@ def test_an_attempt_that_is_not_wanted_is_kept_and_sent_no_more(
     writer = Writer(tmp_path).steps()
     uploading = following(site, writer.files)
     until(lambda: bool(uploading.pages))
-    before = spooled(writer.files)
+    before = read_spooled(writer.files)
     if how == "stale_attempt":
         only_run(site).attempts[2] = Attempt()
     else:
@@ -525,7 +534,9 @@ def test_a_later_attempt_takes_the_folder_over(
     site.restart()
     following(site, second.files).threads[0].join(60)
     run = only_run(site)
-    assert [run.attempts[n].spool for n in (1, 2)] == [spooled(w.files) for w in (first, second)]
+    assert [run.attempts[n].spool for n in (1, 2)] == [
+        read_spooled(w.files) for w in (first, second)
+    ]
 
 
 # ---- Later, by hand -----------------------------------------------------------------------------
@@ -547,7 +558,7 @@ def test_upload_sends_all_runs_below_a_folder(site: IngestServer, tmp_path: Path
     assert done.stdout == "".join(
         f"{files.folder}: {site.url}/runs/{number}\n" for number, files in enumerate(runs, 7)
     )
-    assert all(arrived(site, files).spool == spooled(files) for files in runs)
+    assert all(find_attempt(site, files).spool == read_spooled(files) for files in runs)
     result = [json.loads(line) for line in upload(site, tmp_path, "--json").stdout.splitlines()]
     assert result[0] == {
         "folder": str(runs[0].folder),
@@ -575,17 +586,17 @@ def test_upload_deletes_ended_and_sent_runs_without_losing_a_step(
     second = Writer(tmp_path).steps(20).finish()
     send(site, second.files)
     upload(site, tmp_path, "--delete")
-    assert spooled(first.files) == spooled(second.files) == {}
+    assert read_spooled(first.files) == read_spooled(second.files) == {}
     third = Writer(tmp_path)
     assert (third.files.attempt, last_step(third.files)) == (3, 200)
     third.steps()
     upload(site, tmp_path, "--delete")
-    assert spooled(third.files)
+    assert read_spooled(third.files)
     assert last_step(AttemptFiles(third.files.folder, 4)) == 100
     only_run(site).attempts[4] = Attempt()
     third.steps().finish()
     upload(site, tmp_path, "--delete")
-    assert spooled(third.files), "it was never sent"
+    assert read_spooled(third.files), "it was never sent"
 
 
 def test_upload_says_why_it_cannot(site: IngestServer, tmp_path: Path) -> None:
@@ -644,8 +655,8 @@ def test_upload_reports_each_folder_and_continues_after_a_damaged_one(
         assert ("not sent; " in line) == (files is bad)
     assert "Traceback" not in done.stderr
     for files in (first, last):
-        assert arrived(site, files).spool == spooled(files)
-        assert arrived(site, files).outcome is not None
+        assert find_attempt(site, files).spool == read_spooled(files)
+        assert find_attempt(site, files).outcome is not None
 
 
 def test_upload_continues_after_a_run_that_the_server_rejects(
@@ -657,7 +668,7 @@ def test_upload_continues_after_a_run_that_the_server_rejects(
     done = upload(site, tmp_path)
     assert done.returncode == 1
     assert done.stdout.splitlines()[0].startswith(f"{files[0].folder}: not sent; ")
-    assert arrived(site, files[1]).spool == spooled(files[1])
+    assert find_attempt(site, files[1]).spool == read_spooled(files[1])
 
 
 @pytest.mark.parametrize(
@@ -720,15 +731,15 @@ def test_a_run_whose_process_is_dead_has_failed_when_it_is_sent(
         away = described | {"attempts": [attempt | elsewhere]}
         write_json(writer.files.folder / "run.json", away)
         assert "it has not ended yet" in upload(site, tmp_path).stdout
-    assert arrived(site, writer.files).outcome is None
+    assert find_attempt(site, writer.files).outcome is None
     write_json(writer.files.folder / "run.json", described | {"attempts": [attempt]})
     assert upload(site, tmp_path).stdout.endswith("/runs/7\n")
-    outcome = arrived(site, writer.files).outcome
+    outcome = find_attempt(site, writer.files).outcome
     assert outcome is not None
     assert (outcome["status"], outcome["step"]) == ("vanished", 100)
 
 
-def _flipped(content: bytes, at: int) -> bytes:
+def _flip(content: bytes, at: int) -> bytes:
     return content[:at] + bytes([content[at] ^ 0x55]) + content[at + 1 :]
 
 
@@ -737,7 +748,7 @@ def assert_reported(site: IngestServer, folder: Path, writer: "Writer", lost: in
     done = upload(site, folder)
     assert done.returncode == 1
     assert done.stdout.endswith(f"; {lost:,} damaged bytes in the spool of attempt 1 are lost\n")
-    outcome = arrived(site, writer.files).outcome
+    outcome = find_attempt(site, writer.files).outcome
     assert outcome is not None
     assert outcome["lost_bytes"] == lost
 
@@ -752,7 +763,7 @@ def test_damaged_bytes_of_a_spool_are_reported(
     content = path.read_bytes()
     half = (len(content) - 16) // 2
     at = {"first": 40, "last": 16 + half + 40, "header": 0, "length": 16 + 3}[place]
-    path.write_bytes(_flipped(content, at))
+    path.write_bytes(_flip(content, at))
     lost = 16 if place == "header" else half
     if place == "header":
         assert lost_bytes(path) == lost
@@ -881,9 +892,9 @@ def test_watch_starts_an_uploader_and_says_where_the_run_is(
     assert err.count(f"{site.url}/runs/7\n") == 1
     files = AttemptFiles(tmp_path / "it", 1)
     until(lambda: read_run(files.folder).id in site.runs)
-    until(lambda: arrived(site, files).outcome is not None)
-    assert arrived(site, files).spool == spooled(files)
-    assert len(arrived(site, files).stored) == 1
+    until(lambda: find_attempt(site, files).outcome is not None)
+    assert find_attempt(site, files).spool == read_spooled(files)
+    assert len(find_attempt(site, files).stored) == 1
     until(lambda: not uploaders(tmp_path))
     assert "token" not in (tmp_path / "it" / "run.json").read_text()
 
@@ -895,7 +906,7 @@ def test_the_page_is_updated_once_the_server_has_committed(
     writer = Writer(tmp_path).steps().finish()
     assert uploader.start(writer.files, site.server, SECONDS) == f"{site.url}/runs/7"
     until(lambda: not uploaders(tmp_path))
-    assert arrived(site, writer.files).spool == spooled(writer.files)
+    assert find_attempt(site, writer.files).spool == read_spooled(writer.files)
     assert not (writer.files.folder / uploader.LOG).exists()
 
 
@@ -909,8 +920,8 @@ def test_a_killed_training_is_sent_to_its_last_byte(site: IngestServer, tmp_path
     site.restart()
     files = AttemptFiles(tmp_path / "it", 1)
     until(lambda: not uploaders(tmp_path))
-    assert arrived(site, files).spool == spooled(files)
-    outcome = arrived(site, files).outcome
+    assert find_attempt(site, files).spool == read_spooled(files)
+    outcome = find_attempt(site, files).outcome
     assert outcome is not None
     assert outcome["status"] == "vanished"
 
@@ -925,8 +936,8 @@ def test_a_killed_uploader_is_succeeded_at_the_end(site: IngestServer, tmp_path:
     script.end()
     files = AttemptFiles(tmp_path / "it", 1)
     until(lambda: read_run(files.folder).id in site.runs)
-    until(lambda: arrived(site, files).outcome is not None)
-    assert arrived(site, files).spool == spooled(files)
+    until(lambda: find_attempt(site, files).outcome is not None)
+    assert find_attempt(site, files).spool == read_spooled(files)
 
 
 def test_a_server_that_is_slow_to_answer_holds_no_training(
@@ -1011,8 +1022,8 @@ def test_uploaders_that_are_killed_lose_nothing_and_send_nothing_twice(
     writer.finish()
     uploader.start(writer.files, site.server)
     until(lambda: not uploaders(tmp_path))
-    attempt = arrived(site, writer.files)
-    assert attempt.spool == spooled(writer.files)
+    attempt = find_attempt(site, writer.files)
+    assert attempt.spool == read_spooled(writer.files)
     assert len(attempt.stored) == 8
     assert attempt.outcome is not None
 
@@ -1040,15 +1051,15 @@ def test_the_end_of_a_run_waits_for_its_sidecar(
     with Ingest(site.server) as ingest:
         sending = RunSending(writer.files.folder, ingest, print, sidecar_seconds=math.inf)
         sending.send()
-        assert arrived(site, writer.files).spool
-        assert arrived(site, writer.files).outcome is None
+        assert find_attempt(site, writer.files).spool
+        assert find_attempt(site, writer.files).outcome is None
         assert not sending.is_over(writer.files.attempt)
         spool.event(event_of(LINE))
         lock.release()
         sending.send()
         assert sending.is_over(writer.files.attempt)
-    assert b"the last" in arrived(site, writer.files).sidecar.spooled
-    assert arrived(site, writer.files).outcome is not None
+    assert b"the last" in find_attempt(site, writer.files).sidecar.spooled
+    assert find_attempt(site, writer.files).outcome is not None
 
 
 def test_a_sidecar_that_does_not_end_is_not_waited_for_for_ever(
@@ -1062,8 +1073,8 @@ def test_a_sidecar_that_does_not_end_is_not_waited_for_for_ever(
         sent = send_run(writer.files.folder, ingest, print, waits.append, delete=True)
     assert sum(waits) == pytest.approx(sender.SIDECAR_SECONDS)
     assert sent.is_over
-    assert arrived(site, writer.files).outcome is not None
-    assert b"the last" in arrived(site, writer.files).sidecar.spooled
+    assert find_attempt(site, writer.files).outcome is not None
+    assert b"the last" in find_attempt(site, writer.files).sidecar.spooled
     assert not list(writer.files.sidecar.iterdir())
 
 
@@ -1081,4 +1092,4 @@ def test_an_older_server_gets_no_run(
     assert (old.value.status, old.value.code, site.runs) == (426, "older_server", {})
     site.protocol = protocol.PROTOCOL
     assert send(site, files) == []
-    assert arrived(site, files).spool == spooled(files)
+    assert find_attempt(site, files).spool == read_spooled(files)

@@ -37,7 +37,7 @@ def runs() -> list[Path]:
     return sorted(Path("halfstep-runs").iterdir())
 
 
-def logged(place: Path) -> dict[str, list[tuple[int, Any]]]:
+def read_logged(place: Path) -> dict[str, list[tuple[int, Any]]]:
     """Return the numbers of a run, by name."""
     found: dict[str, list[tuple[int, Any]]] = {}
     for event in Written(place).of("metric"):
@@ -61,7 +61,7 @@ def test_the_quickstart() -> None:
     for place in runs():
         described = read_run(place)
         assert (described.project, (described.config or {})["batch_size"]) == ("my-project", 64)
-        assert [value for _, value in logged(place)["epoch"]] == list(range(epochs))
+        assert [value for _, value in read_logged(place)["epoch"]] == list(range(epochs))
         assert json.loads((place / "outcome-1.json").read_text())["status"] == "finished"
 
 
@@ -108,7 +108,7 @@ def test_the_kitchen_sink(capsys: pytest.CaptureFixture[str]) -> None:
     result = trackio.show(project="demo", open_browser=False, block_thread=False)
     assert (len(result), result[3]) == (4, "")
     [place] = runs()
-    found = logged(place)
+    found = read_logged(place)
     assert [step for step, _ in found["train/accuracy"]] == [0, 1, 2, 3]
     assert [value for _, value in found["system/cpu_percent"]] == [25, 26, 27, 28]
     names = {path.name for path in (place / "artifacts").rglob("*") if path.is_file()}
@@ -151,7 +151,7 @@ def test_a_crash_and_a_restart(resume: str) -> None:
         ids.append(run.id)
     assert (ids[0] == ids[1]) == (resume != "never")
     if resume != "never":
-        steps = [step for step, _ in logged(runs()[1])["progress"]]
+        steps = [step for step, _ in read_logged(runs()[1])["progress"]]
         assert len(set(steps)) == 10
     with pytest.raises(ValueError, match="does not exist in project 'it'"):
         trackio.init(project="it", name="none", resume="must")
@@ -163,7 +163,7 @@ def test_what_it_lacks_is_said_and_does_nothing(capsys: pytest.CaptureFixture[st
     trackio.log({"trace": trackio.Trace([]), "a": 1})
     trackio.sync(project="it")
     trackio.finish()
-    assert list(logged(runs()[0])) == ["a"]
+    assert list(read_logged(runs()[0])) == ["a"]
     err = capsys.readouterr().err
     for text in ("as trackio: init(space_id=…)", "Trace is not supported", "sync is not supported"):
         assert text in err

@@ -22,7 +22,7 @@ from halfstep.session import active_run, run_start, run_upload, watched_run
 from halfstep.session.logged_values import files_of
 from halfstep.telemetry.run_folder import read_run
 from halfstep.wandb_compat import unsupported
-from tests.db.telemetry.telemetry_made import logged_points
+from tests.db.telemetry.telemetry_made import read_logged_points
 from tests.halfstep.watching.watch_made import Written
 from tests.site import until
 
@@ -46,14 +46,14 @@ def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watched_run, "find_spec", lambda name: None)
 
 
-def written(name: str) -> Written:
+def read_written(name: str) -> Written:
     return Written(Path("halfstep-runs") / name)
 
 
-def logged(name: str) -> dict[str, list[tuple[int, Any]]]:
+def read_logged(name: str) -> dict[str, list[tuple[int, Any]]]:
     """Return the numbers of a run, by name."""
     found: dict[str, list[tuple[int, Any]]] = {}
-    for event in written(name).of("metric"):
+    for event in read_written(name).of("metric"):
         found.setdefault(event["name"], []).append((event["step"], event["value"]))
     return found
 
@@ -109,9 +109,9 @@ def test_a_plain_loop() -> None:
     settings = {"learning_rate": 0.01, "epochs": 2, "seed": str(2**64 - 1)}
     assert described.config == settings
     assert (described.project, described.tags) == ("digits", ["fp16"])
-    steps = written("plain").steps
+    steps = read_written("plain").steps
     assert steps["step"].tolist() == [1, 2, 3, 4, 5, 6]
-    numbers = logged("plain")
+    numbers = read_logged("plain")
     assert [step for step, _ in numbers["loss"]] == [1, 2, 3, 4, 5, 6]
     assert [value for _, value in numbers["loss"]] == pytest.approx(steps["loss"].tolist())
     assert numbers["val.accuracy"] == [(3, 0.5), (6, 0.75)]
@@ -129,7 +129,7 @@ def test_labels_can_be_set_later(without_torch: None) -> None:
     wandb.log({"loss": 1.0})
     wandb.finish()
     assert (run.name, run.tags, run.notes) == ("warm", ("a", "b"), "first try, better")
-    renamed, tagged, noted, again = written("cold").of("described")
+    renamed, tagged, noted, again = read_written("cold").of("described")
     assert (renamed["name"], renamed["before"]) == ("warm", {"name": "cold", "tags": ["a"]})
     assert tagged["tags"] == ["a", "b"]
     assert (noted["note"], again["note"]) == ("first try", "first try, better")
@@ -172,8 +172,8 @@ def test_tables_images_and_a_summary(
     wandb.config.momentum = 0.9
     wandb.finish()
 
-    numbers = logged("media")
-    rows = written("media").steps
+    numbers = read_logged("media")
+    rows = read_written("media").steps
     assert rows["step"].tolist() == [1, 2, 3, 4]
     assert rows["loss"].tolist() == [2.0, 1.0, 0.0, 1.0]
     assert numbers["epoch"] == [(1, 0.0), (2, 1.0), (3, 2.0), (4, 3.0)]
@@ -191,12 +191,12 @@ def test_tables_images_and_a_summary(
     files = {path.name for path in Path("halfstep-runs/media/artifacts").rglob("*.*")}
     assert files >= {"examples-0.png", "examples-1.png", "examples-0.caption.txt", "note.txt"}
     assert files >= {"clip.mp4", "clip.caption.txt", "page.html", "bars.plot.json", "beep.wav"}
-    [version] = written("media").of("saved_artifact")
+    [version] = read_written("media").of("saved_artifact")
     assert (version["name"], version["type"]) == ("model", "model")
-    assert not written("media").of("checkpoint")
+    assert not read_written("media").of("checkpoint")
     assert "model.bin" in files
     assert read_run(Path("halfstep-runs/media")).config == {"lr": 0.2, "momentum": 0.9}
-    note, axes = written("media").of("described")
+    note, axes = read_written("media").of("described")
     assert (note["note"], axes["step_metrics"]) == ("first try", {"val/*": "epoch"})
     said = capsys.readouterr().err
     assert "Molecule is not supported" in said
@@ -215,12 +215,12 @@ def test_logged_losses_are_the_steps_of_a_script_without_torch(without_torch: No
         for number in range(3):
             wandb.log({"train/loss": 3.0 - number, "lr": 0.5, "grad_norm": np.float32(2)})
         wandb.finish()
-    rows = written("rows").steps
+    rows = read_written("rows").steps
     assert rows["step"].tolist() == [1, 2, 3, 4, 5, 6]
     assert rows["loss"].tolist() == [3.0, 2.0, 1.0] * 2
     assert set(rows[["lr", "grad_norm", "grad_norm_clipped"]].tolist()) == {(0.5, 2.0, 2.0)}
     assert rows["elapsed_ms"].tolist() == sorted(rows["elapsed_ms"])
-    assert logged("rows") == {"val/acc": [(1, 0.5)]}
+    assert read_logged("rows") == {"val/acc": [(1, 0.5)]}
 
 
 def test_a_run_with_only_a_loss_continues_after_its_last_step(without_torch: None) -> None:
@@ -232,8 +232,8 @@ def test_a_run_with_only_a_loss_continues_after_its_last_step(without_torch: Non
         for number in range(3):
             wandb.log({"acc": number + 3 * attempt})
         wandb.finish()
-    assert written("goes-on").steps["step"].tolist() == [1, 5]
-    assert logged("goes-on")["acc"] == [(2, 0), (3, 1), (4, 2), (6, 3), (7, 4), (8, 5)]
+    assert read_written("goes-on").steps["step"].tolist() == [1, 5]
+    assert read_logged("goes-on")["acc"] == [(2, 0), (3, 1), (4, 2), (6, 3), (7, 4), (8, 5)]
 
 
 def test_a_number_that_is_too_large_costs_no_other(without_torch: None) -> None:
@@ -243,8 +243,8 @@ def test_a_number_that_is_too_large_costs_no_other(without_torch: None) -> None:
     wandb.log({"loss": 1.5, "grad_norm": 10**400, "a": Fraction(10**400), "b": 2})
     wandb.log({"loss": np.float32(2.5), "lr": True})
     wandb.finish()
-    assert written("large").steps[["step", "loss"]].tolist() == [(1, 1.5), (2, 2.5)]
-    assert logged("large")["b"] == [(1, 2)]
+    assert read_written("large").steps[["step", "loss"]].tolist() == [(1, 1.5), (2, 2.5)]
+    assert read_logged("large")["b"] == [(1, 2)]
 
 
 def test_losses_that_a_script_with_torch_logs_are_no_steps() -> None:
@@ -262,8 +262,8 @@ def test_losses_that_a_script_with_torch_logs_are_no_steps() -> None:
         loss.backward()
         optimizer.step()
     wandb.finish()
-    assert written("before").steps["step"].tolist() == [1, 2, 3]
-    assert len(logged("before")["loss"]) == 6
+    assert read_written("before").steps["step"].tolist() == [1, 2, 3]
+    assert len(read_logged("before")["loss"]) == 6
 
 
 def test_a_metric_has_the_x_axis_that_is_defined_for_it(without_torch: None) -> None:
@@ -280,12 +280,12 @@ def test_a_metric_has_the_x_axis_that_is_defined_for_it(without_torch: None) -> 
         wandb.log({"val/loss": 0.5})
         wandb.log({"val/accuracy": 0.9, "other": 1})
     wandb.finish()
-    numbers = logged("axes")
+    numbers = read_logged("axes")
     assert numbers["epoch"] == [(2, 0.0), (3, 0.0), (6, 1.0), (7, 1.0)]
     assert numbers["samples"] == [(0, 32.0), (1, 64.0), (4, 96.0), (5, 128.0)]
     assert [step for step, _ in numbers["val/accuracy"]] == [3, 7]
     assert read_run(Path("halfstep-runs/axes")).config == {"lr": 0.1}
-    defined = written("axes").of("described")[-1]["step_metrics"]
+    defined = read_written("axes").of("described")[-1]["step_metrics"]
     assert defined == {"val/*": "epoch", "train/loss": "samples"}
 
 
@@ -315,9 +315,12 @@ def test_artifacts_are_versions_that_other_runs_use(
         assert Path(wandb.use_model("weights")).read_text() == "one"
         with pytest.raises(wandb.Error, match="there is no"):
             wandb.use_artifact("digits/data:v9")
-    names = [event["name"] for event in written("maker").of("saved_artifact")]
+    names = [event["name"] for event in read_written("maker").of("saved_artifact")]
     assert names == ["data", "table", "weights"]
-    assert [event["name"] for event in written("user").of("used_artifact")] == ["data", "weights"]
+    assert [event["name"] for event in read_written("user").of("used_artifact")] == [
+        "data",
+        "weights",
+    ]
 
 
 def test_references_of_an_artifact_are_refused_once(
@@ -334,7 +337,7 @@ def test_references_of_an_artifact_are_refused_once(
             for file in files:
                 artifact.add_file(file)
             assert run.log_artifact(artifact).wait() is artifact
-    [version] = written("maker").of("saved_artifact")
+    [version] = read_written("maker").of("saved_artifact")
     assert (version["name"], len(version["files"])) == ("mixed", 1)
     printed = capfd.readouterr().err
     assert printed.count("add_reference() is not supported and is ignored") == 2
@@ -360,8 +363,8 @@ def test_several_runs_of_a_sweep(without_torch: None) -> None:
         except ValueError:
             continue
     assert wandb.run is None
-    assert [logged(f"lr-{rate}")["score"][2] for rate in (0.1, 0.3)] == [(20, 2.0), (20, 6.0)]
-    assert logged("lr-0.1")["score"][3] == (5, 9.0)  # W&B drops a step that goes back
+    assert [read_logged(f"lr-{rate}")["score"][2] for rate in (0.1, 0.3)] == [(20, 2.0), (20, 6.0)]
+    assert read_logged("lr-0.1")["score"][3] == (5, 9.0)  # W&B drops a step that goes back
     assert outcome("lr-0.1")["status"] == "finished"
     assert outcome("lr-0.2")["status"] == "failed"
     assert "it diverged" in outcome("lr-0.2")["error"]
@@ -387,9 +390,9 @@ raise ValueError("it diverged")
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ended.stderr.count("halfstep:") == 1, ended.stderr
-    assert logged("unfinished") == {"acc": [(0, 0.5)], "summary/best": [(0, 3.0)]}
+    assert read_logged("unfinished") == {"acc": [(0, 0.5)], "summary/best": [(0, 3.0)]}
     assert {row["name"] for row in table("unfinished", "summary")} == {"acc", "best"}
-    assert 7 in [event["size_bytes"] for event in written("unfinished").of("artifact")]
+    assert 7 in [event["size_bytes"] for event in read_written("unfinished").of("artifact")]
     assert outcome("unfinished")["status"] == "failed"
 
 
@@ -407,7 +410,7 @@ def test_a_later_cell_of_a_notebook_starts_a_run_of_its_own(
     second = wandb.init(name="cell 2")
     assert second is not first
     assert wandb.run is second
-    assert logged("cell-1") == {"acc": [(0, 0.5)]}
+    assert read_logged("cell-1") == {"acc": [(0, 0.5)]}
     assert outcome("cell-1")["status"] == "interrupted"
 
 
@@ -418,8 +421,8 @@ def test_a_run_that_only_logs_continues(without_torch: None) -> None:
             assert run.resumed == (attempt == 2)
             for _ in range(3):
                 run.log({"score": attempt})
-    assert logged("abc")["score"] == [(step, 1 + step // 3) for step in range(6)]
-    [resumed] = written("abc").of("resumed")
+    assert read_logged("abc")["score"] == [(step, 1 + step // 3) for step in range(6)]
+    [resumed] = read_written("abc").of("resumed")
     assert (resumed["step"], resumed["exact"]) == (2, True)
 
 
@@ -437,9 +440,9 @@ def test_steps_that_a_script_runs_again_are_replaced(without_torch: None) -> Non
         assert run.step == step
     wandb.finish()
     steps = list(range(1, 11)) + list(range(7, 13))
-    assert written("again").steps["step"].tolist() == steps
-    assert logged("again")["acc"][-6:] == [(step, 100 + step) for step in range(7, 13)]
-    [resumed] = written("again").of("resumed")
+    assert read_written("again").steps["step"].tolist() == steps
+    assert read_logged("again")["acc"][-6:] == [(step, 100 + step) for step in range(7, 13)]
+    [resumed] = read_written("again").of("resumed")
     assert (resumed["step"], resumed["exact"]) == (6, False)
 
 
@@ -464,7 +467,7 @@ def test_steps_run_again_are_replaced_on_the_server(
 
     def accuracies() -> list[float]:
         with database.reading() as session:
-            return [point.value for point in logged_points(session, name="acc")]
+            return [point.value for point in read_logged_points(session, name="acc")]
 
     expected = [*range(1, 7), *range(107, 111)] * 2
     until(lambda: accuracies() == expected)
@@ -482,9 +485,9 @@ def test_numbers_without_a_loss_are_logged_again(without_torch: None) -> None:
             wandb.log({"acc": first + step}, step=step)
             wandb.log({"loss": float(first)}, step=step + 1)
         wandb.finish()
-    [resumed] = written("numbers").of("resumed")
+    [resumed] = read_written("numbers").of("resumed")
     assert (resumed["step"], resumed["exact"]) == (10, True)
-    assert written("numbers").steps["step"].tolist() == [*range(1, 11), *range(6, 11)]
+    assert read_written("numbers").steps["step"].tolist() == [*range(1, 11), *range(6, 11)]
 
 
 def test_resume_must_and_never_are_honoured(
@@ -564,7 +567,7 @@ def test_an_undeliverable_alert_is_kept(
     monkeypatch.setattr("sys.stderr", None)
     wandb.alert("Low")
     wandb.finish()
-    assert [event["title"] for event in written("silent").of("alert")] == ["Low"]
+    assert [event["title"] for event in read_written("silent").of("alert")] == ["Low"]
 
 
 def test_an_alert_is_sent_once_a_while(
@@ -583,7 +586,8 @@ def test_an_alert_is_sent_once_a_while(
         run.alert("NaN", "loss", "error")
     wandb.finish()
     sent = [
-        (event["title"], event["text"], event["level"]) for event in written("alerts").of("alert")
+        (event["title"], event["text"], event["level"])
+        for event in read_written("alerts").of("alert")
     ]
     assert sent[:2] == [("Low", "0.4", "warn"), ("NaN", "", "error")]
     assert sent[2:] == [("Low", "0.2", "info"), ("NaN", "loss", "error")]
@@ -622,9 +626,9 @@ def test_tensorboards_values_are_the_runs(without_torch: None) -> None:
     wandb.finish()
     with tensorboard.SummaryWriter("logs/late") as writer:
         writer.add_scalar("late", 0.5, 4)
-    rows = written("board").steps
+    rows = read_written("board").steps
     assert rows[["step", "loss"]].tolist() == [(1, 0.5), (2, pytest.approx(1 / 3))]
-    assert logged("board") == {
+    assert read_logged("board") == {
         "loss": [(0, 1.0)],
         "both_a/both": [(5, 1.0)],
         "both_b/both": [(5, 2.0)],
@@ -665,7 +669,7 @@ def test_nothing_raises(without_torch: None, capsys: pytest.CaptureFixture[str])
         "run.whatever",
     ):
         assert words in said, words
-    assert logged(run.name)["3"] == [(0, 4.0)]
+    assert read_logged(run.name)["3"] == [(0, 4.0)]
 
 
 def test_one_value_that_cannot_be_shown_costs_no_other(without_torch: None) -> None:
@@ -682,8 +686,8 @@ def test_one_value_that_cannot_be_shown_costs_no_other(without_torch: None) -> N
     with pytest.raises(wandb.errors.CommError):
         raise wandb.CommError
     wandb.finish()
-    assert written("all").steps[["step", "loss"]].tolist() == [(1, 1.5)]
-    saved = {each["name"]: each["path"] for each in written("all").of("artifact")}
+    assert read_written("all").steps[["step", "loss"]].tolist() == [(1, 1.5)]
+    saved = {each["name"]: each["path"] for each in read_written("all").of("artifact")}
     for name, content in {
         "a.config.yaml": "a/config.yaml",
         "b.config.yaml": "b/config.yaml",

@@ -372,14 +372,14 @@ class Watched:
         self.unexamined = 0  # passes
         repeats = backward_passes.BackwardPasses.repeats
 
-        def counted_repeats(passes: backward_passes.BackwardPasses, roots: Any) -> bool:
+        def count_repeats(passes: backward_passes.BackwardPasses, roots: Any) -> bool:
             is_plain = repeats(passes, roots)
             self.unexamined += is_plain
             return is_plain
 
         loop = Loop(is_fused=is_fused)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(backward_passes.BackwardPasses, "repeats", counted_repeats)
+            patch.setattr(backward_passes.BackwardPasses, "repeats", count_repeats)
             patch.setattr(backward_passes, "PLAIN_AFTER", plain_after)
             patch.setattr(backward_passes, "PLAIN_AFTER_ON_HOST", plain_after)
             with halfstep.watch(loop.net, folder=folder / str(plain_after)) as watch:

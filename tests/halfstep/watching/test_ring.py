@@ -101,14 +101,14 @@ def test_rows_interrupted_by_ctrl_c_are_flushed_later(
     def take(_first: int, rows: Any, records: Any) -> None:
         found.extend(zip(rows[:, 0].tolist(), records["step"].tolist(), strict=True))
 
-    def interrupted(*_: object) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     ring = Ring(1, CPU, clock(), take)
     for step in (1, 2, 3):
         close(ring, step, float(step))
     with monkeypatch.context() as patched:
-        patched.setattr(f"halfstep.recording.ring.{place}", interrupted)
+        patched.setattr(f"halfstep.recording.ring.{place}", interrupt)
         with pytest.raises(KeyboardInterrupt):
             drain(ring)
     close(ring, 4, 4.0)

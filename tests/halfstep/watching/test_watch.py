@@ -1027,13 +1027,13 @@ def test_a_wrong_argument_of_a_method_is_a_line(
     assert line.startswith(f"halfstep: {name.split(',')[0]} is ignored: {said}")
 
 
-def closed() -> io.StringIO:
+def make_closed() -> io.StringIO:
     stream = io.StringIO()
     stream.close()
     return stream
 
 
-@pytest.mark.parametrize("stream", [closed(), None], ids=["closed", "none"])
+@pytest.mark.parametrize("stream", [make_closed(), None], ids=["closed", "none"])
 def test_an_unreportable_error_ends_no_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: io.StringIO | None
 ) -> None:
@@ -1055,11 +1055,11 @@ def test_an_interrupt_in_the_midst_of_our_work_does_not_hold_a_later_end(
 ) -> None:
     """After Ctrl-C a continuing script can still be ended by SIGTERM."""
 
-    def interrupted(*_: Any) -> Any:
+    def interrupt(*_: Any) -> Any:
         raise KeyboardInterrupt
 
     watch = halfstep.watch(folder=tmp_path, name="it")
-    monkeypatch.setattr(halfstep.recording.gradients.Gradients, "norms", interrupted)
+    monkeypatch.setattr(halfstep.recording.gradients.Gradients, "norms", interrupt)
     with pytest.raises(KeyboardInterrupt):
         Script().train(watch.add, steps=3)
     assert watch._run.outcome.exit_hooks.held == 0

@@ -50,7 +50,7 @@ def test_a_resumed_run_is_bit_exact(run_loop, tmp_path, fused):
         assert resumed.records[name].tobytes() == straight.records[name][20:].tobytes(), name
     ends = [checkpoint.load(tmp_path / side / "step-00000040.pt") for side in "ab"]
     assert_same_bits(*ends)
-    assert ends[0]["progress"]["skipped"] == len(straight.skipped()) > 0
+    assert ends[0]["progress"]["skipped"] == len(straight.list_skipped()) > 0
     later = [event for event in straight.of("scaler") if event["step"] > 20]
     assert resumed.of("scaler") == later
 
@@ -62,8 +62,8 @@ def test_a_checkpoint_holds_what_the_next_step_needs(run_loop, tmp_path):
     assert state["progress"] == {
         "step": 3,
         "position": 24,
-        "skipped": len(run.skipped()),
-        "applied": 3 - len(run.skipped()),
+        "skipped": len(run.list_skipped()),
+        "applied": 3 - len(run.list_skipped()),
         "retried": 0,
     }
     assert state["scaler"]["_growth_tracker"] >= 0
@@ -281,7 +281,7 @@ def test_a_resumed_state_is_mapped_and_released(run_loop, tmp_path, monkeypatch)
     states, seen = [], []
     load = checkpoint.load
 
-    def noted(path, **options):
+    def note_load(path, **options):
         state = load(path, **options)
         states.extend(weakref.ref(leaf) for leaf in tree_leaves(state) if torch.is_tensor(leaf))
         return state
@@ -309,7 +309,7 @@ def test_a_resumed_state_is_mapped_and_released(run_loop, tmp_path, monkeypatch)
     half = tmp_path / "a/step-00000010.pt"
     straight = run_loop(Keeping, values, folder=tmp_path / "a")
     seen.clear()
-    monkeypatch.setattr(checkpoint, "load", noted)
+    monkeypatch.setattr(checkpoint, "load", note_load)
     resumed = run_loop(Keeping, values, folder=tmp_path / "b", resume=half)
     assert len(states) > 20
     assert seen[:3] == [0, None, 0]

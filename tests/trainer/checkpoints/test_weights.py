@@ -26,7 +26,7 @@ TYPES = [
 ]
 
 
-def written(weights):
+def write(weights):
     """Return the written bytes of weights."""
     file = io.BytesIO()
     write_weights(weights, file)
@@ -45,12 +45,12 @@ def written(weights):
 )
 def test_the_bytes_are_the_librarys(weights):
     """Header, order, padding and values are those of the library, for every dtype of weights."""
-    assert written(weights) == safetensors.torch.save(weights, METADATA)
+    assert write(weights) == safetensors.torch.save(weights, METADATA)
 
 
 def test_tied_and_strided_weights_are_written_out():
     """Each name has its values in order, however they share memory."""
     weight = torch.arange(6.0).reshape(2, 3)
     weights = {"a": weight, "b": weight.t(), "c": weight[:, 1]}
-    loaded = safetensors.torch.load(written(weights))
+    loaded = safetensors.torch.load(write(weights))
     assert all(torch.equal(loaded[name], weights[name]) for name in "abc")

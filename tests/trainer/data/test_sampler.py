@@ -7,14 +7,14 @@ from tests.trainer.conftest import drawn
 from trainer.data.sampler import Sampler, check_batch
 
 
-def taken(sampler, steps):
+def take(sampler, steps):
     """The indices of some steps, in one list."""
     return [index for _ in range(steps) for batch, _ in drawn(sampler) for index in batch.tolist()]
 
 
 def test_every_example_comes_once_an_epoch():
     """Batches cross the end of an epoch, so that none is left out."""
-    indices = taken(Sampler(10, Training(batch_size=4)), 5)
+    indices = take(Sampler(10, Training(batch_size=4)), 5)
     assert sorted(indices[:10]) == list(range(10))
     assert sorted(indices[10:]) == list(range(10))
     assert indices[:10] != indices[10:]
@@ -24,22 +24,22 @@ def test_the_position_is_the_only_state():
     """A sampler that is set to a position continues as the first one did there."""
     training = Training(batch_size=3, accumulation_steps=2)
     first, second = Sampler(10, training), Sampler(10, training)
-    taken(first, 7)
+    take(first, 7)
     second.position = first.position
-    assert taken(second, 5) == taken(first, 5)
+    assert take(second, 5) == take(first, 5)
 
 
 def test_a_seed_decides_the_order():
     """Equal seeds agree, other seeds do not."""
-    orders = [taken(Sampler(50, Training(batch_size=50, seed=seed)), 1) for seed in (1, 1, 2)]
+    orders = [take(Sampler(50, Training(batch_size=50, seed=seed)), 1) for seed in (1, 1, 2)]
     assert orders[0] == orders[1] != orders[2]
 
 
 def test_ranks_share_a_step_between_them():
     """Two ranks see together what one device with twice the batch sees."""
-    alone = taken(Sampler(40, Training(batch_size=8)), 5)
+    alone = take(Sampler(40, Training(batch_size=8)), 5)
     ranks = [Sampler(40, Training(batch_size=4), rank=rank, world_size=2) for rank in (0, 1)]
-    together = [index for _ in range(5) for sampler in ranks for index in taken(sampler, 1)]
+    together = [index for _ in range(5) for sampler in ranks for index in take(sampler, 1)]
     assert together == alone
 
 

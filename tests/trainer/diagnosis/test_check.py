@@ -23,7 +23,7 @@ PENALTY = """inputs = inputs.clone().requires_grad_()
         yield Loss(F.mse_loss(outputs, targets) + penalty, optimizer="adamw")"""
 
 
-def checked(tmp_path, capsys, *changes, arguments=()):
+def run_check(tmp_path, capsys, *changes, arguments=()):
     """Check the template after these changes; return the exit code and the text."""
     text = TEMPLATE.read_text()
     for old, new in changes:
@@ -49,7 +49,7 @@ def test_the_template_passes(tmp_path, capsys):
     """The template has neither an error nor a warning, and its steps are shown in each
     precision.
     """
-    code, text = checked(tmp_path, capsys)
+    code, text = run_check(tmp_path, capsys)
     assert code == 0
     assert "No mistakes found." in text
     assert "error" not in text
@@ -352,7 +352,7 @@ class DiabetesConfig""",
 def test_a_mistake_is_named(tmp_path, capsys, mistake):
     """Each mistake is an error in words, with its line if it has one, and the exit code is 1."""
     old, new, part, message = ERRORS[mistake]
-    code, text = checked(tmp_path, capsys, (old, new), *BESIDES.get(mistake, []))
+    code, text = run_check(tmp_path, capsys, (old, new), *BESIDES.get(mistake, []))
     assert code == 1
     [line] = [line for line in text.splitlines() if message in line]
     assert line.startswith("error: ")
@@ -397,7 +397,7 @@ WARNINGS = {
 def test_a_doubt_is_a_warning(tmp_path, capsys, doubt):
     """Possible mistakes are printed, and the exit code stays 0."""
     old, new, message = WARNINGS[doubt]
-    code, text = checked(tmp_path, capsys, (old, new))
+    code, text = run_check(tmp_path, capsys, (old, new))
     assert code == 0
     assert any(line.startswith("warning: ") and message in line for line in text.splitlines())
     assert text.splitlines()[-1] == "No errors. Review the warnings above."
@@ -409,7 +409,7 @@ def test_a_value_kept_away_from_zero_is_no_doubt(tmp_path, capsys, guard):
     step = f"chance = (torch.sigmoid(outputs) {guard})" if "+" in guard else (
         f"chance = torch.sigmoid(outputs){guard}")  # fmt: skip
     changed = f'{step}\n        yield Loss(-torch.log(chance).float().mean(), optimizer="adamw")'
-    code, text = checked(tmp_path, capsys, (STEP, changed))
+    code, text = run_check(tmp_path, capsys, (STEP, changed))
     assert code == 0
     assert "warning" not in text
 
@@ -430,7 +430,7 @@ STATE = """    def state_dict(self):
 
 def test_an_order_of_its_own_that_its_state_covers_is_fine(tmp_path, capsys):
     """A recipe that ignores its indices, and says where it is, resumes to the last bit."""
-    code, text = checked(tmp_path, capsys, (BATCH, COVERED), ("    def evaluate(self)", STATE))
+    code, text = run_check(tmp_path, capsys, (BATCH, COVERED), ("    def evaluate(self)", STATE))
     assert code == 0
     assert "warning" not in text
 
@@ -458,7 +458,7 @@ def test_losses_are_judged_by_cudas_autocast(tmp_path, capsys, loss):
     or rejects them.
     """
     changed = f'yield Loss({FP32_ON_CUDA[loss]}, optimizer="adamw")'
-    code, text = checked(tmp_path, capsys, (STEP, changed))
+    code, text = run_check(tmp_path, capsys, (STEP, changed))
     assert "error" not in text
     assert "warning" not in text
     assert code == 0
@@ -475,7 +475,7 @@ def test_a_recurrent_network_is_no_mistake_in_fp16(tmp_path, capsys):
 
 
 class DiabetesConfig"""
-    code, text = checked(tmp_path, capsys, (linear, lstm), ("class DiabetesConfig", layer))
+    code, text = run_check(tmp_path, capsys, (linear, lstm), ("class DiabetesConfig", layer))
     assert "error" not in text
     assert code == 0
 
@@ -484,7 +484,7 @@ def test_a_gradient_penalty_as_documented_is_no_mistake(tmp_path, capsys):
     """A penalty that is scaled, and whose gradient is divided by the scale, is no mistake."""
     one = "torch.ones((), device=inputs.device)"
     penalty = PENALTY.format(scale=f"self.scaler.scale({one})", inverse="(1 / scale)")
-    code, text = checked(tmp_path, capsys, (STEP, penalty))
+    code, text = run_check(tmp_path, capsys, (STEP, penalty))
     assert "error" not in text
     assert code == 0
 
@@ -496,7 +496,7 @@ def test_a_penalty_without_half_precision_needs_no_scale(tmp_path, capsys):
             score = model(penalised).mean()
             [inner] = torch.autograd.grad(score, penalised, create_graph=True)
         yield Loss(F.mse_loss(outputs, targets) + inner.norm(dim=1).mean(), optimizer="adamw")"""
-    code, text = checked(tmp_path, capsys, (STEP, step))
+    code, text = run_check(tmp_path, capsys, (STEP, step))
     assert "error" not in text
     assert code == 0
 
@@ -526,11 +526,11 @@ def test_nondeterministic_operations_on_cuda_are_named(tmp_path, capsys, operati
     """Each operation is an error, unless the run is not deterministic."""
     step = f'yield Loss({REFUSED_ON_CUDA[operation]}, optimizer="adamw")'
     message = f"{operation} has no deterministic implementation on CUDA"
-    code, text = checked(tmp_path, capsys, (STEP, step))
+    code, text = run_check(tmp_path, capsys, (STEP, step))
     assert code == 1
     assert message in text
     off = ["training.deterministic=false"]
-    assert message not in checked(tmp_path, capsys, (STEP, step), arguments=off)[1]
+    assert message not in run_check(tmp_path, capsys, (STEP, step), arguments=off)[1]
 
 
 @pytest.mark.parametrize(
@@ -545,7 +545,7 @@ def test_nondeterministic_operations_on_cuda_are_named(tmp_path, capsys, operati
 def test_what_determinism_allows_is_no_mistake(tmp_path, capsys, value):
     """Forms of such operations with a deterministic kernel are allowed."""
     step = f'yield Loss(({value}).float().mean(), optimizer="adamw")'
-    assert "deterministic" not in checked(tmp_path, capsys, (STEP, step))[1]
+    assert "deterministic" not in run_check(tmp_path, capsys, (STEP, step))[1]
 
 
 def test_an_attack_on_the_inputs_is_no_step_of_its_own(tmp_path, capsys):
@@ -555,7 +555,7 @@ def test_an_attack_on_the_inputs_is_no_step_of_its_own(tmp_path, capsys):
         missed.backward(inputs=[attacked])
         outputs = self.modules["model"](inputs + attacked.grad.sign() / 100).squeeze(1)
         {STEP}"""
-    code, text = checked(tmp_path, capsys, (STEP, step))
+    code, text = run_check(tmp_path, capsys, (STEP, step))
     assert "error" not in text
     assert code == 0
 
@@ -564,7 +564,7 @@ def test_a_batch_that_is_an_object_is_no_other_each_time(tmp_path, capsys):
     """The address of an object in memory does not count as a difference of batches."""
     unpack = """rows, self.kept = batch.rows, batch
         inputs, targets = self.train_inputs[rows], self.train_targets[rows]"""
-    code, text = checked(
+    code, text = run_check(
         tmp_path,
         capsys,
         ("class DiabetesConfig", "class Rows:\n    rows = None\n\n\nclass DiabetesConfig"),
@@ -583,7 +583,7 @@ def test_an_operation_without_a_meta_kernel_is_no_wait(tmp_path, capsys):
     """The limit of the check is a warning, and a wait would be a guess."""
     step = f'yield Loss({REFUSED_ON_CUDA["ctc_loss"]}, optimizer="adamw")'
     off = ["training.deterministic=false"]
-    code, text = checked(tmp_path, capsys, (STEP, step), arguments=off)
+    code, text = run_check(tmp_path, capsys, (STEP, step), arguments=off)
     assert code == 0
     assert "reads a value from the device" not in text
     assert "torch has no ctc_loss on its meta device" in text
@@ -592,7 +592,7 @@ def test_an_operation_without_a_meta_kernel_is_no_wait(tmp_path, capsys):
 def test_a_recipe_of_one_batch_size_is_a_doubt(tmp_path, capsys):
     """The skipped check is reported, with the line, and the check continues."""
     step = 'yield Loss(F.mse_loss(outputs.view(8), targets), optimizer="adamw")'
-    code, text = checked(tmp_path, capsys, (STEP, step))
+    code, text = run_check(tmp_path, capsys, (STEP, step))
     assert code == 0
     place = line_of(tmp_path, "view(8)")
     assert f"warning: {place}: it raised when the check tried other batches: RuntimeError" in text
@@ -601,7 +601,7 @@ def test_a_recipe_of_one_batch_size_is_a_doubt(tmp_path, capsys):
 def test_a_shape_that_the_values_decide_is_a_wait(tmp_path, capsys):
     """unique() has no meta kernel either, and for a reason."""
     step = 'yield Loss(F.mse_loss(outputs, targets) * targets.unique().numel(), "adamw")'
-    code, text = checked(tmp_path, capsys, (STEP, step))
+    code, text = run_check(tmp_path, capsys, (STEP, step))
     assert code == 1
     assert "the step reads a value from the device" in text
 
@@ -609,29 +609,29 @@ def test_a_shape_that_the_values_decide_is_a_wait(tmp_path, capsys):
 def test_a_compiler_under_a_path_with_a_space_is_named(tmp_path, capsys, monkeypatch):
     """torch passes such a path to the linker in two pieces, with an obscure message."""
     monkeypatch.setattr(recipe_checks, "TORCH_LIB_PATH", "/home/a b/torch/lib")
-    code, text = checked(tmp_path, capsys, arguments=["training.compile=true"])
+    code, text = run_check(tmp_path, capsys, arguments=["training.compile=true"])
     assert code == 1
     assert "-L/home/a b/torch/lib to the linker unquoted, and the path has a space" in text
-    assert checked(tmp_path, capsys)[0] == 0
+    assert run_check(tmp_path, capsys)[0] == 0
 
 
 def test_what_holds_in_one_precision_only_says_so(tmp_path, capsys):
     """A finding only in fp16 names fp16."""
     old, new, _, message = ERRORS["log of what fp16 flushes"]
-    _, text = checked(tmp_path, capsys, (old, new))
+    _, text = run_check(tmp_path, capsys, (old, new))
     [line] = [line for line in text.splitlines() if message in line]
     assert line.endswith("[fp16]")
 
 
 def test_settings_reach_the_recipe(tmp_path, capsys):
     """`--set` works as in training, and a bad value is one sentence with exit code 2."""
-    assert checked(tmp_path, capsys, arguments=["recipe.width=8"])[0] == 0
-    assert checked(tmp_path, capsys, arguments=["recipe.width=0"])[0] == 2
+    assert run_check(tmp_path, capsys, arguments=["recipe.width=8"])[0] == 0
+    assert run_check(tmp_path, capsys, arguments=["recipe.width=0"])[0] == 2
 
 
 def test_a_file_with_two_recipes_wants_a_name(tmp_path, capsys):
     """A single recipe is found by itself; of two the class has to be named."""
     two = ("class Diabetes(Recipe):", "class Other(Recipe): ...\n\n\nclass Diabetes(Recipe):")
-    assert checked(tmp_path, capsys, two)[0] == 2
+    assert run_check(tmp_path, capsys, two)[0] == 2
     main(f"{tmp_path}/mine.py:Diabetes")
     assert "No mistakes found." in capsys.readouterr().out

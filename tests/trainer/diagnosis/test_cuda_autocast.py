@@ -13,7 +13,7 @@ from trainer.diagnosis.cuda_autocast import cudas_autocast
 HEADER = Path(torch.__file__).parent / "include/ATen/autocast_mode.h"
 
 
-def listed(macro):
+def list_operations(macro):
     """The operations of one of the header's lists, as torch.ops names them."""
     [_, text] = HEADER.read_text().split(f"#define AT_FORALL_{macro}(_)")
     entries = re.findall(r"_\((\w+)(?:, (\w+))?\)", re.split(r"\n(?!  )", text)[0])
@@ -31,7 +31,7 @@ def listed(macro):
 )
 def test_the_lists_are_those_of_the_torch_that_is_installed(macro, names):
     """Torch ships the lists in a header; norm is in a list of its own there."""
-    assert {name for name in names if not name.startswith("norm")} == listed(macro)
+    assert {name for name in names if not name.startswith("norm")} == list_operations(macro)
 
 
 def test_the_cpus_own_autocast_comes_back():

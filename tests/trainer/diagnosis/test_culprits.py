@@ -17,7 +17,7 @@ def test_culprits_and_their_counts_are_the_truth(run_loop, monkeypatch, recipe, 
     truth = []
     original = optimizers.WatchedOptimizer.count_nonfinite
 
-    def observed(self, *args):
+    def observe(self, *args):
         counts = [
             {"name": name, "inf": int(np.isinf(g).sum()), "nan": int(np.isnan(g).sum())}
             for name, parameter in zip(self.names, self.parameters, strict=True)
@@ -27,7 +27,7 @@ def test_culprits_and_their_counts_are_the_truth(run_loop, monkeypatch, recipe, 
             truth.append(counts)
         return original(self, *args)
 
-    monkeypatch.setattr(optimizers.WatchedOptimizer, "count_nonfinite", observed)
+    monkeypatch.setattr(optimizers.WatchedOptimizer, "count_nonfinite", observe)
     values = {
         "training": {"steps": 60, "fused": fused, "max_grad_norm": 0.1},
         "scaler": {"init_scale": 2.0**22, "growth_interval": 5},

@@ -46,7 +46,7 @@ def test_the_largest_and_smallest_of_each_module_in_steps_that_are_due(run_loop)
         assert 0 < first["smallest_gradient"] < first["gradient"]
 
 
-def measured(network, *passes):
+def measure(network, *passes):
     """Return the measurements of a forward and backward pass, by name."""
     measuring = Measuring(with_smallest=True)
     measuring.begin({each: name for name, each in network.named_modules()})
@@ -63,10 +63,10 @@ def test_zeros_are_no_smallest_numbers():
     """The smallest number of a ReLU is one that it passes; a module of zeros has none."""
     network = nn.Sequential(nn.Identity(), nn.ReLU())
     inputs = torch.tensor([[-3.0, 2.0**-30, 5.0]], requires_grad=True)
-    assert measured(network, inputs)["1"] == [[5.0, 2.0**-30], [1.0, 1.0]]
+    assert measure(network, inputs)["1"] == [[5.0, 2.0**-30], [1.0, 1.0]]
     nothing = torch.zeros(1, 3, requires_grad=True)
-    assert measured(network, nothing)["1"][0] == [0.0, torch.inf]
-    assert measured(network, nothing, inputs, nothing)["1"][0] == [5.0, 2.0**-30]
+    assert measure(network, nothing)["1"][0] == [0.0, torch.inf]
+    assert measure(network, nothing, inputs, nothing)["1"][0] == [5.0, 2.0**-30]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -82,9 +82,9 @@ def test_magnitudes_are_exact_in_every_type(dtype):
     ):
         inputs = torch.tensor([values], dtype=dtype, requires_grad=True)
         expected = torch.tensor([largest, smallest], dtype=dtype).float().tolist()
-        assert measured(nn.Identity(), inputs)[""][0] == expected
+        assert measure(nn.Identity(), inputs)[""][0] == expected
     inputs = torch.tensor([[float("nan"), torch.inf, -2.0]], dtype=dtype, requires_grad=True)
-    [largest, smallest] = measured(nn.Identity(), inputs)[""][0]
+    [largest, smallest] = measure(nn.Identity(), inputs)[""][0]
     assert largest != largest
     assert smallest == 2.0
 
@@ -102,7 +102,7 @@ def test_no_bit_of_training_is_different(run_loop, recipe_class):
     assert [len(run.of("headroom")) for run in runs] == [0, 30]
     assert_same_bits(runs[0].weights(), runs[1].weights())
     assert runs[0].records["loss"].tolist() == runs[1].records["loss"].tolist()
-    assert runs[0].skipped() == runs[1].skipped()
+    assert runs[0].list_skipped() == runs[1].list_skipped()
     assert not torch_module._global_forward_hooks
 
 

@@ -105,11 +105,11 @@ def test_counting_is_not_sorted_under_deterministic_algorithms(monkeypatch):
     seen = []
     original = torch.Tensor.scatter_add_
 
-    def observed(self, *args):
+    def observe(self, *args):
         seen.append(torch.are_deterministic_algorithms_enabled())
         return original(self, *args)
 
-    monkeypatch.setattr(torch.Tensor, "scatter_add_", observed)
+    monkeypatch.setattr(torch.Tensor, "scatter_add_", observe)
     torch.use_deterministic_algorithms(True)
     try:
         histogram_of(torch.ones(2, 2))

@@ -33,7 +33,7 @@ VALUES = {
 }
 
 
-def measured(recipe: Any, values: dict[str, Any], files: Sequence[Path] = ()) -> list[Any]:
+def run_measurement(recipe: Any, values: dict[str, Any], files: Sequence[Path] = ()) -> list[Any]:
     """Return the events of a measurement with checkpoints."""
     events: list[Any] = []
     config, checkpoints = parse_config(recipe, VALUES | values), {file.stem: file for file in files}
@@ -45,7 +45,7 @@ def test_a_diff_at_a_checkpoint_is_of_the_next_step(tmp_path: Path, run_loop: An
     """Loss and scale of the diff are those of the training's next step, to the bit."""
     run = run_loop(Regression, VALUES, tmp_path)
     files = sorted(tmp_path.glob("*.pt"))
-    [diff] = measured(Regression, {"lab": {"task": "precision_diff"}}, files[:1])
+    [diff] = run_measurement(Regression, {"lab": {"task": "precision_diff"}}, files[:1])
     assert isinstance(diff, PrecisionDiff)
     assert diff.step == 3
     [following] = run.records[run.records["step"] == 4]
@@ -93,7 +93,7 @@ def test_a_diff_is_of_the_batch_that_the_training_had_next(
     trained = seen[3 * passes]
     seen.clear()
     file = tmp_path / "step-00000003.pt"
-    [diff] = measured(Seen, values | {"lab": {"task": "precision_diff"}}, [file])
+    [diff] = run_measurement(Seen, values | {"lab": {"task": "precision_diff"}}, [file])
     assert all(torch.equal(a, b) for a, b in zip(seen[0], trained, strict=True))
     assert diff.step == 3
     [following] = run.records[run.records["step"] == 4]
@@ -112,7 +112,7 @@ def test_a_plan_is_of_the_first_batches_of_a_training(tmp_path: Path, run_loop: 
     run_loop(Seen, VALUES, tmp_path)
     trained = seen[:2]
     seen.clear()
-    measured(Seen, {"lab": {"task": "precision_plan", "batches": 2}})
+    run_measurement(Seen, {"lab": {"task": "precision_plan", "batches": 2}})
     assert all(any(torch.equal(each, one) for one in seen) for each in trained)
 
 
@@ -123,15 +123,15 @@ def test_diffs_are_made_at_several_checkpoints_or_with_initial_weights(
     run_loop(Regression, VALUES, tmp_path)
     files = sorted(tmp_path.glob("*.pt"))
     values = {"lab": {"task": "precision_diff"}, "precision": "bf16"}
-    assert [diff.step for diff in measured(Regression, values, files)] == [3, 6]
-    [fresh] = measured(Regression, values)
+    assert [diff.step for diff in run_measurement(Regression, values, files)] == [3, 6]
+    [fresh] = run_measurement(Regression, values)
     assert (fresh.step, fresh.scale, fresh.dtype) == (0, 1.0, "bfloat16")
 
 
 def test_modules_keep_their_own_precision_in_a_diff() -> None:
     """The low precision is the run's: a module in modules.fp32 computes in fp32."""
     own = {"lab": {"task": "precision_diff"}, "modules": {"fp32": ["model.2"]}}
-    [diff] = measured(Regression, own)
+    [diff] = run_measurement(Regression, own)
     dtypes = {row.name: row.dtype for row in diff.rows if row.direction == "forward"}
     assert (dtypes["model.0"], dtypes["model.2"]) == ("float16", "float32")
 
@@ -140,7 +140,7 @@ def test_a_plan_passes_through_its_event(capsys: pytest.CaptureFixture[str]) -> 
     """The page and the API rebuild the plan from its event, with infinite errors too. The log
     begins with what is measured, and ends with the plan.
     """
-    [event] = measured(Regression, {"lab": {"task": "precision_plan", "batches": 1}})
+    [event] = run_measurement(Regression, {"lab": {"task": "precision_plan", "batches": 1}})
     assert isinstance(event, PrecisionPlan)
     plan = plan_from(event)
     assert plan.batches == 1
@@ -160,7 +160,7 @@ def test_a_plan_passes_through_its_event(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_plan_without_weights_is_rejected() -> None:
     """A plan needs fresh weights or a checkpoint."""
     with pytest.raises(ConfigError, match="0 checkpoints without fresh weights"):
-        measured(Regression, {"lab": {"task": "precision_plan", "fresh_weights": False}})
+        run_measurement(Regression, {"lab": {"task": "precision_plan", "fresh_weights": False}})
 
 
 def test_a_checkpoint_of_another_network_is_named(tmp_path: Path, run_loop: Any) -> None:
@@ -168,7 +168,7 @@ def test_a_checkpoint_of_another_network_is_named(tmp_path: Path, run_loop: Any)
     run_loop(Regression, VALUES, tmp_path)
     file = min(tmp_path.glob("*.pt"))
     with pytest.raises(CheckpointError, match=r"step-00000003\.pt does not fit"):
-        measured(Digits, {"lab": {"task": "precision_diff"}}, [file])
+        run_measurement(Digits, {"lab": {"task": "precision_diff"}}, [file])
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp8"])
@@ -212,7 +212,7 @@ def test_a_worker_measures_checkpoints_of_an_ended_run(site: Site) -> None:
             return {row.step: row.content for row in session.execute(query)}
 
     training = {"training": {"steps": 20}, "checkpoints": {"every_steps": 10}}
-    with site.gated_worker():
+    with site.start_gated_worker():
         trained = site.submit(config={"precision": "fp16", **training})
         site.wait(trained)
         plan, diff = submit("precision_plan", checkpoints=["10", "20"]), submit("precision_diff")

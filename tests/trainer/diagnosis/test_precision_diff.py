@@ -14,7 +14,7 @@ from trainer.recipes.digits import Digits
 VALUES = {"training": {"steps": 6, "batch_size": 16}, "evaluation": {"every_steps": None}}
 
 
-def trained(requests: dict[int, Request], **values: Any) -> tuple[list[Any], list[Any]]:
+def train_with(requests: dict[int, Request], **values: Any) -> tuple[list[Any], list[Any]]:
     """Train; return the events and the bytes of the steps. requests: by boundary."""
     events: list[Any] = []
     steps: list[Any] = []
@@ -44,8 +44,8 @@ def test_requested_diff_changes_no_step(precision: str) -> None:
     stay equal.
     """
     request = Request(id=7, kind="precision_diff", value=0.0)
-    events, steps = trained({2: request, 4: request}, precision=precision)
-    plain_events, plain_steps = trained({}, precision=precision)
+    events, steps = train_with({2: request, 4: request}, precision=precision)
+    plain_events, plain_steps = train_with({}, precision=precision)
     assert repr(steps) == repr(plain_steps)  # with NaN
     assert [e.request for e in events if isinstance(e, RequestDone)] == [7, 7]
     diffs = [e for e in events if isinstance(e, PrecisionDiff)]
@@ -59,7 +59,7 @@ def test_requested_diff_changes_no_step(precision: str) -> None:
 def test_run_in_fp32_has_none() -> None:
     """A request that cannot be carried out is acknowledged, and the run continues."""
     request = Request(id=7, kind="precision_diff", value=0.0)
-    events, steps = trained({2: request}, precision="fp32")
+    events, steps = train_with({2: request}, precision="fp32")
     assert [e.request for e in events if isinstance(e, RequestDone)] == [7]
     [failed] = [e for e in events if isinstance(e, FailedDiagnosis)]
     assert "needs a run in fp16 or bf16" in failed.error

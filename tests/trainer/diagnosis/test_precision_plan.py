@@ -18,7 +18,7 @@ from halfstep.recipe import RecipeConfig
 from halfstep.run_config import ConfigError, parse_config
 from halfstep.session.nesting import merge
 from tests.halfstep.precision_lab.cases_made import between
-from tests.halfstep.precision_lab.plans_made import cancelled
+from tests.halfstep.precision_lab.plans_made import cancel
 from tests.site import halfstep
 from tests.trainer.conftest import CPU, Pair, Regression
 from trainer.checkpoints.checkpoint import CheckpointError
@@ -44,7 +44,7 @@ class Cancelling(Regression):
         super().__init__(config, device)
         self.inputs = torch.randn(64, 32)
         self.targets = torch.randn(64, 32)
-        self.modules = {"model": between(cancelled(300))}
+        self.modules = {"model": between(cancel(300))}
         self.optimizers = {"sgd": torch.optim.SGD(self.modules["model"].parameters(), lr=0.1)}
 
 
@@ -80,7 +80,7 @@ def test_planned_error_is_that_of_the_run(precision: str) -> None:
             assert measured == pytest.approx(error, rel=1e-5)
 
 
-def saved(folder: Path, recipe: Any, **training: Any) -> list[Path]:
+def save(folder: Path, recipe: Any, **training: Any) -> list[Path]:
     """Train six steps, with a checkpoint every three; return the files."""
     values = {
         "training": {"steps": 6, "batch_size": 8} | training,
@@ -100,7 +100,7 @@ def saved(folder: Path, recipe: Any, **training: Any) -> list[Path]:
 
 def test_checkpoints_are_planned_with(tmp_path: Path) -> None:
     """Errors are given by weights, the configuration is the checkpoint's, fresh ones may go."""
-    files = saved(tmp_path, Regression)
+    files = save(tmp_path, Regression)
     assert len(files) == 2
     lines: list[str] = []
     plan, _ = plan_recipe(
@@ -124,7 +124,7 @@ def test_checkpoints_are_planned_with(tmp_path: Path) -> None:
 
 def test_checkpoints_of_one_name_are_all_planned_with(tmp_path: Path) -> None:
     """Files are told apart by their folders where their names are the same."""
-    first, second = saved(tmp_path / "saved", Regression)
+    first, second = save(tmp_path / "saved", Regression)
     files = [tmp_path / name for name in ("a/x/last.pt", "b/x/last.pt", "b/last.pt", FRESH)]
     for file, source in zip(files, (first, second, second, first), strict=True):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -170,7 +170,7 @@ def test_wrong_sizes_are_rejected(tmp_path: Path) -> None:
         plan_recipe(Regression, {}, device=CPU, batches=17, bounds=BOUNDS)
     with pytest.raises(ConfigError, match="0 checkpoints without fresh weights"):
         plan_recipe(Regression, {}, device=CPU, with_fresh=False, bounds=BOUNDS)
-    [file, *_] = saved(tmp_path, Cancelling)
+    [file, *_] = save(tmp_path, Cancelling)
     with pytest.raises(
         CheckpointError, match=r"step-00000003\.pt is of the recipe cancelling, not"
     ):
@@ -240,7 +240,7 @@ class Labelled(Cancelling):
 
 def test_submit_command_is_what_was_planned(tmp_path: Path) -> None:
     """The run has the settings of the call and of the checkpoint, and the point's precisions."""
-    [file, _] = saved(tmp_path, Labelled, seed=7, schedule="cosine")
+    [file, _] = save(tmp_path, Labelled, seed=7, schedule="cosine")
     values = {
         "precision": "bf16",
         "training": {"batch_size": 16},

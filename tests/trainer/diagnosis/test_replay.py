@@ -57,7 +57,7 @@ def test_a_planted_overflow_is_named_exactly(run_loop, recipe, direction, operat
     replays = run.of("replay")
     assert 1 <= len(replays) <= 3
     for event in replays:
-        assert event["step"] in run.skipped()
+        assert event["step"] in run.list_skipped()
         assert event["exact"], event["notes"]
         assert not event["requested"]
         assert (event["module"], event["direction"]) == ("model.0.2", direction)
@@ -155,7 +155,7 @@ def test_an_overflow_in_a_real_recipe_is_named_and_leaves_no_trace(
     }
     class_ = with_plant(recipe, path, plant)
     run = run_loop(class_, values | {"diagnosis": {"replay_skips": 3}})
-    assert run.skipped() == [PLANTED_STEP]
+    assert run.list_skipped() == [PLANTED_STEP]
     [event] = run.of("replay")
     assert (event["step"], event["exact"], event["notes"]) == (PLANTED_STEP, True, [])
     assert (event["module"], event["direction"]) == (f"model.{path}", direction)
@@ -226,7 +226,7 @@ def test_only_the_first_skips_are_replayed(run_loop):
     """After the number of replays in the setting no skip is observed any more."""
     run = run_loop(Digits, {"diagnosis": {"replay_skips": 1}})
     assert len(run.of("replay")) == 1
-    assert len(run.skipped()) > 5
+    assert len(run.list_skipped()) > 5
 
 
 @pytest.mark.parametrize("knows", [True, *extended([False])])
@@ -242,7 +242,7 @@ def test_a_resumed_run_replays_what_the_undisturbed_one_would(run_loop, tmp_path
     }
     straight = run_loop(Digits, values, folder=tmp_path)
     first, second = (event["step"] for event in straight.of("replay"))
-    assert len([step for step in straight.skipped() if step > second]) > 0
+    assert len([step for step in straight.list_skipped() if step > second]) > 0
     path = tmp_path / f"step-{first:08d}.pt"
     if not knows:
         state = torch.load(path, weights_only=True)
@@ -265,7 +265,7 @@ def test_a_fork_replays_as_many_skips_as_any_run(run_loop, tmp_path):
         folder=tmp_path / "fork",
         resume=tmp_path / "parent" / "step-00000060.pt",
     )
-    assert [event["step"] for event in fork.of("replay")] == fork.skipped()[:1]
+    assert [event["step"] for event in fork.of("replay")] == fork.list_skipped()[:1]
 
 
 def test_a_step_to_come_is_replayed_on_request(run_loop):
@@ -572,7 +572,7 @@ def test_the_host_waits_only_where_a_skip_is_likely(run_loop, monkeypatch):
     late = Late(monkeypatch, steps=3)
     values = {"precision": "fp16", "scaler": {"init_scale": 1024.0, "growth_interval": 40}}
     run = run_loop(Regression, {"training": {"steps": 150}, **values})
-    assert run.skipped() == []
+    assert run.list_skipped() == []
     # Watching begins once the flags of 25 applied steps have arrived.
     assert sorted(set(late.waits)) == [42, 82, 122, 150]  # the last one at the end of the run
 

@@ -35,7 +35,7 @@ def noise(count, seed=0):
     return np.random.default_rng(seed).normal(1.0, 0.1, count)
 
 
-def reported(made, *cuts, **settings):
+def report(made, *cuts, **settings):
     """Return the spikes of some records, which are handed over in pieces."""
     found = []
     spikes = Spikes(Spike(window_steps=WINDOW, **settings), found.append)
@@ -50,12 +50,12 @@ def test_a_spike_is_reported_with_its_step_and_height():
     losses[40] = 5.0
     made = records(losses)
     window = made["loss"][40 - WINDOW : 40].astype(float)
-    [(step, loss, z)] = reported(made)
+    [(step, loss, z)] = report(made)
     assert (step, loss) == (41, 5.0)
     deviation = np.median(np.abs(window - np.median(window)))
     assert z == pytest.approx((5.0 - np.median(window)) / (1.4826 * deviation))
-    assert reported(made, threshold=z * 1.01) == []
-    assert reported(made, threshold=None) == []
+    assert report(made, threshold=z * 1.01) == []
+    assert report(made, threshold=None) == []
 
 
 @given(cuts=st.lists(st.integers(0, 80), max_size=6))
@@ -66,31 +66,31 @@ def test_how_records_are_handed_over_changes_nothing(cuts):
     losses = noise(80)
     losses[[30, 60]] = 4.0, 9.0
     made = records(losses)
-    assert reported(made, *sorted(cuts)) == reported(made)
-    assert [step for step, *_ in reported(made)] == [31, 61]
+    assert report(made, *sorted(cuts)) == report(made)
+    assert [step for step, *_ in report(made)] == [31, 61]
 
 
 def test_the_first_step_of_an_excursion_is_reported():
     """A loss that stays high, or rises on, is one spike for as long as a window."""
     losses = noise(60)
     losses[30:] = np.linspace(5, 50, 30)
-    assert reported(records(losses))[0][0] == 31
-    assert len(reported(records(losses)[: 31 + WINDOW])) == 1
+    assert report(records(losses))[0][0] == 31
+    assert len(report(records(losses)[: 31 + WINDOW])) == 1
 
 
 def test_a_loss_that_falls_or_rests_is_no_spike():
     """Neither a falling loss nor a constant one with noise in its last bits is a spike."""
-    assert reported(records(np.exp(-np.arange(200) / 30))) == []
+    assert report(records(np.exp(-np.arange(200) / 30))) == []
     constant = np.full(200, 0.5) + np.random.default_rng(1).normal(0, 1e-7, 200)
-    assert reported(records(constant)) == []
+    assert report(records(constant)) == []
 
 
 def test_a_loss_that_is_not_finite_is_one_where_the_step_was_applied():
     """A skipped step harmed nothing; without a full window an applied one still counts."""
     losses = noise(12)
     losses[[4, 8]] = np.nan, np.inf
-    assert [(s, z) for s, _loss, z in reported(records(losses, flags=[5]))] == [(9, math.inf)]
-    assert reported(records(losses, flags=[5, 9])) == []
+    assert [(s, z) for s, _loss, z in report(records(losses, flags=[5]))] == [(9, math.inf)]
+    assert report(records(losses, flags=[5, 9])) == []
 
 
 def test_what_decides_of_the_next_step_is_in_the_state():

@@ -240,7 +240,7 @@ def whole(state):
     return state
 
 
-def staged_bytes(saving):
+def measure_staged_bytes(saving):
     """Save in shards, and return how much each copy of the state took."""
     sizes, take = [], Staging.take
     with pytest.MonkeyPatch.context() as patch:
@@ -351,7 +351,7 @@ def trainings(folder):
 
     saved = scaled | {"checkpoints": {"every_steps": 3}}
     saving = partial(story, Overflowing, saved, parallel="fsdp", folder=folder / "checkpoints")
-    found, sizes = staged_bytes(saving)
+    found, sizes = measure_staged_bytes(saving)
     yield "saved", found | {"staged": sizes}
     middle, end = (folder / f"checkpoints/step-{step:08d}.pt" for step in (3, 6))
     if ranks.rank == 0:

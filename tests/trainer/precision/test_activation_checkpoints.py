@@ -64,7 +64,7 @@ def test_blocks_of_a_transformer_by_pattern(run_loop):
     assert_same_bits(run.weights(), plain.weights())
 
 
-def kept_bytes(network: nn.Module) -> int:
+def count_kept_bytes(network: nn.Module) -> int:
     """Return the number of bytes that a forward pass keeps for its backward pass."""
     kept = []
     with saved_tensors_hooks(lambda tensor: kept.append(tensor.nbytes), lambda _: None):
@@ -75,9 +75,9 @@ def kept_bytes(network: nn.Module) -> int:
 def test_only_inputs_are_saved():
     """No activation of a checkpointed module is saved besides its inputs."""
     network = nn.Sequential(nn.Linear(6, 256), nn.Tanh(), nn.Linear(256, 1))
-    before = kept_bytes(network)
+    before = count_kept_bytes(network)
     keep_no_activations(network)
-    assert kept_bytes(network) < before / 10
+    assert count_kept_bytes(network) < before / 10
 
 
 def test_without_gradients_it_is_called_plainly(monkeypatch):

@@ -59,10 +59,10 @@ def test_poisoned_buffers_are_named_once(run_loop):
     later skips name none again.
     """
     run = run_loop(Ahead)
-    assert run.skipped() == [4, 8]
+    assert run.list_skipped() == [4, 8]
     assert not statistics(run)["running_mean"].isfinite().all()
     assert run.of("poison") == [
-        fields_of(reported(4, "model.2.running_mean", "model.2.running_var"))
+        fields_of(make_reported(4, "model.2.running_mean", "model.2.running_var"))
     ]
 
 
@@ -70,66 +70,66 @@ def test_buffers_that_began_infinite_are_not_poisoned():
     """A mask of -inf is so by design, in a resumed run as well."""
     module = nn.BatchNorm1d(3)
     module.register_buffer("mask", torch.full((2, 2), -torch.inf).triu(1))
-    poison, events = followed(module)
+    poison, events = follow(module)
     poison.before_step(1)
     module.running_var[0] = torch.inf
     poison.drain()
-    resumed, events_after = followed(module)
+    resumed, events_after = follow(module)
     resumed.load_state_dict(poison.state_dict())
     for each in (poison, resumed):
         each.before_step(2)
-        each.receive(skipped_steps(2))
+        each.receive(make_skipped_steps(2))
         each.drain()
-    assert events == events_after == [reported(2, "model.running_var")]
+    assert events == events_after == [make_reported(2, "model.running_var")]
 
 
 def test_each_poisoned_buffer_is_reported_with_its_first_step(tmp_path):
     """Each buffer is reported once, also if the run was resumed, and again after a rollback."""
     module = nn.BatchNorm1d(3)
-    poison, events = followed(module)
+    poison, events = follow(module)
     poison.before_step(1)
     poison.drain()
     before = poison.state_dict()
     module.running_var[0] = torch.inf
-    poison.receive(skipped_steps(4))
+    poison.receive(make_skipped_steps(4))
     poison.drain()
     torch.save(poison.state_dict(), tmp_path / "state.pt")
-    resumed, events_after = followed(module)
+    resumed, events_after = follow(module)
     resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     module.running_mean[0] = torch.nan
-    resumed.receive(skipped_steps(8))
+    resumed.receive(make_skipped_steps(8))
     resumed.drain()
-    assert events == [reported(4, "model.running_var")]
-    assert events_after == [reported(8, "model.running_mean")]
+    assert events == [make_reported(4, "model.running_var")]
+    assert events_after == [make_reported(8, "model.running_mean")]
     resumed.load_state_dict(before)
-    resumed.receive(skipped_steps(6))
+    resumed.receive(make_skipped_steps(6))
     resumed.drain()
-    assert events_after[1:] == [reported(6, "model.running_mean", "model.running_var")]
+    assert events_after[1:] == [make_reported(6, "model.running_mean", "model.running_var")]
 
 
 def test_a_fork_reports_inherited_nonfinite_buffers():
     """A fork reports them at its own skip, with the step since which its parent had them."""
     module = nn.BatchNorm1d(3)
-    poison, _events = followed(module)
+    poison, _events = follow(module)
     poison.before_step(1)
     module.running_var[0] = torch.inf
-    poison.receive(skipped_steps(4))
+    poison.receive(make_skipped_steps(4))
     poison.drain()
     state = {"scaler": {"scale": 1.0}, "parts": {"poison": poison.state_dict()}}
-    fork, events = followed(module)
+    fork, events = follow(module)
     fork.load_state_dict(select_inherited_parts(state, is_scaled=True, is_fork=True)["poison"])
-    fork.receive(skipped_steps(9))
+    fork.receive(make_skipped_steps(9))
     fork.drain()
-    assert events == [reported(4, "model.running_var")]
+    assert events == [make_reported(4, "model.running_var")]
 
 
-def followed(module):
+def follow(module):
     """Return an observer of a module, and the list of its reports."""
     events = []
     return NonfiniteBuffers({"model": module}, events.append), events
 
 
-def reported(step, *buffers):
+def make_reported(step, *buffers):
     """Return the event of these buffers."""
     return NonfiniteBuffersEvent(step=step, count=len(buffers), buffers=list(buffers))
 
@@ -137,7 +137,7 @@ def reported(step, *buffers):
 def test_restored_buffers_are_those_before_the_skip(run_loop):
     """All buffers, counters too, are as if the skipped batches had never been seen."""
     run = run_loop(Ahead, RESTORED)
-    assert run.skipped() == [4, 8]
+    assert run.list_skipped() == [4, 8]
     assert all(buffer.isfinite().all() for buffer in statistics(run).values())
     assert statistics(run)["num_batches_tracked"] == 8
     assert not run.of("poison")
@@ -161,7 +161,7 @@ def test_only_a_skip_restores(run_loop):
     calm = {"scaler": {"init_scale": 64.0}, "training": {"steps": 3}}
     plain = run_loop(Ahead, calm)
     restoring = run_loop(Ahead, {**calm, **RESTORED})
-    assert not plain.skipped()
+    assert not plain.list_skipped()
     assert_same_bits(restoring.weights(), plain.weights())
 
 
@@ -169,7 +169,7 @@ def test_a_retry_in_fp32_counts_its_batch(run_loop):
     """The restored statistics include the batch as computed in fp32."""
     values = {"scaler": RESTORED["scaler"] | {"retry_in_fp32": True}}
     run = run_loop(Ahead, values)
-    assert len(run.of("retry", applied=True)) == len(run.skipped()) > 0
+    assert len(run.of("retry", applied=True)) == len(run.list_skipped()) > 0
     assert statistics(run)["num_batches_tracked"] == 10
     assert all(buffer.isfinite().all() for buffer in statistics(run).values())
 
@@ -205,10 +205,10 @@ def test_neither_waits_for_the_device():
     rule.restore([torch.zeros((), device="meta")])
     poison = NonfiniteBuffers(modules, pytest.fail)
     poison.before_step(1)
-    poison.receive(skipped_steps(7))
+    poison.receive(make_skipped_steps(7))
 
 
-def skipped_steps(step):
+def make_skipped_steps(step):
     """A record of a skipped step."""
     records = np.zeros(1, STEP_DTYPE)
     records["step"], records["flags"] = step, SKIPPED

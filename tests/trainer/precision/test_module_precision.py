@@ -186,8 +186,8 @@ def test_a_module_named_by_a_replay_can_be_moved_to_fp32(run_loop):
     names = {event["module"] for event in run.of("replay", found=True, exact=True)}
     assert names == {"model.0.2"}
     mended = run_loop(Overflowing, values | {"modules": {"fp32": sorted(names)}})
-    assert run.skipped()
-    assert not mended.skipped()
+    assert run.list_skipped()
+    assert not mended.list_skipped()
 
 
 @pytest.mark.slow

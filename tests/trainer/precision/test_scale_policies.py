@@ -81,7 +81,7 @@ def test_the_scale_moves_as_the_settings_say(run_loop, settings, fused):
     run = run_loop(Digits, values)
     expected = scale_as_described(run.records, run.recipe.config.scaler)
     assert run.records["scale"].tolist() == expected
-    assert run.skipped() or "ceiling" in settings
+    assert run.list_skipped() or "ceiling" in settings
 
 
 def test_a_skip_at_the_floor_is_still_a_skip(run_loop):
@@ -89,7 +89,7 @@ def test_a_skip_at_the_floor_is_still_a_skip(run_loop):
     derived from a falling scale.
     """
     run = run_loop(Digits, {"scaler": {"floor": 2.0**24}, "training": {"steps": 10}})
-    assert run.skipped() == list(range(1, 11))
+    assert run.list_skipped() == list(range(1, 11))
     assert set(run.records["scale"]) == {2.0**24}
     assert not run.of("scaler", kind="backoff")
     assert len(run.of("scaler", kind="skip")) == 10
@@ -99,7 +99,7 @@ def test_policies_with_two_optimizers_count_a_step_once(run_loop):
     """One scaler has one patience, however many of its optimizers skip."""
     values = {"scaler": {"init_scale": 2.0**18, "hysteresis": 2, "growth_interval": 6}}
     run = run_loop(Pair, values)
-    assert run.skipped()
+    assert run.list_skipped()
     assert run.records["scale"].tolist() == scale_as_described(
         run.records, run.recipe.config.scaler
     )
@@ -114,7 +114,7 @@ def test_patience_survives_a_resume(run_loop, tmp_path):
         "checkpoints": {"every_steps": 3},
     }
     straight = run_loop(Digits, values, folder=tmp_path)
-    assert {1, 2, 3, 4} <= set(straight.skipped())
+    assert {1, 2, 3, 4} <= set(straight.list_skipped())
     resumed = run_loop(Digits, values, resume=tmp_path / "step-00000003.pt")
     assert resumed.records["scale"].tolist() == straight.records["scale"][3:].tolist()
     assert_same_bits(resumed.weights(), straight.weights())
@@ -150,7 +150,7 @@ def test_a_run_that_only_skips_is_stopped(run_loop):
     with pytest.raises(ScaleUnusableError, match="step 44 was skipped, the last of 4 in a"):
         run_loop(Overflowing, {"scaler": {"stop_after_skips": 4}})
     run = run_loop(Digits, {"scaler": {"stop_after_skips": 4}})
-    assert run.skipped()[:5] == [1, 2, 3, 4, 5]
+    assert run.list_skipped()[:5] == [1, 2, 3, 4, 5]
     assert run.outcome.status == "finished"
 
 
@@ -216,7 +216,7 @@ def test_a_fork_from_an_unscaled_run_has_its_scale_still_to_find(run_loop, tmp_p
         folder=tmp_path / "fork",
         resume=tmp_path / "parent" / "step-00000030.pt",
     )
-    assert fork.skipped()[:5] == [31, 32, 33, 34, 35]
+    assert fork.list_skipped()[:5] == [31, 32, 33, 34, 35]
     assert fork.records["scale"][:4].tolist() == [2.0**24, 2.0**24, 2.0**23, 2.0**22]
     assert not fork.of("replay")
 
@@ -277,7 +277,7 @@ def test_a_resumed_run_reports_no_scale_set_by_hand(run_loop, tmp_path):
     values = {"scaler": {"init_scale": 2.0**24 / 3}, "training": {"steps": 3}}
     stop = iter([Control(), Control("pause")])
     run = run_loop(Digits, values, folder=tmp_path, control=lambda: next(stop))
-    assert run.skipped() == [1, 2]
+    assert run.list_skipped() == [1, 2]
     path = tmp_path / "step-00000002.pt"
     assert not run_loop(Digits, values, folder=tmp_path, resume=path).of("scaler", kind="set")
     state = torch.load(path, weights_only=True)  # not mapped: it is written again
@@ -302,7 +302,7 @@ def test_a_skipped_batch_can_be_retried_in_fp32(run_loop, tmp_path):
     """The retry moves the weights by the true gradient, is an event, and is counted."""
     values = {"training": {"steps": 42}, "scaler": {"retry_in_fp32": True}}
     run = run_loop(Overflowing, values, folder=tmp_path)
-    assert run.skipped() == [41, 42]
+    assert run.list_skipped() == [41, 42]
     retries = run.of("retry")
     assert [(event["step"], event["applied"]) for event in retries] == [(41, True), (42, True)]
     assert all(0 < event["grad_norm"] < 100 for event in retries)
@@ -350,6 +350,6 @@ def test_a_scale_that_falls_without_end_spares_the_weights(run_loop, fused):
     # A replay would draw batches, too.
     values = {"training": {"fused": fused}, "diagnosis": {"replay_skips": 0}}
     run = run_loop(InfiniteAtFirst, values)
-    assert run.skipped() == list(range(1, 41))
+    assert run.list_skipped() == list(range(1, 41))
     assert run.records["scale"].min() >= 2.0**-126
     assert all(torch.isfinite(weight).all() for weight in run.weights().values())

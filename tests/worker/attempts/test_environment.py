@@ -33,7 +33,7 @@ def git(folder: Path, *words: str) -> str:
     ).stdout
 
 
-def reported(folder: Path, **more: Any) -> tuple[dict[str, Any], Any]:
+def report(folder: Path, **more: Any) -> tuple[dict[str, Any], Any]:
     read = partial(read_state, folder / "recipe.py", folder)
     started = Started(["python", "recipe.py"], str(folder), read, **more)
     return describe(started, WORKER, [0, 2])
@@ -41,13 +41,13 @@ def reported(folder: Path, **more: Any) -> tuple[dict[str, Any], Any]:
 
 def test_a_clean_and_a_changed_folder(folder: Path) -> None:
     """Commit, whether something is changed or not known to git, and the diff, of this folder."""
-    content, texts = reported(folder)
+    content, texts = report(folder)
     assert content["git"]["commit"] == git(folder, "rev-parse", "HEAD").strip()
     assert (content["git"]["is_dirty"], texts[:2]) == (False, ("LR = 1\n", None))
     assert [each["index"] for each in content["devices"]] == [0, 2]
     (folder / "recipe.py").write_text("LR = 2\n")
     (folder / "néw.py").write_text("")
-    content, texts = reported(folder)
+    content, texts = report(folder)
     assert content["git"]["is_dirty"]
     assert content["git"]["untracked"] == ["néw.py"]
     added = "diff --git a/néw.py b/néw.py\nnew file mode 100644\n"
@@ -60,9 +60,9 @@ def test_an_index_that_is_split(folder: Path, tmp_path_factory: pytest.TempPathF
     git(folder, "worktree", "add", str(beside))
     for tree in (folder, beside):
         git(tree, "update-index", "--split-index")
-        assert reported(tree)[0]["git"]["is_dirty"] is False
+        assert report(tree)[0]["git"]["is_dirty"] is False
         (tree / "recipe.py").write_text("LR = 2\n")
-        assert reported(tree)[1].diff.endswith("-LR = 1\n+LR = 2\n")
+        assert report(tree)[1].diff.endswith("-LR = 1\n+LR = 2\n")
 
 
 def test_what_git_cannot_say(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,11 +70,11 @@ def test_what_git_cannot_say(tmp_path: Path, folder: Path, monkeypatch: pytest.M
     recorded, and nothing fails.
     """
     (folder / ".git").rename(folder / "gone")
-    assert reported(folder)[0]["git"] is None
+    assert report(folder)[0]["git"] is None
     git(folder, "init", "-q")
-    assert reported(folder)[0]["git"]["error"].startswith("fatal: ")
+    assert report(folder)[0]["git"]["error"].startswith("fatal: ")
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
-    assert reported(folder)[0]["git"] is None
+    assert report(folder)[0]["git"] is None
 
 
 def test_neither_secrets_nor_more_than_is_kept_are_in_it(
@@ -85,13 +85,13 @@ def test_neither_secrets_nor_more_than_is_kept_are_in_it(
     text = 'api_key = "abcdefgh12"\nos.environ["HF_TOKEN"] = "hf_abcdefgh"\nurl = "https://u:p@h"\n'
     text += 'db = "postgresql://u:geheimnis@db/x"\npad_token = "<|endoftext|>"\nx = "hidden-one"\n'
     (folder / "recipe.py").write_text(text)
-    content, texts = reported(folder, hidden=["hidden-one"])
+    content, texts = report(folder, hidden=["hidden-one"])
     for kept in (texts.source, texts.diff):
         for secret in ("abcdefgh12", "hf_abcdefgh", "u:p@", "geheimnis", "hidden-one"):
             assert secret not in kept
         assert 'pad_token = "<|endoftext|>"' in kept
     (folder / "recipe.py").write_text("# a long line\n" * SOURCE_BYTES)
-    content, texts = reported(folder)
+    content, texts = report(folder)
     assert content["git"]["is_cut"]
     assert content["file"]["is_cut"]
     assert len(texts.source) == SOURCE_BYTES
@@ -100,7 +100,7 @@ def test_neither_secrets_nor_more_than_is_kept_are_in_it(
 def test_what_fails_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A pipe in place of a script is not waited for, and an internal error costs no run."""
     os.mkfifo(tmp_path / "recipe.py")
-    content, texts = reported(tmp_path)
+    content, texts = report(tmp_path)
     assert (content["file"], texts.source) == (None, None)
     started = Started(["python"], str(tmp_path), None)  # type: ignore[arg-type]
     assert try_describe(started, WORKER, [0]) is None
@@ -115,12 +115,12 @@ def test_a_repository_is_compared_by_its_own_settings(folder: Path) -> None:
     (folder / ".git" / "info" / "exclude").write_text("*.out\n")
     (folder / "a.out").write_text("")
     (folder / "recipe.py").chmod(0o755)
-    content, _texts = reported(folder)
+    content, _texts = report(folder)
     assert (content["git"]["is_dirty"], content["git"]["untracked"]) == (False, [])
     beside = folder.parent / "beside"
     git(folder, "worktree", "add", "-q", str(beside))
     (beside / "recipe.py").write_text("LR = 3\n")
-    content, texts = reported(beside)
+    content, texts = report(beside)
     assert content["git"]["commit"] == git(folder, "rev-parse", "HEAD").strip()
     assert texts.diff.endswith("-LR = 1\n+LR = 3\n")
     hashed = folder.parent / "hashed"
@@ -130,6 +130,6 @@ def test_a_repository_is_compared_by_its_own_settings(folder: Path) -> None:
     git(hashed, "add", ".")
     git(hashed, "commit", "-qm", "first")
     (hashed / "recipe.py").write_text("LR = 2\n")
-    content, texts = reported(hashed)
+    content, texts = report(hashed)
     assert len(content["git"]["commit"]) == 64
     assert texts.diff.endswith("-LR = 1\n+LR = 2\n")

@@ -31,7 +31,7 @@ print("日本語" * 20_000)
 GAP = re.compile(r"\[lines ([\d,]+) to ([\d,]+) are in the file of the log only\]")
 
 
-def printed(settings: Settings, database: Database, run_id: int) -> str:
+def read_printed(settings: Settings, database: Database, run_id: int) -> str:
     """Return the complete content of a run's log files."""
     with database.reading() as session:
         rows = artifacts.log_files(session, run_id)
@@ -67,7 +67,7 @@ def test_a_log_printed_quickly_is_kept_whole(site: Site, tmp_path: Path) -> None
         run_id = submit_command(session, site.owner, f"python {script}").id
     with site.worker(HALFSTEP_ALLOW_COMMANDS="yes"):
         assert site.wait(run_id).status == Status.FINISHED
-    text = printed(settings, site.database, run_id)
+    text = read_printed(settings, site.database, run_id)
     remark, _, rest = text.partition("\n")
     assert remark.startswith("$ python ")
     assert rest == "".join(f"line {i}\n" for i in range(200_000)) + "日本語" * 20_000 + "\n"
@@ -91,7 +91,9 @@ def test_a_recipe_has_a_file_of_its_log_too(site: Site) -> None:
     run_id = site.submit(steps=3)
     with site.worker():
         assert site.wait(run_id).status == Status.FINISHED
-    assert printed(settings, site.database, run_id).splitlines() == site.log(run_id).splitlines()
+    assert (
+        read_printed(settings, site.database, run_id).splitlines() == site.log(run_id).splitlines()
+    )
 
 
 @pytest.mark.only_on("sqlite")
@@ -106,7 +108,7 @@ def test_files_of_a_killed_supervisor_are_published(site: Site, tmp_path: Path) 
     (folder / "log" / "attempt-0001-000001.txt").write_text("left\n")
     worker._reap()
     assert attempt not in worker.running.nodes
-    assert printed(settings, site.database, run_id) == "left\n"
+    assert read_printed(settings, site.database, run_id) == "left\n"
 
 
 @pytest.mark.parametrize("before", range(4))

@@ -50,7 +50,12 @@ from halfstep.telemetry.spool import EVENT, STEPS, UNTIMED_DTYPE, SpoolWriter
 from tests.buckets import Bucket
 from tests.db.conftest import CPU, DIGITS, add_worker, claim, submit
 from tests.db.telemetry.earlier_steps import as_file
-from tests.db.telemetry.telemetry_made import logged_points, make_events, make_metric, make_steps
+from tests.db.telemetry.telemetry_made import (
+    make_events,
+    make_metric,
+    make_steps,
+    read_logged_points,
+)
 from tests.halfstep.telemetry.events_made import HONEST
 from tests.site import until
 from tests.spool_made import event_of, spool_anything, spool_raw
@@ -122,7 +127,7 @@ class Attempts:
     def steps_of(self, table: Any) -> list[int]:
         with self.database.reading() as session:
             if table is MetricTail:
-                return [point.step for point in logged_points(session)]
+                return [point.step for point in read_logged_points(session)]
             return list(session.scalars(select(table.step).order_by(table.step)))
 
     @property
@@ -135,7 +140,7 @@ class Attempts:
         folder = self.settings.scratch_folder(self.run_id) / "spool"
         return sorted(path.name for path in folder.iterdir())
 
-    def resumed_steps(self) -> list[int | None]:
+    def list_resumed_steps(self) -> list[int | None]:
         """Return the step from which each attempt recorded; the last one is also in the
         run's row.
         """
@@ -158,7 +163,7 @@ def test_a_command_that_only_logs_has_its_numbers(attempts: Attempts) -> None:
         recorder = attempts.supervisor()
         drain(recorder)
     with attempts.database.reading() as session:
-        found = logged_points(session)
+        found = read_logged_points(session)
     assert [(point.step, point.value) for point in found] == [(0, 2.0), (1, 2.0)]
 
 
@@ -167,7 +172,7 @@ def drain(recorder: Recorder) -> None:
         pass
 
 
-def resumed(step: int, *, exact: bool) -> dict[str, Any]:
+def make_resumed(step: int, *, exact: bool) -> dict[str, Any]:
     notes = [] if exact else ["another device"]
     return {"event": "resumed", "step": step, "exact": exact, "notes": notes}
 
@@ -199,14 +204,14 @@ def test_a_dead_supervisor_of_a_resumed_run_takes_nothing_with_it(
     first.clear()
     spool = attempts.next()
     recorder = attempts.supervisor()
-    spool.event(event_of(resumed(50, exact=exact)))
+    spool.event(event_of(make_resumed(50, exact=exact)))
     spool.steps(attempts.steps(51, 70))
     drain(recorder)
     spool.steps(attempts.steps(71, 80))
     drain(attempts.recorder())
     assert attempts.made_by() == span(1, 50, 1) | span(51, 80, 2)
     assert attempts.steps_of(MetricTail) == [40]
-    assert attempts.resumed_steps() == [0, 50]
+    assert attempts.list_resumed_steps() == [0, 50]
 
 
 @pytest.mark.parametrize(("exact", "kept"), [(True, 60), (False, 55)])
@@ -220,11 +225,11 @@ def test_a_supervisor_that_died_before_it_recorded_is_stood_in_for(
     drain(first)
     first.clear()
     spool = attempts.next()
-    spool.event(event_of(resumed(50, exact=exact)))
+    spool.event(event_of(make_resumed(50, exact=exact)))
     spool.steps(attempts.steps(51, 55))
     drain(attempts.recorder())
     assert attempts.made_by() == span(1, 50, 1) | span(51, 55, 2) | span(56, kept, 1)
-    assert attempts.resumed_steps() == [0, 50]
+    assert attempts.list_resumed_steps() == [0, 50]
 
 
 def test_an_attempt_without_a_checkpoint_reports_that_it_starts_over(attempts: Attempts) -> None:
@@ -267,7 +272,7 @@ def test_what_two_attempts_left_is_recorded_one_after_the_other(attempts: Attemp
     """Steps of the earlier attempt that the later did not repeat bit for bit are deleted."""
     attempts.next().steps(attempts.steps(1, 60))
     spool = attempts.next()
-    spool.event(event_of(resumed(50, exact=False)))
+    spool.event(event_of(make_resumed(50, exact=False)))
     spool.steps(attempts.steps(51, 55))
     drain(attempts.recorder())
     assert attempts.made_by() == span(1, 50, 1) | span(51, 55, 2)
@@ -286,7 +291,7 @@ def test_files_of_a_superseded_attempt_are_deleted_unread(attempts: Attempts) ->
     recorder = attempts.supervisor()
     assert attempts.made_by() == span(1, 120, 2)
     assert attempts.steps_of(MetricTail) == []
-    spool.event(event_of(resumed(100, exact=False)))
+    spool.event(event_of(make_resumed(100, exact=False)))
     spool.steps(attempts.steps(101, 110))
     drain(recorder)
     assert attempts.made_by() == span(1, 100, 2) | span(101, 110, 3)
@@ -301,7 +306,7 @@ def test_files_of_an_unrecorded_attempt_are_not_lost(attempts: Attempts) -> None
     drain(recorder)
     spool.steps(attempts.steps(51, 60))
     spool = attempts.next()
-    spool.event(event_of(resumed(60, exact=True)))
+    spool.event(event_of(make_resumed(60, exact=True)))
     spool.steps(attempts.steps(61, 70))
     attempts.next()
     attempts.supervisor()
@@ -320,7 +325,7 @@ def test_events_before_the_first_step_survive_an_inexact_resume(
     drain(recorder)
     spool = attempts.next()
     recorder = attempts.supervisor()
-    spool.event(event_of(resumed(50, exact=False)))
+    spool.event(event_of(make_resumed(50, exact=False)))
     shapes = {"share": 0.5, "count": 1, "layers": ["head (65 to 10)"], "batch_size": None}
     spool.event(event_of({"event": "shapes", "step": 0, **shapes}))
     for event in (*make_events([51]), make_metric(52, 0.5)):
@@ -345,7 +350,7 @@ def test_events_of_an_attempt_without_steps_are_withdrawn(attempts: Attempts) ->
     drain(attempts.supervisor())
     spool = attempts.next()
     recorder = attempts.supervisor()
-    spool.event(event_of(resumed(50, exact=False)))
+    spool.event(event_of(make_resumed(50, exact=False)))
     spool.event(event_of(make_metric(52, 0.5)))
     drain(recorder)
     drain(attempts.recorder())
@@ -511,14 +516,14 @@ def test_the_recorder_takes_whatever_a_spool_holds(
     spool_anything(attempts.spool, 1, make_metric(7, 0.5, "the last"))
     drain(attempts.supervisor())
     with database.reading() as session:
-        [point] = logged_points(session, attempts.run_id, "the last")
+        [point] = read_logged_points(session, attempts.run_id, "the last")
         assert point.value == 0.5
         assert summarise(session, *runs.get_with_owner(session, attempts.run_id), attempts.settings)
         changes(session, attempts.run_id, Cursor())
         findings.of_run(session, runs.get(session, attempts.run_id))
 
 
-def rolled_back(step: int, now: int, rollbacks: int = 1) -> list[dict[str, Any]]:
+def make_rollback(step: int, now: int, rollbacks: int = 1) -> list[dict[str, Any]]:
     """Events of a training that rolls back after a spike in its last step."""
     spike = {"event": "spike", "step": now, "loss": 20.5, "z": 99.5}
     back = {"event": "rolled_back", "step": step, "from_step": now, "spike": now}
@@ -543,7 +548,7 @@ def test_rows_after_a_rewind_are_withdrawn(attempts: Attempts, is_at_once: bool)
     with attempts.database.reading() as session:
         news = changes(session, attempts.run_id, Cursor())
         cursor = news.cursor if news else Cursor()
-    for event in rolled_back(20, 30):
+    for event in make_rollback(20, 30):
         spool.event(event_of(event))
     attempts.number = 7  # as what was made after it
     spool.steps(attempts.steps(21, 24))
@@ -577,7 +582,7 @@ def test_acknowledged_requests_survive_a_rewind() -> None:
     """An acknowledged request is not repeated; a failed diagnosis is not enabled again."""
     recording = Recording(1, 1, has_begun=True, last_line=0)
     done = [HONEST[kind] | {"step": 25} for kind in ("obeyed", "failed_diagnosis")]
-    taken = [*done, make_metric(25, 0.5), *rolled_back(20, 30)]
+    taken = [*done, make_metric(25, 0.5), *make_rollback(20, 30)]
     recording.take([event_of(each) for each in taken])
     assert [event.tag for event in recording.pending.events] == [
         "obeyed",
@@ -595,7 +600,7 @@ def test_two_rewinds_unseen_are_both_followed(attempts: Attempts) -> None:
     drain(recorder)
     with attempts.database.reading() as session:
         news = changes(session, attempts.run_id, Cursor())
-    for event in [*rolled_back(10, 30), *rolled_back(10, 30, rollbacks=2)]:
+    for event in [*make_rollback(10, 30), *make_rollback(10, 30, rollbacks=2)]:
         spool.event(event_of(event))
     spool.steps(attempts.steps(11, 12))
     drain(recorder)
@@ -624,7 +629,7 @@ def test_a_spool_of_the_version_before_is_recorded_and_added_to(attempts: Attemp
     assert drawn.series["data_us"].y == found
 
 
-def saved(attempts: Attempts, step: int) -> dict[str, Any]:
+def make_saved(attempts: Attempts, step: int) -> dict[str, Any]:
     """File and event of a checkpoint."""
     path = attempts.spool.parent / "checkpoints" / f"step-{step:08d}.pt"
     path.parent.mkdir(exist_ok=True)
@@ -637,7 +642,7 @@ def saved(attempts: Attempts, step: int) -> dict[str, Any]:
 def train_ten(attempts: Attempts, spool: SpoolWriter, last: int) -> None:
     """Emit ten steps and the checkpoint of the last one."""
     spool.steps(attempts.steps(last - 9, last))
-    spool.event(event_of(saved(attempts, last)))
+    spool.event(event_of(make_saved(attempts, last)))
 
 
 def cut_off(attempts: Attempts, bucket: Bucket, **options: Any) -> tuple[SpoolWriter, Recorder]:
@@ -690,9 +695,9 @@ def test_a_training_that_goes_back_waits_for_the_bucket(attempts: Attempts, buck
     """Earlier events are recorded first: otherwise a checkpoint of undone steps would come last."""
     spool, recorder = cut_off(attempts, bucket)
     spool.steps(attempts.steps(1, 20))
-    spool.event(event_of(saved(attempts, 20)))
+    spool.event(event_of(make_saved(attempts, 20)))
     recorder.flush()
-    for event in rolled_back(10, 20):
+    for event in make_rollback(10, 20):
         spool.event(event_of(event))
     back = Timer(0.5, lambda: setattr(bucket.proxy, "is_broken", False))
     back.start()
@@ -732,7 +737,7 @@ def test_a_checkpoint_is_published_although_what_came_with_it_cannot_be_recorded
     rename(attempts.database, "metric_tails", "gone")
     spool.steps(attempts.steps(1, 10))
     spool.event(event_of(make_metric(10, 0.5)))
-    spool.event(event_of(saved(attempts, 10)))
+    spool.event(event_of(make_saved(attempts, 10)))
     with pytest.raises(CannotRecord, match="metric_tails"):
         recorder.flush()
     rename(attempts.database, "gone", "metric_tails")
@@ -785,7 +790,7 @@ def test_a_run_of_an_earlier_version_that_goes_back_waits_for_the_bucket(
     spool = attempts.next()
     recorder = attempts.supervisor()
     bucket.proxy.is_broken = True
-    spool.event(event_of(resumed(600, exact=exact)))
+    spool.event(event_of(make_resumed(600, exact=exact)))
     spool.steps(attempts.steps(601, 700))
     for _ in range(2):
         with pytest.raises(StorageUnreachable):

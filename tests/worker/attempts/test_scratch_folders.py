@@ -67,7 +67,7 @@ def test_an_interrupted_division_continues(settings: Settings) -> None:
 @pytest.mark.slow
 def test_a_run_of_an_earlier_version_resumes(site: Site) -> None:
     """Checkpoint and spool are found where the earlier version left them."""
-    with site.gated_worker(HALFSTEP_SANDBOX="yes"):
+    with site.start_gated_worker(HALFSTEP_SANDBOX="yes"):
         run_id = site.submit(recipe="gated", steps=60)
         site.wait_for_step(run_id, 5)
     assert site.run(run_id).status == Status.QUEUED
@@ -77,7 +77,7 @@ def test_a_run_of_an_earlier_version_resumes(site: Site) -> None:
             each.rename(folder / each.name)
     shutil.rmtree(scratch.parent)
     site.open_gate()
-    with site.gated_worker(HALFSTEP_SANDBOX="yes"):
+    with site.start_gated_worker(HALFSTEP_SANDBOX="yes"):
         ended = site.wait(run_id)
     assert (ended.status, ended.attempt, ended.step) == (Status.FINISHED, 2, 60)
     assert site.count_steps(run_id) == 60

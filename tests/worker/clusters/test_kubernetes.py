@@ -385,7 +385,7 @@ def groups(*names: str) -> dict[str, Any]:
     return {"groups": listed}
 
 
-def checked(tmp_path: Path, **changes: Any) -> dict[str, str]:
+def run_check(tmp_path: Path, **changes: Any) -> dict[str, str]:
     """Return the findings of `halfstep cluster check` on the cluster, by subject."""
     found = of_placement(settings(tmp_path, **changes))
     return {each.what: f"{'ok' if each.is_fine else 'NO'} {each.text}" for each in found}
@@ -413,7 +413,7 @@ def test_a_complete_cluster_is_reported(bare: KubernetesScaffold, tmp_path: Path
     bare[NAMESPACE] << {"metadata": {"name": "lab"}}
     bare[REVIEWS] << {"spec": {}, "status": {"allowed": True}}
     bare[NEW_JOBS] << {"spec": {"template": {}}}
-    said = checked(tmp_path, kubernetes_secret="halfstep", kubernetes_queue="team")
+    said = run_check(tmp_path, kubernetes_secret="halfstep", kubernetes_queue="team")
     assert said.pop("kubernetes").endswith("answers: v1.34")
     assert said == {
         "namespace": "ok lab exists",
@@ -422,7 +422,7 @@ def test_a_complete_cluster_is_reported(bare: KubernetesScaffold, tmp_path: Path
         "job": "ok a job like the placer's would be accepted",
     }
     assert list(bare)[-1].params == {"dryRun": "All"}
-    other = checked(tmp_path, kubernetes_secret="halfstep", kubernetes_queue="other")
+    other = run_check(tmp_path, kubernetes_secret="halfstep", kubernetes_queue="other")
     assert other["queue"] == "NO lab has no local queue 'other'"
 
 
@@ -438,7 +438,7 @@ def test_missing_parts_of_a_cluster_are_named(bare: KubernetesScaffold, tmp_path
     bare[NAMESPACE] << KubernetesError(status=404)
     bare[REVIEWS] << review
     bare[NEW_JOBS] << KubernetesError(status=403, message="no image from there")
-    said = checked(tmp_path, kubernetes_queue="team")
+    said = run_check(tmp_path, kubernetes_queue="team")
     assert said["namespace"] == "NO there is no namespace 'lab'; see HALFSTEP_KUBERNETES_NAMESPACE"
     wanted = "list pods, get pods/log, list events"
     assert said["rights"] == f"NO in lab this account lacks permission to {wanted}"
@@ -452,9 +452,9 @@ def test_an_unreachable_cluster_is_reported(
 ) -> None:
     """A missing cluster configuration and a cluster that does not respond are reported."""
     lead_to("http://127.0.0.1:9", tmp_path, monkeypatch)
-    assert "NO Kubernetes does not answer" in checked(tmp_path)["kubernetes"]
+    assert "NO Kubernetes does not answer" in run_check(tmp_path)["kubernetes"]
     (tmp_path / "kubeconfig").unlink()
     assert (
         "NO HALFSTEP_PLACEMENT: 'kubernetes' has no cluster configuration"
-        in checked(tmp_path)["kubernetes"]
+        in run_check(tmp_path)["kubernetes"]
     )

@@ -10,7 +10,7 @@ def git(folder: Path, *words: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def committed(folder: Path, **files: str) -> str:
+def commit_files(folder: Path, **files: str) -> str:
     """Commit files in a repository, made if need be; return the hash."""
     folder.mkdir(exist_ok=True)
     git(folder, "init", "--quiet")

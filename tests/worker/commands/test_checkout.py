@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.worker.commands.checkout_made import committed, git
+from tests.worker.commands.checkout_made import commit_files, git
 from worker.commands.checkout import CannotCheckOut, check_out
 
 
-def checked_out(repository: Path, commit: str, folder: Path) -> str:
+def check_out_commit(repository: Path, commit: str, folder: Path) -> str:
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder.parent)}
     return check_out(f"file://{repository}", commit, folder, environment, lambda: None)
 
@@ -20,17 +20,17 @@ def test_submodules_are_at_the_commits_that_the_repository_names(tmp_path: Path)
     """Nested submodules with relative addresses are checked out too, and a second attempt
     leaves them as they are.
     """
-    committed(tmp_path / "inner", text="inner")
-    committed(tmp_path / "lib", text="as it was")
+    commit_files(tmp_path / "inner", text="inner")
+    commit_files(tmp_path / "lib", text="as it was")
     git(tmp_path / "lib", "submodule", "--quiet", "add", f"file://{tmp_path}/inner")
-    committed(tmp_path / "lib")
-    committed(tmp_path / "it", text="it")
+    commit_files(tmp_path / "lib")
+    commit_files(tmp_path / "it", text="it")
     git(tmp_path / "it", "submodule", "--quiet", "add", f"file://{tmp_path}/lib", "lib")
-    commit = committed(tmp_path / "it")
-    committed(tmp_path / "lib", text="as it is now")
+    commit = commit_files(tmp_path / "it")
+    commit_files(tmp_path / "lib", text="as it is now")
     folder = tmp_path / "work"
     for _attempt in range(2):
-        assert checked_out(tmp_path / "it", commit[:7], folder) == commit
+        assert check_out_commit(tmp_path / "it", commit[:7], folder) == commit
         assert (folder / "lib" / "text").read_text() == "as it was"
         assert (folder / "lib" / "inner" / "text").read_text() == "inner"
     assert git(folder / "lib", "status", "--porcelain") == ""
@@ -43,22 +43,22 @@ def test_a_submodule_comes_by_no_other_way(tmp_path: Path, url: str) -> None:
     """A submodule may use only the protocols that the repository may use; nothing is run, and
     an incomplete checkout is removed.
     """
-    committed(tmp_path / "lib", text="lib")
-    committed(tmp_path / "it", text="it")
+    commit_files(tmp_path / "lib", text="lib")
+    commit_files(tmp_path / "it", text="it")
     git(tmp_path / "it", "submodule", "--quiet", "add", f"file://{tmp_path}/lib", "lib")
     modules = tmp_path / "it" / ".gitmodules"
     modules.write_text(modules.read_text().replace(f"file://{tmp_path}/lib", url))
-    commit = committed(tmp_path / "it")
+    commit = commit_files(tmp_path / "it")
     with pytest.raises(CannotCheckOut, match=r"transport .* not allowed"):
-        checked_out(tmp_path / "it", commit, tmp_path / "work")
+        check_out_commit(tmp_path / "it", commit, tmp_path / "work")
     assert not (tmp_path / "work").exists()
 
 
 def test_a_second_attempt_runs_nothing_that_the_first_has_named(tmp_path: Path) -> None:
     """Neither what the script wrote into the checkout's configuration nor its hooks are run."""
-    commit = committed(tmp_path / "it", text="it")
+    commit = commit_files(tmp_path / "it", text="it")
     folder, touched = tmp_path / "work", tmp_path / "touched"
-    checked_out(tmp_path / "it", commit, folder)
+    check_out_commit(tmp_path / "it", commit, folder)
     program = tmp_path / "evil.sh"
     program.write_text(f"#!/bin/sh\ntouch {touched}\n")
     program.chmod(0o755)
@@ -67,13 +67,13 @@ def test_a_second_attempt_runs_nothing_that_the_first_has_named(tmp_path: Path) 
     for name in (*hooks, "filter.evil.clean", "filter.evil.process", "diff.evil.textconv"):
         git(folder, "config", name, f"!{program}" if name.startswith("alias") else str(program))
     (folder / "text").write_text("changed")
-    assert checked_out(tmp_path / "it", commit, folder) == commit
+    assert check_out_commit(tmp_path / "it", commit, folder) == commit
     assert not touched.exists()
 
 
 def test_a_patch_is_applied_within_the_folder(tmp_path: Path) -> None:
     """One that leads out of it, or does not apply, is refused; nothing is left behind."""
-    commit = committed(tmp_path / "it", text="one\n")
+    commit = commit_files(tmp_path / "it", text="one\n")
     (tmp_path / "it" / "text").write_text("two\r\n")
     (tmp_path / "it" / "new").write_text("new\n" * 50_000)
     git(tmp_path / "it", "add", "--intent-to-add", "new")

@@ -79,11 +79,11 @@ class Target:
             name: f"{name}-{secrets.token_hex(16)}"
             for name in ("key", "private", "environment", "source", "committed", "uncommitted")
         }
-        self.key = self.written(data / "secrets.key", self.secrets["key"])
-        self.canary = self.written(self.private / "canary.py", self.secrets["private"])
+        self.key = self.write(data / "secrets.key", self.secrets["key"])
+        self.canary = self.write(self.private / "canary.py", self.secrets["private"])
         for each in PROGRAMS.iterdir():
             if each.is_file():  # with a mode of its own: this process's umask may be private
-                self.written(self.public / each.name, each.read_text(), mode=0o644)
+                self.write(self.public / each.name, each.read_text(), mode=0o644)
         self.give(self.folder)
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class Target:
         # Not by a recursive function: a run may have made folders in folders.
         subprocess.run(["rm", "-rf", self.folder], check=True)
 
-    def written(self, path: Path, text: str, mode: int = 0o600) -> Path:
+    def write(self, path: Path, text: str, mode: int = 0o600) -> Path:
         """Write a file of the worker's user."""
         path.write_text(text)
         path.chmod(mode)
@@ -173,7 +173,7 @@ class Target:
     def attack(self, program: str, *words: str, plan: Any = None, **changes: Any) -> int:
         """Queue a program of PROGRAMS. plan: its input, as JSON in the second argument."""
         path = self.public / f"plan-{secrets.token_hex(4)}.json"
-        self.written(path, json.dumps(plan), mode=0o644)
+        self.write(path, json.dumps(plan), mode=0o644)
         line = " ".join(["python", str(self.public / program), str(path), *words])
         return self.submit(line, **changes)
 
@@ -196,7 +196,7 @@ class Target:
         """Start a run of Ada's, which waits for the worker's end; return its id and folders."""
         names = ("source", "committed", "uncommitted")
         plan = {name: self.secrets[name] for name in names} | {"gate": str(self.public / "gate")}
-        own = self.written(self.private / "plan", json.dumps(plan))
+        own = self.write(self.private / "plan", json.dumps(plan))
         variables = {"PLAN": own.read_text()}
         line = f"python {self.public / 'victim'}"
         run_id = self.submit(line, owner=self.site.owner, variables=variables)
@@ -213,11 +213,11 @@ class Target:
                 return process.pid
         raise LookupError(f"no process of the worker has the id {pid}")
 
-    def exposed(self, run_ids: Iterator[int] | list[int] | range) -> dict[str, list[str]]:
+    def list_exposed(self, run_ids: Iterator[int] | list[int] | range) -> dict[str, list[str]]:
         """Return the names of secrets that the service shows of these runs, by run."""
         shown = {}
         for run_id in run_ids:
-            text = self._shown(run_id)
+            text = self._read_shown(run_id)
             found = [name for name, secret in self.known_secrets.items() if secret in text]
             if found:
                 shown[f"{run_id}: {self._line(run_id)}"] = found
@@ -241,7 +241,7 @@ class Target:
         command = self.site.run(run_id).command or {}
         return f"{command['line']} in {command['folder'] or 'work'}"
 
-    def _shown(self, run_id: int) -> str:
+    def _read_shown(self, run_id: int) -> str:
         """Return everything that users can see of a run."""
         with self.database.reading() as session:
             run = session.get_one(Run, run_id)

@@ -32,7 +32,7 @@ def test_the_service_writes_no_file_for_a_run(target: Target, ends_by_signal: bo
             there.mkdir()
             targets = [str(there / each) for each in ("log", "frames", "made")]
             for each in targets[:2]:
-                target.written(type(there)(each), "as it was\n")
+                target.write(type(there)(each), "as it was\n")
             target.give(there)
             plan = {"names": names, "targets": targets, "ends_by_signal": ends_by_signal}
             ids[target.attack("rename.py", plan=plan)] = there
@@ -48,7 +48,7 @@ def test_a_run_changes_nothing_about_files_of_others(target: Target) -> None:
     """
     with target.worker():
         _, victim = target.victim()
-        worn = target.written(target.public / "worn", "x", mode=0o644)
+        worn = target.write(target.public / "worn", "x", mode=0o644)
         paths = [target.key, target.canary, worn, target.private, target.site.data]
         paths += [target.folder / "halfstep.db", target.home, target.public / "victim"]
         others = [victim["folder"], victim["cwd"], f"{victim['cwd']}/private.py"]

@@ -25,7 +25,7 @@ def test_the_service_reads_no_file_for_a_run(target: Target) -> None:
         ids += [target.submit(f"python {each}") for each in (private, str(target.canary))]
         ids += [target.submit("python private.py", folder=victim["cwd"])]
         target.wait(*ids)
-        assert target.exposed([first, *ids]) == {}
+        assert target.list_exposed([first, *ids]) == {}
         assert victim_id not in ids
 
 
@@ -42,4 +42,4 @@ def test_a_later_attempt_reads_no_file_for_an_earlier_one(target: Target) -> Non
         ]
         target.wait(*ids)
         assert {target.site.run(each).attempt > 1 for each in ids} == {True}
-        assert target.exposed(ids) == {}
+        assert target.list_exposed(ids) == {}

@@ -17,7 +17,7 @@ from db.tables import Status, User
 from halfstep.isolation import VARIABLE, Isolation
 from tests.db.conftest import submit_command
 from tests.site import Site, until
-from tests.worker.commands.checkout_made import committed
+from tests.worker.commands.checkout_made import commit_files
 from worker.sandbox import sandbox
 
 #: Fresh interpreters, as in production: what a test forks has paths of its own in memory.
@@ -226,7 +226,7 @@ def test_variables_of_a_command_load_nothing_outside_of_the_sandbox(
     (tmp_path / "it.c").write_text(PRELOADED.replace("PLACE", str(places[0])))
     library = str(tmp_path / "it.so")
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, tmp_path / "it.c"], check=True)
-    commit = committed(tmp_path / "it", text="it", **{".gitattributes": "text filter=it"})
+    commit = commit_files(tmp_path / "it", text="it", **{".gitattributes": "text filter=it"})
     configured = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "filter.it.smudge"}
     configured["GIT_CONFIG_VALUE_0"] = f"touch {places[1]}; cat"
     with site.worker(**SANDBOX):
@@ -242,7 +242,7 @@ def test_variables_of_a_command_load_nothing_outside_of_the_sandbox(
 @pytest.mark.extended
 def test_a_checkout_reads_nothing_private(site: Site, tmp_path: Path) -> None:
     """Git clones a repository of the worker's machine, but not one in another run's folder."""
-    public = committed(tmp_path / "public", text="public")
+    public = commit_files(tmp_path / "public", text="public")
     with site.worker(**SANDBOX):
         cloned = submit(site, "cat text", git=f"file://{tmp_path / 'public'}", commit=public)
         assert site.wait(cloned).status == Status.FINISHED

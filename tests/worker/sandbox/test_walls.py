@@ -54,7 +54,7 @@ class Spy(Digits):
 """
 
 
-def spied(site: Site, run_id: int) -> dict[str, str]:
+def run_spy(site: Site, run_id: int) -> dict[str, str]:
     [said] = [line for line in site.log(run_id).splitlines() if line.startswith("SPIED ")]
     result: dict[str, str] = json.loads(said.removeprefix("SPIED "))
     return result
@@ -105,7 +105,7 @@ def test_runs_reach_nothing_that_the_service_knows(site: Site, tmp_path: Path) -
         [(row, _)] = workers.all_workers(session)
     assert row.is_sandboxed
     for run_id in (command, run):
-        result = spied(site, run_id)
+        result = run_spy(site, run_id)
         assert (result.pop("job"), result.pop("link")) == ("done", "done")
         assert result.pop("mode") == "0o40700"
         assert "done" not in result.values(), result

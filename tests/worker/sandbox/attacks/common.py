@@ -30,12 +30,12 @@ def outcome(attempt: Callable[[], Any]) -> str:
     return "done"
 
 
-def succeeded(attempts: dict[str, Callable[[], Any]]) -> list[str]:
+def list_succeeded(attempts: dict[str, Callable[[], Any]]) -> list[str]:
     """Return the names of attempts that worked."""
     return [name for name, attempt in attempts.items() if outcome(attempt) == "done"]
 
 
-def own_folders() -> Iterator[Path]:
+def list_own_folders() -> Iterator[Path]:
     """Yield the folders that belong to this run: its working one, which stays longest, first."""
     named = [str(Path.cwd()), os.environ.get("HALFSTEP_RUN_FOLDER"), os.environ.get("TMPDIR")]
     folders = [Path(each).resolve() for each in named if each]
@@ -45,7 +45,7 @@ def own_folders() -> Iterator[Path]:
 def writable_folders() -> list[Path]:
     """List the folders below the run's own in which it can create files."""
     found = []
-    for start in own_folders():
+    for start in list_own_folders():
         for place, folders, _files in os.walk(start):
             folders[:] = [each for each in folders if not each.startswith(".git")]
             probe = Path(place, ".probe")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common import outcome, plan, report, succeeded, writable_folders
+from common import list_succeeded, outcome, plan, report, writable_folders
 
 libc = ctypes.CDLL(None, use_errno=True)
 AT_FDCWD, AT_EMPTY_PATH = -100, 0x1000
@@ -18,13 +18,13 @@ SYS_LCHOWN, SYS_FCHMODAT2, SYS_SETXATTRAT = 94, 452, 463
 SYS_IO_URING_SETUP, SYS_IO_URING_ENTER, OP_SETXATTR = 425, 426, 42
 
 
-def called(result: int) -> None:
+def check_result(result: int) -> None:
     if result < 0:
         raise OSError(ctypes.get_errno(), "it failed")
 
 
 def syscall(*words: Any) -> None:
-    called(libc.syscall(*words))
+    check_result(libc.syscall(*words))
 
 
 def by_descriptor(path: str, flags: int, action: Callable[[int], Any]) -> None:
@@ -56,7 +56,7 @@ def by_ring(path: str) -> None:
     parameters = bytearray(120)
     raw = (ctypes.c_char * 120).from_buffer(parameters)
     ring = libc.syscall(SYS_IO_URING_SETUP, 4, raw)
-    called(ring)
+    check_result(ring)
     try:
         size = 4096 * 4
         queue = mmap.mmap(ring, size, mmap.MAP_SHARED | mmap.MAP_POPULATE, 3, offset=0)
@@ -119,7 +119,7 @@ def attempts(path: str, owner: int) -> dict[str, Callable[[], Any]]:
         "fchownat of O_PATH": lambda: by_descriptor(
             path,
             os.O_PATH,
-            lambda fd: called(libc.fchownat(fd, b"", owner, owner, AT_EMPTY_PATH)),
+            lambda fd: check_result(libc.fchownat(fd, b"", owner, owner, AT_EMPTY_PATH)),
         ),
         "rename": lambda: os.rename(path, f"{path}.moved"),
         "unlink": lambda: os.unlink(path),
@@ -151,7 +151,7 @@ def setuid_programs() -> list[str]:
         program.write_bytes(b"\x7fELF")
         done += [
             f"{folder.name}: {each}"
-            for each in succeeded(
+            for each in list_succeeded(
                 {
                     "chmod": lambda: program.chmod(0o4755),
                     "chmod of a group": lambda: program.chmod(0o2755),
@@ -172,7 +172,7 @@ def setuid_programs() -> list[str]:
     return done
 
 
-def tried(path: str, owner: int) -> list[str]:
+def try_all(path: str, owner: int) -> list[str]:
     """Return what worked; modes are restored, as the service would otherwise stop."""
     done = []
     for name, attempt in attempts(path, owner).items():
@@ -180,7 +180,7 @@ def tried(path: str, owner: int) -> list[str]:
             mode = stat.S_IMODE(os.stat(path).st_mode)
         except OSError:  # in a folder that it cannot enter
             mode = 0o600
-        if succeeded({name: attempt}):
+        if list_succeeded({name: attempt}):
             done.append(name)
             if Path(f"{path}.moved").exists():
                 os.rename(f"{path}.moved", path)
@@ -190,7 +190,7 @@ def tried(path: str, owner: int) -> list[str]:
 
 
 wanted = plan()
-seen = {path: tried(path, wanted["owner"]) for path in wanted["paths"]}
+seen = {path: try_all(path, wanted["owner"]) for path in wanted["paths"]}
 report(
     {"changed": {path: names for path, names in seen.items() if names}, "setuid": setuid_programs()}
 )

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from common import outcome, plan, report, succeeded
+from common import list_succeeded, outcome, plan, report
 
 libc = ctypes.CDLL(None, use_errno=True)
 PTRACE_SEIZE, PTRACE_DETACH = 0x4206, 17
@@ -23,14 +23,14 @@ SYS_NAME_TO_HANDLE, SYS_OPEN_BY_HANDLE = 303, 304
 CLONE_NEWUSER, CLONE_NEWNS, MS_BIND = 0x10000000, 0x20000, 0x1000
 
 
-def called(result: int) -> int:
+def check_result(result: int) -> int:
     if result < 0:
         raise OSError(ctypes.get_errno(), "it failed")
     return result
 
 
 def syscall(*words: Any) -> int:
-    return called(libc.syscall(*words))
+    return check_result(libc.syscall(*words))
 
 
 def read(path: str) -> None:
@@ -51,12 +51,12 @@ def in_child(action: Callable[[], Any]) -> None:
         raise PermissionError("in a child")
 
 
-def traced(pid: int) -> None:
-    called(libc.ptrace(PTRACE_SEIZE, pid, 0, 0))
+def trace(pid: int) -> None:
+    check_result(libc.ptrace(PTRACE_SEIZE, pid, 0, 0))
     libc.ptrace(PTRACE_DETACH, pid, 0, 0)
 
 
-def peeked(pid: int) -> None:
+def peek(pid: int) -> None:
     """Read one byte of memory where programs usually are."""
     with open(f"/proc/{pid}/maps") as file:
         start = int(file.readline().partition("-")[0], 16)
@@ -65,7 +65,7 @@ def peeked(pid: int) -> None:
     syscall(SYS_PROCESS_VM_READV, pid, pieces[0], 1, pieces[1], 1, 0)
 
 
-def taken(pid: int) -> None:
+def take(pid: int) -> None:
     syscall(SYS_PIDFD_GETFD, syscall(SYS_PIDFD_OPEN, pid, 0), 0, 0)
 
 
@@ -75,9 +75,9 @@ def of_process(pid: int, secret: str) -> dict[str, Callable[[], Any]]:
     return {
         "signal": lambda: os.kill(pid, 0),
         "signal by pidfd": lambda: signal.pidfd_send_signal(os.pidfd_open(pid), 0),
-        "trace": lambda: in_child(lambda: traced(pid)),
-        "memory": lambda: peeked(pid),
-        "descriptor": lambda: taken(pid),
+        "trace": lambda: in_child(lambda: trace(pid)),
+        "memory": lambda: peek(pid),
+        "descriptor": lambda: take(pid),
         "compare": lambda: syscall(SYS_KCMP, pid, pid, 0, 0, 0),
         "environ": lambda: read(f"{place}/environ"),
         "mem": lambda: read(f"{place}/mem"),
@@ -97,7 +97,7 @@ def of_process(pid: int, secret: str) -> dict[str, Callable[[], Any]]:
     }
 
 
-def burdened(pid: int) -> dict[str, Callable[[], Any]]:
+def list_burdens(pid: int) -> dict[str, Callable[[], Any]]:
     """List what would slow a process down."""
     return {
         "limits": lambda: resource.prlimit(
@@ -117,7 +117,7 @@ def as_own_root(action: Callable[[], Any]) -> None:
 
     def inside() -> None:
         user, group = os.getuid(), os.getgid()
-        called(libc.unshare(CLONE_NEWUSER | CLONE_NEWNS))
+        check_result(libc.unshare(CLONE_NEWUSER | CLONE_NEWNS))
         outcome(lambda: Path("/proc/self/setgroups").write_text("deny"))
         outcome(lambda: Path("/proc/self/uid_map").write_text(f"0 {user} 1"))
         outcome(lambda: Path("/proc/self/gid_map").write_text(f"0 {group} 1"))
@@ -126,10 +126,10 @@ def as_own_root(action: Callable[[], Any]) -> None:
     in_child(inside)
 
 
-def mounted(source: str, place: str, kind: str | None = None) -> None:
+def mount(source: str, place: str, kind: str | None = None) -> None:
     flags = 0 if kind else MS_BIND
     words = [None if each is None else each.encode() for each in (source, place, kind)]
-    called(libc.mount(*words, ctypes.c_ulong(flags), None))
+    check_result(libc.mount(*words, ctypes.c_ulong(flags), None))
 
 
 def by_tree(secret: str) -> None:
@@ -163,7 +163,7 @@ def from_key(name: str) -> None:
     raise PermissionError(name)
 
 
-def connected(address: str) -> None:
+def connect(address: str) -> None:
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(address)
 
@@ -175,13 +175,13 @@ def privileges(wanted: Any) -> dict[str, Callable[[], Any]]:
     disk = os.stat("/").st_dev
     return {
         "secret": lambda: read(secret),
-        "mount": lambda: in_child(lambda: mounted(folder, temporary)),
-        "unshare": lambda: in_child(lambda: called(libc.unshare(CLONE_NEWNS))),
+        "mount": lambda: in_child(lambda: mount(folder, temporary)),
+        "unshare": lambda: in_child(lambda: check_result(libc.unshare(CLONE_NEWNS))),
         "chroot": lambda: in_child(lambda: os.chroot(temporary)),
         "setuid": lambda: in_child(lambda: os.setuid(wanted["other_user"])),
-        "mount as own root": lambda: as_own_root(lambda: mounted("none", temporary, "tmpfs")),
-        "proc as own root": lambda: as_own_root(lambda: mounted("none", temporary, "proc")),
-        "bind as own root": lambda: as_own_root(lambda: mounted(folder, temporary)),
+        "mount as own root": lambda: as_own_root(lambda: mount("none", temporary, "tmpfs")),
+        "proc as own root": lambda: as_own_root(lambda: mount("none", temporary, "proc")),
+        "bind as own root": lambda: as_own_root(lambda: mount(folder, temporary)),
         "read as own root": lambda: as_own_root(lambda: read(secret)),
         "chmod as own root": lambda: as_own_root(lambda: os.chmod(secret, 0o600)),
         "tree as own root": lambda: as_own_root(lambda: by_tree(secret)),
@@ -200,7 +200,7 @@ def privileges(wanted: Any) -> dict[str, Callable[[], Any]]:
         "cgroup": lambda: write("/sys/fs/cgroup/unified/cgroup.procs"),
         "cgroup v2": lambda: write("/sys/fs/cgroup/cgroup.procs"),
         "new cgroup": lambda: os.mkdir(f"/sys/fs/cgroup/unified/attack-{os.getpid()}"),
-        "abstract socket": lambda: connected(f"\0{wanted['socket']}"),
+        "abstract socket": lambda: connect(f"\0{wanted['socket']}"),
         "key": lambda: from_key(wanted["key"]),
     }
 
@@ -223,14 +223,14 @@ report(
         "processes": {
             name: found
             for name, pid in wanted["pids"].items()
-            if (found := succeeded(of_process(pid, wanted["secret"])))
+            if (found := list_succeeded(of_process(pid, wanted["secret"])))
         },
         "burdened": {
             name: found
             for name, pid in wanted["pids"].items()
-            if (found := succeeded(burdened(pid)))
+            if (found := list_succeeded(list_burdens(pid)))
         },
-        "privileges": succeeded(privileges(wanted)),
+        "privileges": list_succeeded(privileges(wanted)),
         "capabilities": capabilities,
     }
 )

@@ -5,14 +5,14 @@ import os
 import signal
 from pathlib import Path
 
-from common import folders_with_links, outcome, own_folders, plan, report, writable_folders
+from common import folders_with_links, list_own_folders, outcome, plan, report, writable_folders
 
 from halfstep.telemetry.spool import EVENT, FILE_HEADER, MAGIC, VERSION, frame
 
 PARTS = range(1, 5)
 
 
-def filled(folder: Path, targets: list[str]) -> None:
+def fill(folder: Path, targets: list[str]) -> None:
     """Make every link that the service may write through."""
     left = list(targets)
     for part in PARTS:
@@ -33,12 +33,12 @@ def link(path: Path, target: str) -> None:
 
 wanted = plan()
 attempt = int(os.environ["HALFSTEP_ATTEMPT"])
-parents = [*own_folders(), *(each.parent for each in own_folders())]
+parents = [*list_own_folders(), *(each.parent for each in list_own_folders())]
 places = [each for each in writable_folders() if each in parents or each.parent in parents]
 free = [each for each in folders_with_links() if each in places]
 moved = {}
 for name, folder in zip(wanted["names"], reversed(free), strict=False):
-    filled(folder, wanted["targets"])
+    fill(folder, wanted["targets"])
     for place in places:
         if place == folder or folder in place.parents:
             continue

@@ -11,7 +11,7 @@ from common import outcome, plan, report, writable_folders
 GIB = 2**30
 
 
-def replaced(path: Path, kind: str) -> None:
+def replace(path: Path, kind: str) -> None:
     if path.is_dir():
         path.rename(path.with_name(f"{path.name}.old"))
     else:
@@ -25,7 +25,7 @@ def replaced(path: Path, kind: str) -> None:
             file.truncate(wanted["gib"] * GIB)
 
 
-def nested(place: Path) -> None:
+def nest(place: Path) -> None:
     """Make folders deeper than a recursive function goes, and than a path is long."""
     here = os.open(place, os.O_RDONLY)
     for _ in range(3000):
@@ -48,11 +48,11 @@ if attempt == "1":
             Path.cwd(),
         }:
             path = place / name.format(attempt=1)
-            if outcome(lambda: replaced(path, wanted["kind"])) == "done":
+            if outcome(lambda: replace(path, wanted["kind"])) == "done":
                 done.append(str(path))
     if wanted["kind"] == "nested":
         for place in (Path.cwd(), Path(os.environ["TMPDIR"])):
-            print("nested", outcome(lambda: nested(place)), flush=True)
+            print("nested", outcome(lambda: nest(place)), flush=True)
     if wanted["kind"] == "names":
         for place in [each for each in writable_folders() if ".git" not in each.parts]:
             for name in (b"attempt-0001-000009.\xff.txt", b"1-\xff.spool", b"\xff\n\x1b[2J.py"):

@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from common import folders_with_links, outcome, own_folders, plan, report, writable_folders
+from common import folders_with_links, list_own_folders, outcome, plan, report, writable_folders
 
 from halfstep.telemetry.events import Artifact
 from halfstep.telemetry.spool import SpoolWriter
@@ -19,7 +19,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 wanted = plan()
 attempt = int(os.environ["HALFSTEP_ATTEMPT"])
 run_folder = Path(os.environ["HALFSTEP_RUN_FOLDER"])
-parents = [run_folder, *(each.parent for each in own_folders())]
+parents = [run_folder, *(each.parent for each in list_own_folders())]
 places = [each for each in writable_folders() if each in parents]
 content = b"o" * wanted["size"]
 stages = []

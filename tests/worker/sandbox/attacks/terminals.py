@@ -32,7 +32,7 @@ wanted = plan()
 done = []
 
 
-def tried(path: str) -> None:
+def try_all(path: str) -> None:
     for flags, how in (
         (os.O_RDONLY, "read"),
         (os.O_WRONLY, "write"),
@@ -59,9 +59,9 @@ def tried(path: str) -> None:
 
 
 for path in wanted["terminals"]:
-    tried(path)
+    try_all(path)
     # The same by a path that is not below /dev.
-    tried(f"/proc/{os.getpid()}/root{path}")
+    try_all(f"/proc/{os.getpid()}/root{path}")
 for path in map(str, Path("/dev").rglob("*")):
     try:
         mode = os.stat(path).st_mode
@@ -74,5 +74,5 @@ for path in map(str, Path("/dev").rglob("*")):
         and not is_own
         and path not in wanted["terminals"]
     ):
-        tried(path)
+        try_all(path)
 report({"opened": done})
