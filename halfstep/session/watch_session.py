@@ -5,20 +5,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from msgspec import UNSET, UnsetType, structs
+from msgspec import UNSET, UnsetType
 
 from halfstep.api_client.credentials import Credentials
 from halfstep.cli.command_sources import is_code
 from halfstep.session import active_run, arguments, ranks
 from halfstep.session.queued_run import project_of
+from halfstep.session.run_labels import RunLabels
 from halfstep.session.run_upload import server_of
 from halfstep.session.stderr import say
 from halfstep.session.step_numbers import BadArgument, step_number
 from halfstep.session.watched_run import WatchedRun
 from halfstep.telemetry import relay
 from halfstep.telemetry.attempt_files import AttemptFiles
-from halfstep.telemetry.event_fields import NAME_CHARACTERS, AlertLevel
-from halfstep.telemetry.events import MOST_TAGS, Described, Labels
+from halfstep.telemetry.event_fields import AlertLevel
 from halfstep.telemetry.relay import RelayWriter
 from halfstep.telemetry.run_folder import read_description, script_name, script_path, slug
 
@@ -56,10 +56,7 @@ class Watch:
         runs_of_rank: in a further rank, whose calls do nothing: the folder of runs.
         """
         self._run, self.files = run, run.files if run else None
-        described = read_description(self.files.folder) if self.files else None
-        self._labels = (
-            Labels(name=described.name, tags=described.tags[:MOST_TAGS]) if described else Labels()
-        )
+        self._labels = RunLabels(self.files.folder if self.files else None)
         self._is_offline = is_offline
         self._server_without_run, self._project_without_run = server, project or ""
         self._named, self._runs_of_rank = named, runs_of_rank
@@ -122,9 +119,8 @@ class Watch:
 
     def is_superseded(self, *names: object) -> bool:
         """End the run if a call with these names starts another; return True if it did."""
-        if self._run is None or self.is_relayed:
-            return False
-        return self._run.outcome.is_superseded(*names)
+        run = None if self.is_relayed else self._run
+        return run is not None and run.outcome.is_superseded(*names)
 
     def configure(self, config: object) -> None:
         """Replace the run's configuration."""
@@ -207,24 +203,11 @@ class Watch:
         tags: Sequence[str] | UnsetType = UNSET,
         step_metrics: Mapping[str, str] | UnsetType = UNSET,
     ) -> None:
-        """Set the run's name, note and tags, and the x axes that its charts offer.
+        """Set name, note and tags of the run, unless a user has, and the x axes of its charts.
 
-        A name or note that a user has changed stays, and so do tags that a user has added.
         step_metrics: {"val/*": "epoch"}, by pattern of the metrics' names; "*" for all.
         """
-        described = Described(
-            name=name if name is UNSET else name[:NAME_CHARACTERS],
-            note=note,
-            tags=tags if tags is UNSET else [tag[:NAME_CHARACTERS] for tag in tags[:MOST_TAGS]],
-            before=self._labels,
-            step_metrics=step_metrics if step_metrics is UNSET else dict(step_metrics),
-        )
-        changed = {
-            label: value
-            for label in ("name", "note", "tags")
-            if (value := getattr(described, label)) is not UNSET
-        }
-        self._labels = structs.replace(self._labels, **changed)
+        described = self._labels.change(name, note, tags, step_metrics)
         self._ask("describe", lambda run: run.spool.event(described))
 
     def precision_diff(
@@ -289,11 +272,11 @@ class Watch:
 
             script = script_path()
             folder = Path(root or (script.parent if script else "."))
-            files = code_files(folder, is_included)
-            if not files:
+            if not (files := code_files(folder, is_included)):
                 raise BadArgument(f"there is no code in {folder.absolute()}")
-            named = name or slug(f"code-{script_name()}")
-            return run.stored.save_artifact(files, named, "code", ())
+            return run.stored.save_artifact(
+                files, name or slug(f"code-{script_name()}"), "code", ()
+            )
 
         return self._ask("save_code", save)
 

@@ -52,6 +52,7 @@ class Sanitizer:
         self.is_armed = self._is_entered = False
         self.step = 0  # the one under way, from 1 on
         self.has_half_operators = False
+        self.is_searching = False  # another step may find the line that makes a loss wrong
         self._scaler: Any = None  # that has scaled a loss of this step
         self._start()
 
@@ -64,11 +65,6 @@ class Sanitizer:
     def defects(self) -> list[Defect]:
         """What the step under way has shown so far."""
         return self._judge.defects
-
-    @property
-    def is_searching(self) -> bool:
-        """Whether another step may find the line that makes a loss wrong."""
-        return self._judge.is_searching
 
     @property
     def has_scaler(self) -> bool:
@@ -246,6 +242,7 @@ class Sanitizer:
                 self._judge.end(self.step, self._weights.values())
                 self._carry()
             defects = self._judge.defects
+            self.is_searching = self._judge.is_searching
             self.has_half_operators |= bool(self.mode.half_operators)
             constants = list(self._constants())
             self.mode.reset()

@@ -5,7 +5,7 @@ observed optimizer steps they are logged at W&B's own counter of calls.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from glob import glob
@@ -93,7 +93,7 @@ class Run:
         return self._name
 
     @name.setter
-    def name(self, name: Any) -> None:
+    def name(self, name: object) -> None:
         self._name = str(name)
         self._watch.describe(name=self._name)
 
@@ -103,7 +103,7 @@ class Run:
         return self._notes
 
     @notes.setter
-    def notes(self, notes: Any) -> None:
+    def notes(self, notes: object) -> None:
         self._notes = str(notes or "")
         self._watch.describe(note=self._notes)
 
@@ -113,7 +113,7 @@ class Run:
         return self._tags
 
     @tags.setter
-    def tags(self, tags: Any) -> None:
+    def tags(self, tags: Iterable[object] | None) -> None:
         self._tags = (tags,) if isinstance(tags, str) else tuple(map(str, tags or ()))
         self._watch.describe(tags=self._tags)
 
