@@ -14,7 +14,9 @@ from halfstep.artifacts.cache import Manifest
 from halfstep.artifacts.manifest import Entry, check_entries, digest_of, files_in, sha256_of
 from halfstep.artifacts.names import ArtifactError, Reference, parse_reference
 from halfstep.cli import command_sources
+from halfstep.session.step_numbers import BadArgument
 from halfstep.telemetry.events import ArtifactFile, SavedArtifact, UsedArtifact
+from halfstep.telemetry.run_folder import script_path
 
 BLOBS = "blobs"  # folder of the run with saved content, each file named by its SHA-256
 PIECE_BYTES = 1 << 20
@@ -69,13 +71,20 @@ def save(
     )
 
 
-def code_files(root: Path, is_included: Callable[[Path], bool]) -> dict[str, Path]:
-    """Return the code below a folder, by path: at most CODE_FILES files of MOST_BYTES each."""
+def code_files(folder: str | Path | None, is_included: Callable[[Path], bool]) -> dict[str, Path]:
+    """Return the code below a folder, by path: at most CODE_FILES files of MOST_BYTES each.
+
+    folder: by default that of the script.  Raises BadArgument without code.
+    """
+    script = script_path()
+    root = Path(folder or (script.parent if script else "."))
     files: dict[str, Path] = {}
     for path in islice(command_sources.code_in(root, is_included), CODE_FILES):
         with suppress(OSError):
             if path.stat().st_size <= command_sources.MOST_BYTES and os.access(path, os.R_OK):
                 files[path.relative_to(root).as_posix()] = path
+    if not files:
+        raise BadArgument(f"there is no code in {root.absolute()}")
     return files
 
 

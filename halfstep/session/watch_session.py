@@ -20,7 +20,7 @@ from halfstep.telemetry import relay
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.event_fields import AlertLevel
 from halfstep.telemetry.relay import RelayWriter
-from halfstep.telemetry.run_folder import read_description, script_name, script_path, slug
+from halfstep.telemetry.run_folder import read_description, script_name, slug
 
 if TYPE_CHECKING:
     import torch
@@ -270,13 +270,9 @@ class Watch:
         def save(run: WatchedRun) -> "SavedVersion | None":
             from halfstep.session.artifacts import code_files
 
-            script = script_path()
-            folder = Path(root or (script.parent if script else "."))
-            if not (files := code_files(folder, is_included)):
-                raise BadArgument(f"there is no code in {folder.absolute()}")
-            return run.stored.save_artifact(
-                files, name or slug(f"code-{script_name()}"), "code", ()
-            )
+            files = code_files(root, is_included)
+            named = name or slug(f"code-{script_name()}")
+            return run.stored.save_artifact(files, named, "code", ())
 
         return self._ask("save_code", save)
 
