@@ -13,10 +13,21 @@ from app.compare.equivalence import LARGEST
 from app.compare.parity import Conclusion, ParityQuery, Value, parity_of
 from app.compare.parity_sentences import sentence
 from app.dependencies import Db, TheSettings
+from app.http.list_pages import Limit
 from app.http.parameters import Body, Name, RowId, RunId, Step, Text, as_run_ids
 from app.http.responses import serialize
 from app.runs.summary import Number, RunSummary
-from app.telemetry.series_api import LEAST_POINTS, MOST_POINTS, SERIES, SeriesWindow, windows_of
+from app.telemetry.metric_names import NamedMetrics
+from app.telemetry.series_api import (
+    LEAST_POINTS,
+    MOST_NAMES,
+    MOST_POINTS,
+    SERIES,
+    MetricNames,
+    SeriesWindow,
+    page_of_metric_names,
+    windows_of,
+)
 from db.access.permissions import Permission
 from db.errors import Invalid
 from db.runs import comparisons, runs
@@ -311,11 +322,42 @@ def get_group(
 @router.get("/comparison")
 @requires(SIGNED_IN)
 def get_comparison(
-    runs: Runs, session: Db, settings: TheSettings, _principal: SignedIn
+    runs: Runs,
+    session: Db,
+    settings: TheSettings,
+    _principal: SignedIn,
+    metric: NamedMetrics = [],  # noqa: B006 - FastAPI copies it
 ) -> RunComparison:
-    """Compare runs: results of each, and the settings in which they differ."""
+    """Compare runs: results of each, and the settings in which they differ.
+
+    Of many metrics those that most of the runs have, and those that `metric` names.
+    """
     ids = as_run_ids("runs", runs, most=comparison.MOST_RUNS)
-    return RunComparison(**_fields(comparison.of_runs(session, ids, settings)))
+    return RunComparison(**_fields(comparison.of_runs(session, ids, settings, metric)))
+
+
+@router.get("/comparison/metrics/names")
+@requires(SIGNED_IN)
+def get_metric_names(
+    runs: Runs,
+    session: Db,
+    _principal: SignedIn,
+    search: Annotated[Text, Query(description="Words that the names contain")] = "",
+    after: Name = "",
+    limit: Limit = MOST_NAMES,
+) -> MetricNames:
+    """Return the names of the metrics of runs that can be drawn."""
+    ids = as_run_ids("runs", runs, most=comparison.MOST_RUNS)
+    return drawable_names(session, ids, search, after, limit)
+
+
+def drawable_names(
+    session: Session, ids: list[int], search: str, after: str, limit: int
+) -> MetricNames:
+    """Read a page of the names of the metrics of runs that can be drawn."""
+    return page_of_metric_names(
+        session, ids, after, limit, search=search, without=comparison.LABELS.keys()
+    )
 
 
 @router.get("/comparison/parity")

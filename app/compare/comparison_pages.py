@@ -1,6 +1,6 @@
 """Pages of comparisons: any runs, and groups."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
@@ -43,7 +43,8 @@ from db.access.permissions import Permission
 from db.errors import Invalid
 from db.queue import pending_reasons
 from db.queue.pending_reasons import Queue
-from db.runs import comparisons, notes, runs
+from db.runs import comparisons, groups, notes, runs
+from db.telemetry import latest_metrics
 
 router = APIRouter()
 
@@ -138,7 +139,8 @@ def compare(
     """Compare runs; the browser fetches the page again while they change."""
     ids = as_run_ids("runs", runs, most=MOST_RUNS)
     queue = Queue.read(session)
-    compared = comparison.of_runs(session, ids, settings, view.metrics, queue)
+    pinned = _pinned(session, principal, ids)
+    compared = comparison.of_runs(session, ids, settings, [*view.metrics, *pinned[:USUAL]], queue)
     return _page(
         request,
         session,
@@ -147,6 +149,7 @@ def compare(
         compared,
         view,
         queue,
+        pinned,
         is_free=True,
         note="" if compared.missing else notes.read(session, notes.of_runs(ids)),
         note_of=f"runs={','.join(map(str, ids))}",
@@ -173,7 +176,10 @@ def show_group(
 ) -> HTMLResponse:
     """Compare the runs of a group, with ratios."""
     queue = Queue.read(session)
-    compared = comparison.of_group(session, group_id, settings, view.metrics, queue)
+    ids = [run.id for run, _owner in groups.members(session, group_id)]
+    pinned = _pinned(session, principal, ids)
+    metrics = [*view.metrics, *pinned[:USUAL]]
+    compared = comparison.of_group(session, group_id, settings, metrics, queue)
     return _page(
         request,
         session,
@@ -182,6 +188,7 @@ def show_group(
         compared,
         view,
         queue,
+        pinned,
         is_free=False,
         group_id=group_id,
     )
@@ -195,6 +202,7 @@ def _page(
     compared: Comparison,
     view: View,
     queue: Queue,
+    pinned: list[str],
     **values: Any,
 ) -> HTMLResponse:
     ids = compared.ids
@@ -209,21 +217,34 @@ def _page(
         preferences=preferences(session, principal.user, SEVERAL_RUNS),
         cursor=list_cursor(newest, marks, is_worker_up=queue.has_takers),
         sharing=sharing_panel(session, principal, [column.run for column in compared.columns]),
-        **template_values(session, compared, view),
+        **template_values(session, compared, view, pinned),
         **values,
     )
 
 
-def template_values(session: Session, compared: Comparison, view: View) -> dict[str, Any]:
+def _pinned(session: Session, principal: Principal, ids: Collection[int]) -> list[str]:
+    """Return the metrics that the user has pinned on the pages of such runs, if they have them."""
+    recipes = dict.fromkeys(run.recipe for run, _owner in runs.with_owners(session, ids))
+    kept = [preferences(session, principal.user, recipe).panels for recipe in recipes]
+    names = list(dict.fromkeys(name for panels in kept if panels for name in panels.pinned))
+    page = latest_metrics.page_of_names(session, ids, named=names, limit=0) if names else None
+    return [name for name in names if page and name in page.names]
+
+
+def template_values(
+    session: Session, compared: Comparison, view: View, pinned: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return the template values of a comparison, for signed-in users and read-only links."""
     drawable = SERIES | {name: name for name in compared.names if name not in comparison.LABELS}
-    drawn = [name for name in view.draw if name in drawable] or _usual(compared, drawable)
+    drawn = [name for name in view.draw if name in drawable] or _usual(compared, drawable, pinned)
     parity = _parity(session, compared, view.parity)
     return {
         "comparison": compared,
         "view": replace(view, draw=drawn),
         "every_setting": view.settings == "all",
         "drawable": drawable,
+        "series": SERIES,
+        "pinned": pinned,
         "parity": parity,
         "parity_plot": interval_plot(parity) if parity else None,
         "parity_sentence": sentence,
@@ -258,14 +279,15 @@ def _notices(
         yield f"These runs do not differ in {group!r}, so parity is not shown for it."
     if len(compared.names) >= comparison.MOST_METRICS:
         most = comparison.MOST_METRICS
-        yield f"Only the {most} metrics that most of these runs have are shown."
+        yield f"The table has the {most} metrics that most of these runs have, and those drawn."
 
 
-def _usual(compared: Comparison, drawable: dict[str, str]) -> list[str]:
+def _usual(compared: Comparison, drawable: dict[str, str], pinned: Sequence[str] = ()) -> list[str]:
     """Return the four panels to draw by default; of runs without steps the foremost metrics."""
     metrics = sorted((name for name in drawable if name not in SERIES), key=compared.relevance)
     has_steps = any(column.run.step for column in compared.columns)
     if metrics and not has_steps:
         return metrics[:USUAL]
     scaled = ["scale"] if any(column.run.is_scaled for column in compared.columns) else []
-    return ["loss", *metrics[:1], *scaled, "grad_norm", *metrics[1:]][:USUAL]
+    foremost = [name for name in pinned if name in metrics] or metrics[:1]
+    return [*dict.fromkeys(["loss", *foremost, *scaled, "grad_norm", *metrics])][:USUAL]

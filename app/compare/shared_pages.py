@@ -18,7 +18,7 @@ from app.auth.authentication import LinkNeeded, check_came_from_here
 from app.auth.permissions import SHARED_LINK, access_of, check, requires
 from app.compare import comparison
 from app.compare.comparison import Comparison
-from app.compare.comparison_api import ComparedRun, SeriesOfRuns, series_of
+from app.compare.comparison_api import ComparedRun, SeriesOfRuns, drawable_names, series_of
 from app.compare.comparison_pages import TheView, template_values
 from app.dependencies import Db, TheDatabase, TheSettings
 from app.files.image_downloads import send_image
@@ -180,7 +180,7 @@ def get_metric_names(
     run_id: RunId, session: Db, _shown: OfWholeRuns, after: Name = ""
 ) -> MetricNames:
     """Return the names of the run's metrics."""
-    return page_of_metric_names(session, run_id, after, MOST_NAMES)
+    return page_of_metric_names(session, [run_id], after, MOST_NAMES)
 
 
 @router.get("/{link_id}/runs/{run_id}/metrics/series")
@@ -199,9 +199,14 @@ def get_metric_series(
 
 @router.get("/{link_id}/comparison")
 @requires(SHARED_LINK)
-def get_comparison(session: Db, settings: TheSettings, shown: OfWholeRuns) -> JSONResponse:
+def get_comparison(
+    session: Db,
+    settings: TheSettings,
+    shown: OfWholeRuns,
+    metric: NamedMetrics = [],  # noqa: B006 - FastAPI copies it
+) -> JSONResponse:
     """Return the figures and settings for scatter plots of the runs."""
-    compared = _compare(session, shown.runs, settings)
+    compared = _compare(session, shown.runs, settings, metric)
     columns = [
         ComparedRun.model_validate(column, from_attributes=True).model_dump(
             mode="json",
@@ -210,6 +215,19 @@ def get_comparison(session: Db, settings: TheSettings, shown: OfWholeRuns) -> JS
         for column in compared.columns
     ]
     return JSONResponse({"runs": columns, "differences": dict(compared.differences)})
+
+
+@router.get("/{link_id}/comparison/metrics/names")
+@requires(SHARED_LINK)
+def get_names_of_runs(
+    session: Db,
+    shown: OfWholeRuns,
+    search: Text = "",
+    after: Name = "",
+    limit: Annotated[int, Query(ge=1, le=MOST_NAMES)] = MOST_NAMES,
+) -> MetricNames:
+    """Return the names of the metrics that can be drawn of the runs."""
+    return drawable_names(session, list(shown.runs), search, after, limit)
 
 
 @router.get("/{link_id}/comparison/series")

@@ -21,7 +21,7 @@ MOST_NAMED = 100
 class Choice:
     """Selection of metrics."""
 
-    search: str = ""  # substring of the names
+    search: str = ""  # words that the names contain
     after: str = ""  # last name of the previous page
     limit: int = MOST_SHOWN  # names of a page
     named: tuple[str, ...] = ()  # always included
@@ -30,7 +30,7 @@ class Choice:
         """Return the selected names of a run."""
         return latest_metrics.page_of_names(
             session,
-            run_id,
+            [run_id],
             search=self.search,
             after=self.after,
             named=self.named,
@@ -46,7 +46,7 @@ NamedMetrics = Annotated[list[Name], MaxLen(MOST_NAMED), Query(description="Name
 
 
 async def _choice(
-    metric_search: Annotated[Text, Query(description="Substring of the metrics' names")] = "",
+    metric_search: Annotated[Text, Query(description="Words that the names contain")] = "",
     metric_after: Annotated[Name, Query(description="`metrics_next` of the previous page")] = "",
     metric_limit: Annotated[
         int, Query(ge=0, le=MOST_SHOWN, description="Metrics of a page, besides `metric`")

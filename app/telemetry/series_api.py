@@ -1,7 +1,7 @@
 """Routes of a run's recorded data: series, events, metrics, log lines, files."""
 
 from collections.abc import Collection
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, Field
@@ -374,13 +374,15 @@ def get_metric_names(
     run_id: RunId, session: Db, _principal: SignedIn, after: Name = "", limit: Limit = MOST_NAMES
 ) -> MetricNames:
     """Return the names of the run's metrics."""
-    return page_of_metric_names(session, run_id, after, limit)
-
-
-def page_of_metric_names(session: Session, run_id: int, after: str, limit: int) -> MetricNames:
-    """Read a page of the names."""
     runs.get(session, run_id)
-    page = latest_metrics.page_of_names(session, run_id, after=after, limit=limit)
+    return page_of_metric_names(session, [run_id], after, limit)
+
+
+def page_of_metric_names(
+    session: Session, run_ids: Collection[int], after: str, limit: int, **choice: Any
+) -> MetricNames:
+    """Read a page of the names of the metrics of runs; choice: as of `page_of_names`."""
+    page = latest_metrics.page_of_names(session, run_ids, after=after, limit=limit, **choice)
     return MetricNames(names=page.names, total=page.total, next=page.next)
 
 

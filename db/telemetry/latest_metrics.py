@@ -90,30 +90,33 @@ class NamesPage(NamedTuple):
 
 def page_of_names(
     session: Session,
-    run_id: int,
+    run_ids: Collection[int],
     *,
     search: str = "",
     after: str = "",
     named: Collection[str] = (),
+    without: Collection[str] = (),
     limit: int,
 ) -> NamesPage:
-    """Return a page of the names of a run's metrics.
+    """Return a page of the names of the metrics of runs.
 
-    search: case-insensitive substring.  after: the last name of the previous page.  named: names
-    that are added to every page.
+    search: words that a name contains, in any case.  after: the last name of the previous page.
+    named: names that are added to every page.  without: names that are left out.
     """
     column = LatestMetric.name
-    of_run = select(column).where(LatestMetric.run_id == run_id)
-    every = session.scalar(select(func.count()).select_from(of_run.subquery())) or 0
-    query = of_run
-    if search:
-        query = query.where(column.icontains(search, autoescape=True))
+    of_runs = select(column).where(LatestMetric.run_id.in_(run_ids), column.not_in(without))
+    if len(run_ids) > 1:
+        of_runs = of_runs.distinct()
+    every = session.scalar(select(func.count()).select_from(of_runs.subquery())) or 0
+    query = of_runs
+    for word in search.split():
+        query = query.where(column.icontains(word, autoescape=True))
     total = session.scalar(select(func.count()).select_from(query.subquery())) if search else every
     if after:
         query = query.where(column > after)
     matching = list(session.scalars(query.order_by(column).limit(limit + 1)))
     further = matching[limit - 1] if 0 < limit < len(matching) else None
-    there = session.scalars(of_run.where(column.in_(named))) if named else ()
+    there = session.scalars(of_runs.where(column.in_(named))) if named else ()
     names = matching[:limit]
     return NamesPage(sorted({*names, *there}), names, total or 0, every, further)
 

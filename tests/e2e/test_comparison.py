@@ -7,6 +7,7 @@ import pytest
 from playwright.sync_api import Page, expect
 from sqlalchemy import update
 
+from db.access import chart_preferences, shared_links
 from db.database import Database
 from db.queue import queue
 from db.tables import Run, RunNode, Status, User
@@ -17,6 +18,10 @@ from tests.browser import wait_until
 from tests.db.conftest import make_watched
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 from tests.e2e.test_access import found_on
+
+#: Names of more metrics than a page lists, and the last of them.
+MANY = [f"unit/{number:03}" for number in range(300)]
+LAST = MANY[-1]
 
 
 @pytest.mark.journey
@@ -276,3 +281,45 @@ def test_the_seeds_of_a_configuration_have_one_mean(
     page.reload()
     _wait_for(page, "named.length === 2 && named[0].y[0] === 3")
     expect(averaging.locator("option:checked")).to_have_text("Mean over seeds")
+
+
+def test_every_metric_of_a_comparison_is_found(database: Database, ada: User, page: Page) -> None:
+    """The search of the panels reaches all metrics, pinned ones come first, and a shared link has
+    it too.
+    """
+    with database.writing() as session:
+        chart_preferences.write(session, ada, f"{chart_preferences.PANELS}", {"pinned": [LAST]})
+    for number in (1, 2):
+        with database.writing() as session:
+            run = session.get_one(Run, make_watched(session, ada, f"{number:032}").run_id)
+        record(database, run, make_steps([1.0] * 3), events=[make_metric(1, 1.0, n) for n in MANY])
+    page.goto("/compare?runs=1,2")
+    _wait_for(page, "named.length === 2")
+    assert _drawn_rows(page)[:2] == ["loss", LAST]
+    page.get_by_role("button", name="Panels").click()
+    panels = page.locator("#panels")
+    expect(panels.get_by_role("checkbox").first).to_be_checked()
+    expect(panels.locator("label > .cut").first).to_have_text(LAST)
+    expect(panels).to_contain_text("100 of 300 metrics: search for others.")
+    page.keyboard.type("UNIT 277")
+    expect(panels.get_by_role("checkbox")).to_have_count(1)
+    page.keyboard.press("Enter")
+    expect(panels.get_by_role("checkbox", name="unit/277")).to_be_checked()
+    assert _drawn_rows(page)[-1] == "unit/277"
+    expect(page.locator("#table")).to_contain_text("unit/277")
+    page.wait_for_url("**draw=unit**")
+    page.reload()
+    _wait_for(page, "named.length === 2")
+    assert _drawn_rows(page)[-1] == "unit/277"
+    with database.writing() as session:
+        secret = shared_links.make(session, ada, [1, 2], 1)[0]
+    page.goto(f"/shared#{secret}")
+    page.get_by_role("button", name="Panels").click()
+    page.keyboard.type("277")
+    expect(panels.get_by_role("checkbox")).to_have_count(1)
+
+
+def _drawn_rows(page: Page) -> list[str]:
+    panels = "document.querySelectorAll('.run-panels [data-row]')"
+    rows: list[str] = page.evaluate(f"[...{panels}].map((each) => each.dataset.row)")
+    return rows

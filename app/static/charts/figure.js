@@ -86,9 +86,6 @@ export const rowsOf = (points, view, { scaled, proven = true, examples, onlyMetr
   ]
 }
 
-/** Return whether a name matches the search. @param {string} name @param {import('url_state').View} view */
-export const isFound = (name, { search = '' }) => name.toLowerCase().includes(search.toLowerCase())
-
 /** Metrics that are drawn with the loss. @param {Iterable<string>} names */
 export const lossesOf = (names) => [...names].filter((name) => name.endsWith('/loss')).slice(0, LOSSES)
 

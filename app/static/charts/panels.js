@@ -2,7 +2,8 @@
 import { NONFINITE_SIGNS } from 'annotations'
 import { painter, savePicture, zoomed } from 'charts'
 import { place, pointedAt, snapped, valueAt } from 'crosshair'
-import { figure, GROUPS, isFound, rowsOf } from 'figure'
+import { figure, GROUPS, rowsOf } from 'figure'
+import { isFound } from 'find_setting'
 import { still } from 'dom_updates'
 import { createLayout } from 'panel_layout'
 
@@ -236,7 +237,7 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
     /** @param {import('points').Points} newest */
     draw: (newest) => {
       points = newest
-      const rows = rowsOf(newest, view, known).filter(({ has, group, title }) => has && (['', 'pinned'].includes(group) || isFound(title, view)))
+      const rows = rowsOf(newest, view, known).filter(({ has, group, title }) => has && (['', 'pinned'].includes(group) || isFound(view.search ?? '', title)))
       const names = rows.map(({ name, group }) => `${group} ${name}`).join('\n')
       if (names !== arranged) {
         arranged = names

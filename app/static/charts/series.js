@@ -3,7 +3,8 @@ import { fetched, insisted, inTurn, pause } from 'http'
 import { createPanelMenu } from 'chart_menu'
 import { arrangementOf } from 'chart_preferences'
 import { library } from 'charts'
-import { isFound, lossesOf } from 'figure'
+import { lossesOf } from 'figure'
+import { isFound } from 'find_setting'
 import { count } from 'formats'
 import { revisionOf } from 'live'
 import { isZoomed, resetZoom, takeAxes } from 'panel_axes'
@@ -161,7 +162,7 @@ export const createSeries = (section, api, { name, recipe, skipped, revision = I
   const showMetrics = () => {
     if (!bar) return
     const all = `${count(total)} ${total === 1 ? 'metric' : 'metrics'}`
-    const found = view.search ? `${count([...points.names].filter((name) => isFound(name, view)).length)} of ` : ''
+    const found = view.search ? `${count([...points.names].filter((name) => isFound(view.search ?? '', name)).length)} of ` : ''
     bar.querySelector('[data-metric-count]').textContent = found + all + (points.names.size < total ? `; panels of the first ${count(points.names.size)}` : '')
     bar.hidden = total <= UNSEARCHED && !view.search
     bar.querySelector('[data-fold]').textContent = section.querySelector('.panel-group[open]:not([data-group=pinned])') ? 'Fold all' : 'Unfold all'

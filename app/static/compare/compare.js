@@ -6,6 +6,8 @@ import { titleOf } from 'comparison'
 import { place } from 'formats'
 import { Legend } from 'legend'
 import { follow } from 'live'
+import { toast } from 'page'
+import { createPanelList } from 'panel_list'
 import { isZoomed, resetZoom, takeAxes } from 'panel_axes'
 import { METRIC } from 'points'
 import { root } from 'root'
@@ -41,12 +43,14 @@ let differences = {}
 let scatter
 const legend = new Legend(article, ids, () => { write(); draw() })
 
-const boxes = [...article.querySelectorAll('[name=draw]')]
+const menu = article.querySelector('#panels')
+/** Series that are no metrics, with their titles. @type {Map<string, string>} */
+const series = new Map(JSON.parse(menu.dataset.series))
 const grid = article.querySelector('[data-panels]')
 const blank = /** @type {any} */ (article.querySelector('template[data-panel]')).content.firstElementChild
 /** What is drawn, in order. */
 const names = [...grid.children].map(({ dataset }) => dataset.row)
-const rows = () => names.map((name) => ({ name, title: boxes.find(({ value }) => value === name)?.dataset.title ?? name }))
+const rows = () => names.map((name) => ({ name, title: series.get(name) ?? name }))
 const isMetricAxis = () => view.x.startsWith(METRIC)
 const asked = () => [...names, ...(isMetricAxis() ? [view.x.slice(METRIC.length)] : [])]
 const { points, fetchSeries } = seriesOf(api, view, asked, () => draw())
@@ -124,7 +128,7 @@ const draw = () => {
 }
 
 const fetchWords = async () => {
-  const [page, facts] = await Promise.all([insisted(addressOf(new URL(location.href))), insisted(`${api}/comparison?runs=${ids}`)])
+  const [page, facts] = await Promise.all([insisted(addressOf(new URL(location.href))), insisted(`${api}/comparison?${new URLSearchParams([['runs', ids.join()], ...names.filter((name) => !series.has(name)).map((name) => ['metric', name])])}`)])
   const fresh = new DOMParser().parseFromString(await page.text(), 'text/html')
   const content = fresh.querySelector('[data-fragment=comparison]')
   const found = await facts.json()
@@ -185,18 +189,32 @@ const showSettings = async (which) => {
   table.innerHTML = new DOMParser().parseFromString(page, 'text/html').querySelector('[data-fragment=comparison]').innerHTML
   legend.paint()
 }
-for (const box of boxes) {
-  box.addEventListener('change', () => {
-    if (box.checked ? names.length === MOST_DRAWN : names.length === 1) {
-      box.checked = !box.checked
-      return
-    }
-    if (box.checked) names.push(box.value)
-    else names.splice(names.indexOf(box.value), 1)
-    arrange()
-    changeView(box.checked)
-  })
+/** Draw a panel, or no longer; at least one, and no more than fit into an address. @param {string} name */
+const toggle = (name) => {
+  const isDrawn = names.includes(name)
+  if (isDrawn ? names.length === 1 : names.length === MOST_DRAWN) return toast(isDrawn ? 'At least 1 panel.' : `At most ${MOST_DRAWN} panels.`)
+  if (isDrawn) names.splice(names.indexOf(name), 1)
+  else names.push(name)
+  arrange()
+  changeView(!isDrawn)
+  if (!isDrawn && !series.has(name)) fetchWords()
 }
+const panelList = createPanelList(menu, {
+  api, series: [...series], runs: () => ids,
+  first: () => [...new Set([...JSON.parse(menu.dataset.pinned), ...names.filter((name) => !series.has(name))])],
+  row: ([name, title]) => {
+    const row = document.createElement('label')
+    const box = Object.assign(document.createElement('input'), { type: 'checkbox', value: name, checked: names.includes(name) })
+    box.addEventListener('change', () => { toggle(name); box.checked = names.includes(name) })
+    row.append(box, Object.assign(document.createElement('span'), { className: 'cut', textContent: title, title }))
+    return row
+  },
+})
+menu.addEventListener('toggle', (event) => {
+  if (/** @type {any} */ (event).newState !== 'open') return
+  panelList.show()
+  menu.querySelector('[data-find-panel]').focus()
+})
 const test = document.querySelector('#parity form')
 if (test) {
   /** The unit of the margin, which counts for no other. */
@@ -236,7 +254,7 @@ createPanelMenu(article, `runs ${ids.join('-').slice(0, 60)}`, {
   picture: (file, format, row) => panels.get(row)?.savePicture(file, format),
   view,
   onAxis: () => changeView(false),
-  hide: (row) => boxes.find(({ value }) => value === row)?.click(),
+  hide: toggle,
 }, arrangement, keep)
 legend.listen((id) => {
   legend.point(id)

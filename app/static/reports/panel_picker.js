@@ -1,24 +1,17 @@
 // The picker of a report's panels: ticked runs, and a button for each chart and table of theirs.
-import { fetched, inTurn } from 'http'
+import { inTurn } from 'http'
+import { createPanelList } from 'panel_list'
 import { root } from 'root'
 
 const WAIT_MS = 300 // after the last key
 const MOST_RUNS = 8
-const MOST_SHOWN = 60
 
 /** @param {string} text of the report @returns {string[]} the runs of its panels, by how late they come */
 const runsOf = (text) => [...text.matchAll(/^runs:(.*)$/gm)].flatMap(([, ids]) => ids.match(/\d+/g) ?? []).reverse()
 
 /** @param {Found} picker @param {{text: Found, insert: (block: string, label: string) => void}} editor */
 export const createPicker = (picker, { text, insert }) => {
-  const [runs, search, sought, list, none] = ['runs', 'find-run', 'find-panel', 'panels', 'none'].map((name) => picker.querySelector(`[data-${name}]`))
-  const series = JSON.parse(picker.dataset.series)
-  /** Metrics of each run. @type {Map<string, Promise<string[]>>} */
-  const metrics = new Map()
-  const metricsOf = (id) => {
-    if (!metrics.has(id)) metrics.set(id, fetched(`${root}/api/v1/runs/${id}/metrics/names`).then(async (answer) => (await answer.json()).names, () => []))
-    return metrics.get(id)
-  }
+  const [runs, search, list] = ['runs', 'find-run', 'panel-list'].map((name) => picker.querySelector(`[data-${name}]`))
   const ticked = () => [...runs.querySelectorAll(':checked')].map(({ value }) => value)
   /** @param {string} id @param {string} name @param {boolean} isTicked */
   const runRow = (id, name, isTicked) => {
@@ -39,14 +32,9 @@ export const createPicker = (picker, { text, insert }) => {
     runs.replaceChildren(...[...new Map([...chosen, ...found])].map(([id, name]) => runRow(id, found.get(id) ?? name, chosen.has(id))))
     if (focused) runs.querySelector(`[value="${focused}"]`)?.focus()
   })
-  const showPanels = inTurn(async () => {
-    const ids = ticked()
-    const names = new Set((await Promise.all(ids.map(metricsOf))).flat())
-    const words = sought.value.toLowerCase().split(/\s+/)
-    const all = [...series, ...[...names].sort().map((name) => [name, name]), ['', 'Table of runs']]
-    const hits = ids.length ? all.filter(([name, label]) => words.every((word) => `${name} ${label}`.toLowerCase().includes(word))) : []
-    list.replaceChildren(...hits.slice(0, MOST_SHOWN).map(([name, label]) => Object.assign(document.createElement('button'), { type: 'button', value: name, textContent: label })))
-    none.textContent = !ids.length ? 'Choose a run above.' : !hits.length ? 'No panel has this name.' : hits.length > MOST_SHOWN ? `${hits.length - MOST_SHOWN} more: search.` : ''
+  const { show: showPanels } = createPanelList(picker, {
+    api: `${root}/api/v1`, series: JSON.parse(picker.dataset.series), last: [['', 'Table of runs']], runs: ticked,
+    row: ([name, label]) => Object.assign(document.createElement('button'), { type: 'button', value: name, textContent: label }),
   })
   list.addEventListener('click', ({ target }) => {
     const button = target.closest('button')
@@ -56,13 +44,6 @@ export const createPicker = (picker, { text, insert }) => {
   })
   let timer = 0
   search.addEventListener('input', () => { clearTimeout(timer); timer = setTimeout(showRuns, WAIT_MS) })
-  sought.addEventListener('input', showPanels)
-  sought.addEventListener('keydown', async (event) => {
-    if (event.key !== 'Enter') return
-    event.preventDefault()
-    await showPanels()
-    list.querySelector('button')?.click()
-  })
   search.addEventListener('keydown', (event) => { if (event.key === 'Enter') event.preventDefault() })
   runs.addEventListener('change', showPanels)
 

@@ -205,7 +205,7 @@ def test_missing_files_are_reported(
     text = page.replace("&#39;", "'")
     assert "None of these runs has 'val/lost'" in text
     assert "do not differ in 'training.momentum'" in text
-    assert 'value="loss" data-title="Loss" checked' in page
+    assert 'data-row="loss"' in page
     answer = browser.get("/compare?runs=5,6")
     assert (answer.status_code, "There are no runs 5, 6." in answer.text) == (404, True)
 

@@ -10,8 +10,9 @@ from app.live import run_updates
 from app.telemetry.metric_names import MOST_SHOWN, Choice
 from db.database import Database
 from db.settings import Settings
-from db.tables import Run
-from tests.db.telemetry.telemetry_made import make_metric, record
+from db.tables import Run, User
+from tests.db.conftest import make_watched
+from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 
 pytestmark = pytest.mark.sql_sample
 
@@ -80,6 +81,24 @@ def test_names_come_in_order(many: Run, script: TestClient) -> None:
     assert script.get(address).json() == {"names": NAMES, "total": MANY, "next": None}
     page = script.get(address, params={"after": NAMES[99], "limit": 100}).json()
     assert page == {"names": NAMES[100:200], "total": MANY, "next": NAMES[199]}
+
+
+def test_names_of_several_runs_are_searched_by_words(
+    database: Database, many: Run, ada: User, script: TestClient
+) -> None:
+    """Each name once, without those that cannot be drawn, in pages."""
+    with database.writing() as session:
+        other = session.get_one(Run, make_watched(session, ada, "other").run_id)
+    events = [make_metric(1, 1.0, name) for name in (NAMES[0], "other/unit", "run/seconds")]
+    record(database, other, make_steps([1.0]), events=events)
+    address, runs = "/api/v1/comparison/metrics/names", f"{many.id},{other.id}"
+    page = script.get(address, params={"runs": runs, "limit": 5000}).json()
+    assert page == {"names": [*NAMES, "other/unit"], "total": MANY + 1, "next": None}
+    words = {"runs": runs, "search": " UNIT  oth", "limit": 1}
+    assert script.get(address, params=words).json()["names"] == ["other/unit"]
+    compared = {"runs": runs, "metric": NAMES[-1]}
+    figures = script.get("/api/v1/comparison", params=compared).json()["runs"][0]["figures"]
+    assert NAMES[-1] in figures
 
 
 def test_series_of_some_metrics_come_without_those_of_steps(
