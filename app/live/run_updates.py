@@ -36,7 +36,7 @@ from db.database import Database
 from db.errors import NotFound
 from db.files import artifacts, checkpoints
 from db.health.spikes import spikes
-from db.queue import pending_reasons
+from db.queue import pending_reasons, run_control
 from db.queue.pending_reasons import Queue
 from db.runs import history, runs
 from db.runs.runs import State
@@ -71,6 +71,17 @@ class SkippedStep:
     skip: ScalerEvent
     replay: dict[str, Any] | None  # event of the spool
     retry: dict[str, Any] | None  # event of the spool
+    is_replaying: bool = False  # a replay is requested and not made yet
+
+    @property
+    def key(self) -> str:
+        """Key of the row."""
+        return f"{self.skip.step}-{self.skip.optimizer}"
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the step stays in the table, however many are skipped after it."""
+        return self.is_replaying or self.replay is not None
 
     @property
     def replay_text(self) -> str:
@@ -310,7 +321,9 @@ def _rows(
     if steps := _find_shown_skips(session, changes):
         skipped = list_skipped_steps(session, run.id, steps=steps)
         html = fragment("run/_skips.html", run=run, skipped=skipped)
-        yield "skips", TableRows(html=html, most=SKIPS_SHOWN)
+        is_old = min(steps) < series.first_skip_of_latest(session, run.id, most=SKIPS_SHOWN)
+        keys = [step.key for step in list_skipped_steps(session, run.id)] if is_old else UNSET
+        yield "skips", TableRows(html=html, keys=keys, most=SKIPS_SHOWN)
     if names := {metric.name for metric in changes.metrics}.intersection(metrics):
         measured = windows.measure(session, run.id, names=names)
         keys = sorted(metrics, key=metric_order)
@@ -335,22 +348,33 @@ def _find_shown_skips(session: Session, changes: series.Changes) -> set[int]:
     if not steps:
         return steps
     first = series.first_skip_of_latest(session, changes.run.id, most=SKIPS_SHOWN)
-    return {step for step in steps if step >= first}
+    replayed = {row.step for row in changes.diagnoses if row.kind == "replay"}
+    return {step for step in steps if step >= first or step in replayed}
 
 
 def list_skipped_steps(
     session: Session, run_id: int, *, steps: Collection[int] | None = None
 ) -> list[SkippedStep]:
-    """Return the latest skips, newest first, each with the results of its replay and retry.
+    """Return the latest skips and all replayed ones, newest first, with their replays and retries.
 
     steps: only these.
     """
     skips = series.skips(session, run_id, most=SKIPS_SHOWN, steps=steps)
+    replaying = run_control.replaying_steps(session, run_id)
+    if steps is None and len(skips) == SKIPS_SHOWN:
+        kept = {row.step for row in artifacts.diagnoses(session, run_id, "replay")} | replaying
+        older = {step for step in kept if step < skips[-1].step}
+        skips += series.skips(session, run_id, steps=older) if older else []
     shown = {skip.step for skip in skips}
     rows = artifacts.diagnoses(session, run_id, "replay", "retry", steps=shown)
     found = {(row.kind, row.step): row.content for row in rows}
     return [
-        SkippedStep(skip, found.get(("replay", skip.step)), found.get(("retry", skip.step)))
+        SkippedStep(
+            skip,
+            found.get(("replay", skip.step)),
+            found.get(("retry", skip.step)),
+            skip.step in replaying,
+        )
         for skip in skips
     ]
 

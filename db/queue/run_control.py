@@ -199,6 +199,16 @@ def request_replay(session: Session, run_id: int, user: User, step: int) -> Cont
     return _request(session, run_id, user, "replay", step)
 
 
+def replaying_steps(session: Session, run_id: int) -> set[int]:
+    """Return the steps whose replays are requested and not made yet."""
+    query = select(ControlRequest.value).where(
+        ControlRequest.run_id == run_id,
+        ControlRequest.kind == "replay",
+        ControlRequest.acknowledged_at.is_(None),
+    )
+    return {int(step) for step in session.scalars(query) if step is not None}
+
+
 def request_precision_diff(session: Session, run_id: int, user: User) -> ControlRequest:
     """Request a precision diff of the next step. Raises Conflict if it cannot be made."""
     run = _controllable(session, run_id, "compare precisions")

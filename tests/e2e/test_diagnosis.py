@@ -6,6 +6,7 @@ import pytest
 from playwright.sync_api import Page, expect
 from sqlalchemy import select
 
+from app.live.run_updates import SKIPS_SHOWN
 from db.database import Database
 from db.tables import ControlRequest, Run, User
 from tests.app.conftest import CONFIG, start_run
@@ -40,6 +41,9 @@ def test_skip_is_replayed_and_the_scale_set(database: Database, running: Run, pa
     replay = page.get_by_role("button", name="Replay")
     assert not replay.evaluate(PRESSED_STILL_FOCUSED), "its cell would wait for who has left it"
     expect(page.locator("[data-toast]")).to_have_text("Replay requested.")
+    expect(page.locator(".replay")).to_have_text("Replaying…")
+    page.reload()
+    expect(page.locator(".replay")).to_have_text("Replaying…")
     record(database, running, events=[make_replay(2)])
     expect(page.locator(".replay")).to_contain_text("largest input 70,123 of at most 65,504")
 
@@ -163,3 +167,50 @@ def test_comparison_is_one_click_and_draws_its_runs(
         ["fp32", "fp16 without scaler", "fp16", "bf16"]
     )
     page.wait_for_selector("[data-drawn]")
+
+
+def test_the_result_of_a_replay_is_not_pushed_away(
+    database: Database, running: Run, page: Page
+) -> None:
+    """A message leads to it, its row stays below newer ones, and a filter shows replayed rows."""
+    skips = list(range(10, 10 + SKIPS_SHOWN))
+    steps = make_steps([1.0] * 400, skipped=skips)
+    record(database, running, steps, events=[make_skip(step, "model.head.bias") for step in skips])
+    page.goto("/runs/1#skips")
+    page.locator(f"tr[data-step='{skips[0]}'] button").click()
+    expect(page.locator(f"tr[data-step='{skips[0]}'] .replay")).to_have_text("Replaying…")
+    steps = make_steps([1.0] * 20, first=401, skipped=[405, 410])
+    events = [make_skip(step, "model.0.bias") for step in (405, 410)]
+    record(database, running, steps, events=events)
+    expect(page.locator("tr[data-step='410']")).to_be_visible()
+    expect(page.locator(f"tr[data-step='{skips[1]}']")).to_have_count(0)
+    record(database, running, events=[make_replay(skips[0], requested=True)])
+    toast = page.locator("[data-toast]")
+    expect(toast).to_contain_text(f"Step {skips[0]}: model.head, backward")
+    toast.get_by_role("button", name="Show").click()
+    row = page.locator(f"tr[data-step='{skips[0]}']")
+    expect(row).to_be_in_viewport()
+    page.get_by_label("Replayed only").check()
+    expect(page.locator(".skips tbody tr:visible")).to_have_count(1)
+    page.reload()
+    expect(page.locator(f"tr[data-step='{skips[0]}'] .replay")).to_contain_text("70,123")
+
+
+def test_one_line_says_why_no_step_can_be_replayed(
+    database: Database, running: Run, page: Page
+) -> None:
+    """While a run is paused and after its end; rows have one line each at 1440 px."""
+    page.set_viewport_size({"width": 1440, "height": 900})
+    skip = make_skip(2, "model.head.bias", optimizer="adamw")
+    record(database, running, make_steps([1.0] * 60, skipped=[2]), events=[skip])
+    page.goto("/runs/1#skips")
+    expect(page.get_by_role("button", name="Replay")).to_be_visible()
+    heights = "[...document.querySelectorAll('.skips tbody tr')].map((row) => row.offsetHeight)"
+    assert max(page.evaluate(heights)) < 40
+    for status, words in (("paused", "Paused: resume"), ("finished", "The run has ended")):
+        page.evaluate(
+            "(status) => document.querySelector('[data-run]').dataset.status = status", status
+        )
+        expect(page.locator("#skipped")).to_contain_text(words)
+        expect(page.locator("#skipped").get_by_text(words)).to_be_visible()
+        expect(page.get_by_role("button", name="Replay")).to_be_hidden()

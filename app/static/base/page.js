@@ -96,6 +96,7 @@ document.addEventListener('submit', async (event) => {
       body: JSON.stringify(fields),
     })
     toast(answer.ok ? button.dataset.done ?? `${button.textContent} requested.` : await problem(answer))
+    if (answer.ok) form.dispatchEvent(new CustomEvent('requested', { detail: fields }))
   } catch {
     toast('The server does not answer. Nothing was changed.')
   } finally {

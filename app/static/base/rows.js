@@ -92,7 +92,7 @@ const brought = (known, row) => {
   return row
 }
 
-/** Bring a table up to date by the rows that changed; all others stay.
+/** Bring a table up to date by the rows that changed; all others stay. Beyond `most` only rows with data-kept do.
  * @param {Element} box @param {{html: string, keys?: string[], most?: number}} changed as app/live/run_updates.py makes them */
 export const mergeRows = (box, { html, keys, most = Infinity }) => {
   const body = box.querySelector('tbody')
@@ -101,11 +101,11 @@ export const mergeRows = (box, { html, keys, most = Infinity }) => {
   sources.delete(box)
   const old = byKey(body)
   const order = keys ?? [...[...fresh.keys()].filter((key) => !old.has(key)), ...old.keys()]
-  const rows = order.slice(0, most).map((key) => {
+  const rows = order.map((key) => {
     const row = fresh.get(key)
     return row ? brought(old.get(key), row) : old.get(key)
   })
-  arrange(body, rows.filter((row) => row !== undefined))
+  arrange(body, rows.flatMap((row, i) => (row && (i < most || 'kept' in row.dataset) ? [row] : [])))
 }
 
 /** @param {Element} body @param {Element[]} rows that it shall hold */

@@ -12,6 +12,7 @@ import { createLog } from 'log'
 import { createMedia } from 'media'
 import { createMetricTable } from 'metric_table'
 import { toNewest } from 'stick_to_bottom'
+import { createReplays } from 'replays'
 import { root } from 'root'
 import { mergeRows, show } from 'rows'
 import { createSeries } from 'series'
@@ -43,6 +44,7 @@ createConfiguration(article.querySelector('[data-configuration]'), (kept) => {
   Object.assign(further, kept)
   writeView(view, further)
 })
+const replays = createReplays(article.querySelector('[data-fragment=skips]'), document.querySelector('form#replay'))
 const environment = createEnvironment(article.querySelector('[data-fragment=environment]'), api)
 createPrecisionDiff(article.querySelector('#precision-diff'))
 createGradientsTab(article.querySelector('[data-panel=gradients]'))
@@ -143,6 +145,7 @@ const showMessages = (revision) => {
       else if (!isReplaced) mergeRows(article.querySelector(`[data-fragment=${name}]`), changed)
     }
   })
+  replays.show()
   document.title = run.status === 'running' && run.steps_total ? `${Math.floor(100 * run.step / run.steps_total)} % ${title}` : title
   media.refresh()
   showLabels(labels)
