@@ -40,11 +40,24 @@ PROBLEMS = {"link": accounts.LINK_REFUSED}
 
 
 @router.get("/")
-def enter(request: Request, token: str = "", next: str = "") -> Response:  # noqa: A002
-    """Redirect to the runs; a sign-in link shows a button first, since chats preview links."""
+def enter(
+    request: Request,
+    database: TheDatabase,
+    token: str = "",
+    next: str = "",  # noqa: A002
+) -> Response:
+    """Redirect to the runs; a sign-in link shows a button first, since chats preview links.
+
+    The link of `halfstep show` signs in at once: it leads to this machine and may only view.
+    """
     target = local_path(next) if next else "/runs"
+    response = RedirectResponse(target, status_code=303)
     if not token:
-        return RedirectResponse(target, status_code=303)
+        return response
+    with database.writing() as session:
+        if viewer := accounts.lasting_link_user(session, token):
+            sign_in(request, response, session, viewer, by_link=True)
+            return response
     return page(request, "compare/sign_in_link.html", token=token, next=target)
 
 

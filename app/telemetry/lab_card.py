@@ -20,12 +20,13 @@ class LabResult:
 
     run: Run  # that measured it
     plan: PrecisionPlan
+    is_as_trained: bool = False  # whether the run that it is of trains by the plan already
 
     @property
     def fork(self) -> str:
         """The URL of the form of a run with the plan; empty: no form can make one."""
         best = self.plan.best
-        is_usable = best.is_within and not best.is_loss_in_fp32
+        is_usable = best.is_within and not best.is_loss_in_fp32 and not self.is_as_trained
         return precision_plans.form(self.run, best) if is_usable else ""
 
     @property
@@ -37,8 +38,18 @@ class LabResult:
         )
         if not best.is_within:
             return f"No mix stays within {bound} of fp32; the least error, {error}, has {best}"
-        time = f" in {percent(best.time)} of the time" if best.precision != "fp32" else ""
-        return f"{best} stays within {bound} of fp32{time}"
+        own = ", as this run trains" if self.is_as_trained else ""
+        return f"{best} stays within {bound} of fp32{own}{self._time}"
+
+    @property
+    def _time(self) -> str:
+        """The time of the plan as a part of a sentence, as measured or predicted."""
+        if self.plan.best.precision == "fp32":
+            return ""
+        time = percent(self.plan.best.time)
+        if self.plan.cost == "measured":
+            return f". Measured on {self.plan.device}: {time} of fp32's time"
+        return f". Predicted for a GPU: {time} of fp32's time; not measured on {self.plan.device}"
 
     def error(self, module: PlanModule) -> float:
         """Return the gradient error that a module causes alone."""
@@ -80,7 +91,14 @@ def lab_card(session: Session, run: Run) -> LabCard:
     plans = [measurement for measurement in measured if measurement.task == PRECISION_PLAN]
     for measurement in plans:
         if plan := precision_plans.of_run(session, measurement):
-            return LabCard(measurement, LabResult(measurement, plan))
+            return LabCard(measurement, LabResult(measurement, plan, _trains_by(run, plan)))
         if measurement.status not in ENDED:
             return LabCard(measurement)
     return LabCard(plans[0]) if plans else LabCard()
+
+
+def _trains_by(run: Run, plan: PrecisionPlan) -> bool:
+    """Return whether a run trains in the best mix of a plan."""
+    best, modules = plan.best, run.config.get("modules", {})
+    own = [run.precision, *(set(modules.get(name, [])) for name in ("fp32", "bf16"))]
+    return own == [best.precision, set(best.fp32), set(best.bf16)] and not best.is_loss_in_fp32

@@ -93,6 +93,7 @@ def begin(
             config=config,
             tags=tags,
             owner_id=owner.id,
+            created_at=min(started_at, moment),
             started_at=min(started_at, moment),
             steps_total=0,
         )

@@ -126,7 +126,11 @@ class PrecisionPlan:
 
     def sentences(self) -> list[str]:
         """Return the result in words."""
-        unit = "measured" if self.cost == "measured" else "by counted operations"
+        times = (
+            f"measured on {self.device}"
+            if self.cost == "measured"
+            else f"predicted for a GPU by counted operations, not measured on {self.device}"
+        )
         best = self.best
         lines = [
             f"Fastest within the bounds: {best}."
@@ -137,8 +141,8 @@ class PrecisionPlan:
             lines.append(f"{precision}: {_of_precision(point)}")
         lines += self.notes
         lines.append(
-            f"Times are {unit} ({self.device}), relative to fp32; errors are those of the whole "
-            f"gradient, the worst of {self.batches} batches."
+            f"Times, relative to fp32, are {times}; errors are those of the whole gradient, the "
+            f"worst of {self.batches} batches."
         )
         if self.batch_deviation is not None:
             lines.append(

@@ -29,10 +29,22 @@ class Sent(NamedTuple):
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Return the run folders at or below a folder; folders inside a run's folder are skipped.
+    """Return the run folders at or below a folder in order of start; none is in another's folder.
 
     A link is followed only to the folder of a run.
     """
+    return sorted(_run_folders(folder), key=_started)
+
+
+def _started(folder: Path) -> str:
+    """Return when a run was started, in ISO 8601; "" if it cannot be read."""
+    try:
+        return read_run(folder).started
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return ""
+
+
+def _run_folders(folder: Path) -> list[Path]:
     if (folder / "run.json").is_file():
         return [folder]
     try:
@@ -40,7 +52,7 @@ def run_folders(folder: Path) -> list[Path]:
     except PermissionError:  # `upload` reports why it cannot be read
         return [folder]
     followed = [path for path in below if not path.is_symlink() or (path / "run.json").is_file()]
-    return [run for path in followed for run in run_folders(path)]
+    return [run for path in followed for run in _run_folders(path)]
 
 
 def upload(

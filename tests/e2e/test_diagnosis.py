@@ -43,6 +43,7 @@ def test_skip_is_replayed_and_the_scale_set(database: Database, running: Run, pa
     expect(page.locator("[data-toast]")).to_have_text("Replay requested.")
     expect(page.locator(".replay")).to_have_text("Replaying…")
     page.reload()
+    open_tab(page, "Skipped steps")
     expect(page.locator(".replay")).to_have_text("Replaying…")
     record(database, running, events=[make_replay(2)])
     expect(page.locator(".replay")).to_contain_text("largest input 70,123 of at most 65,504")

@@ -5,6 +5,7 @@ import json
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,18 @@ def test_beginning_and_end_are_in_the_audit_log_once(
         (1, "the process has ended: failed"),
         (1, "a watched run began"),
     ]
+
+
+def test_an_uploaded_run_was_created_when_it_started(
+    uploader: Uploader, script: TestClient
+) -> None:
+    """Filters and orders by time follow its start and not its upload."""
+    uploader.begin()
+    created = datetime.fromisoformat("2026-01-02T03:04:05.678+00:00").timestamp()
+    assert script.get("/api/v1/runs/1").json()["created_at"] == created
+    for day, total in (("2026-01-02", 1), ("2026-01-03", 0)):
+        listed = script.get("/api/v1/runs", params={"filter": f"since:{day}"}).json()
+        assert listed["total"] == total
 
 
 def test_a_spool_becomes_rows(uploader: Uploader, script: TestClient) -> None:

@@ -210,7 +210,8 @@ def test_page_of_a_plan(planned: Run, browser: TestClient) -> None:
     """Its points with bounds, how costs were found, and the modules with what is unknown."""
     page = " ".join(browser.get(f"/runs/{planned.id}/precision-plan").text.split())
     assert "Fastest within the bounds: fp16 with model.head in fp32." in page
-    assert "predicted from counted operations" in page
+    assert "predicted for a GPU from counted operations" in page
+    assert "Predicted time</th>" in page
     assert page.count("<td>outside</td>") == 1
     assert '<td class="number">NaN</td>' in page  # the cosine of a gradient that overflows
     assert "<code>model.head</code>" in page
@@ -506,5 +507,19 @@ def test_card_of_the_lab_has_the_result(planned: Run, browser: TestClient) -> No
     card = lab_card_of(browser)
     assert "with model.head in fp32 stays within 10 % of fp32" in card
     assert card.count('class="track') == 1
+    assert "Predicted for a GPU: " in card
+    assert "of fp32's time; not measured on cpu." in card.replace("&#39;", "'")
     [form] = re.findall(r'<a class="button end" href="(.*?)">Fork with this plan</a>', card)
     assert "modules.fp32" in form
+
+
+def test_card_of_the_lab_offers_no_fork_as_the_run_trains(
+    database: Database, planned: Run, browser: TestClient
+) -> None:
+    """Neither of a run in the plan's precision and modules."""
+    with database.writing() as session:
+        run = runs.get(session, 1)
+        run.config = run.config | {"modules": {"fp32": ["model.head"], "bf16": []}}
+    card = lab_card_of(browser)
+    assert "stays within 10 % of fp32, as this run trains" in card
+    assert "Fork" not in card

@@ -648,7 +648,7 @@ def test_upload_reports_each_folder_and_continues_after_a_damaged_one(
     first, bad, last = (Writer(tmp_path, name).steps().finish().files for name in "abc")
     DAMAGES[damage](bad)
     done = upload(site, tmp_path)
-    lines = done.stdout.splitlines()
+    lines = sorted(done.stdout.splitlines())
     assert (done.returncode, len(lines)) == (1, 3), done.stderr
     for line, files in zip(lines, (first, bad, last), strict=True):
         assert line.startswith(f"{files.folder}: ")
