@@ -9,7 +9,7 @@ from app.artifacts import artifacts_api
 from app.auth import account_routes, audit_routes, secrets_routes, users_routes
 from app.checks import checks_routes
 from app.compare import comparison_api, notes_api, shared_links_api
-from app.files import image_uploads, ingest_api, json_lines_api, weight_uploads_api
+from app.files import downloads, image_uploads, ingest_api, json_lines_api, weight_uploads_api
 from app.http import openapi_docs
 from app.live import streams_api
 from app.projects import projects_routes
@@ -64,6 +64,7 @@ routers = (
     checks_routes.api,
     series_api.router,
     system_api.router,
+    downloads.router,
     diagnosis_api.router,
     precision_plans_api.router,
     environment_api.router,

@@ -34,7 +34,8 @@ from db.settings import Settings
 #: FastAPI builds a route at its first request and caches it here: the applications of a process,
 #: of which the tests start thousands, share that.
 ROUTES = APIRouter()
-ROUTES.include_router(downloads.router)
+#: As before version 1 of the API; the same routes below /api/v1 are documented.
+ROUTES.include_router(downloads.router, include_in_schema=False)
 ROUTES.include_router(image_downloads.router)
 ROUTES.include_router(api_routes.router, prefix="/api/v1")
 ROUTES.include_router(assets.router)

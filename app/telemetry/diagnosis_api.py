@@ -3,13 +3,14 @@
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from app.auth.authentication import SignedIn
 from app.auth.permissions import requires
 from app.dependencies import Db
 from app.http.list_pages import After, Limit, ListPage
 from app.http.parameters import RunId
+from app.live.json_rows import ArtifactFile
 from app.runs.summary import Number
 from app.telemetry import precision_diffs
 from app.telemetry.precision_diffs import PrecisionDiffs
@@ -60,20 +61,6 @@ class HeadroomSeries(BaseModel):
         list[list[Number]],
         Field(description='By module and step; "-Infinity" for inf or NaN'),
     ]
-
-
-class ArtifactFile(BaseModel):
-    """A file to download from /runs/{run_id}/artifacts/{id}/download."""
-
-    model_config = ConfigDict(from_attributes=True)
-
-    id: int
-    step: int
-    name: str
-    size_bytes: int
-    sha256: str
-    path: str | None
-    is_stored: bool
 
 
 class Replays(ListPage):

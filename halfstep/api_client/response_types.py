@@ -100,15 +100,17 @@ class ArtifactDetail(TypedDict):
 
 
 class ArtifactFile(TypedDict):
-    """A file to download from /runs/{run_id}/artifacts/{id}/download."""
+    """A file that a run has logged."""
 
     id: int
     step: int
-    name: str
     size_bytes: int
     sha256: str
     path: str | None
     is_stored: bool
+    name: str
+    # Path on this server to download it from; null: only on the training machine.
+    download_url: str | None
 
 
 class ArtifactList(TypedDict):
@@ -229,18 +231,20 @@ class CheckRow(TypedDict):
 
 
 class CheckpointFileRow(TypedDict):
-    """A file to download from /runs/{run_id}/checkpoints/{id}/download, if it is_stored."""
+    """A file of a checkpoint."""
 
     id: int
-    attempt: int
     step: int
-    kind: str
-    reason: str
     size_bytes: int
     sha256: str
     path: str | None
     is_stored: bool
+    attempt: int
+    kind: str
+    reason: str
     created_at: float
+    # Path on this server to download it from; null: only on the training machine.
+    download_url: str | None
 
 
 class Checkpoints(TypedDict):

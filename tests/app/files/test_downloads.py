@@ -141,6 +141,21 @@ def test_damaged_file_is_not_sent(
     assert "step-00000400.pt" in answer.text
 
 
+def test_a_list_names_the_download_of_each_file(saved: None, script: TestClient) -> None:
+    """Below /api/v1, where an unknown file is an error of the API and no attachment."""
+    [file, *_] = script.get("/api/v1/runs/1/checkpoints").json()["checkpoints"]
+    assert file["download_url"] == f"/api/v1/runs/1/checkpoints/{file['id']}/download"
+    answer = script.get(file["download_url"])
+    assert (answer.status_code, answer.content) == (200, script.get(PATH).content)
+    assert "attachment" in answer.headers["content-disposition"]
+    for path in ("checkpoints/99/download", "artifacts/99/download", "log/download"):
+        unknown = script.get(f"/api/v1/runs/2/{path}")
+        assert (unknown.status_code, unknown.json()["code"]) == (404, "not_found")
+        assert "content-disposition" not in unknown.headers
+    described = script.get("/api/v1/openapi.json").json()["paths"]
+    assert [path for path in described if path.startswith("/runs/")] == []
+
+
 def test_file_of_another_run_is_not_there(saved: None, script: TestClient) -> None:
     """The address names the run that the file belongs to."""
     assert script.get("/runs/2/checkpoints/1/download").status_code == 404
