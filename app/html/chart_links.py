@@ -17,7 +17,7 @@ WIDTH, HEIGHT = 480, 220
 #: The colours of runs on a light and on a dark ground, as base.css has them.
 LIGHT = (
     *("#0000ff", "#b7065e", "#115a00", "#9570ff", "#967704"),
-    *("#039ab5", "#6c00a8", "#ff3684", "#00265d", "#3b2607"),
+    *("#039ab5", "#6c00a8", "#ff3684", "#035789", "#e85d04"),
 )
 DARK = (
     *("#007ab2", "#d60581", "#00ba07", "#9c82ff", "#f7d50f"),

@@ -238,6 +238,8 @@ def _parse_condition(key: str, sign: str, value: str, me: str) -> Condition:
 
 
 def _explain_unknown_key(key: str, value: str) -> str:
+    if key == "health":
+        return "it is computed for listed runs only; allowed: status:attention, skipped>100"
     if key in NUMBERS or key in SYNONYMS:
         return f"{key} is a number; allowed: {', '.join(f'{key}{sign}…' for sign in COMPARISONS)}"
     text = f"there is no key {key[:50]}; allowed: {', '.join(KEYS)}; of a setting or metric "

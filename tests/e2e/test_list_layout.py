@@ -46,11 +46,40 @@ def test_nineteen_rows_stand_in_the_first_screen(many: Run, page: Page) -> None:
     expect(page.locator(".primary:visible")).to_have_text(["New run"])
     expect(page.locator(".band")).to_have_text(["Active · 2", "Ended · 58"])
     for row in rows.all()[:5]:
-        inner = row.locator("td.name bdi").bounding_box()
+        inner = row.locator("td.name bdi").last.bounding_box()
         outer = row.locator("td.name .run-name").bounding_box()
         assert inner
         assert outer
         assert inner["x"] + inner["width"] <= outer["x"] + outer["width"] + 1
+
+
+def test_columns_without_room_are_named(many: Run, page: Page) -> None:
+    """Default ones that are left out, and chosen ones beyond the edge, to which it scrolls."""
+    page.set_viewport_size(DESK)
+    page.goto("/runs")
+    out = page.locator("[data-columns-out]")
+    expect(out).to_have_text("4 more columns")
+    page.get_by_role("button", name="Columns").click()
+    expect(page.locator("[data-no-room] label")).to_have_text(
+        ["Duration", "Steps/s", "Owner", "Tags"]
+    )
+    page.keyboard.press("Escape")
+    out.click()
+    table = page.get_by_role("region", name="Table of runs")
+    expect(table).to_have_attribute("data-goes-on", "")
+    expect(out).to_have_text(re.compile("[1-9] more columns? →"))
+    name = page.locator("tr[data-status] td.name").first
+    before = name.bounding_box()
+    while out.is_visible():
+        out.click()
+        page.wait_for_timeout(400)
+    edges = [each.bounding_box() for each in (page.locator("th[data-column=created]"), table, name)]
+    assert all(edges)
+    ends = [box["x"] + box["width"] for box in edges if box]
+    assert ends[0] <= ends[1] + 1
+    assert before
+    assert edges[2]["x"] == before["x"]
+    expect(table).not_to_have_attribute("data-goes-on", "")
 
 
 @pytest.mark.parametrize("width", WIDTHS)

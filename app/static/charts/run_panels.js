@@ -35,7 +35,7 @@ export const createRunPanel = (element, { view, runsOf = (_, runs) => runs, onPo
       values.dataset.key = key
       values.replaceChildren(...lines.map(({ run }, i) => {
         const item = Object.assign(document.createElement('span'), { title: run.label })
-        item.append(Object.assign(document.createElement('i'), { style: `background: ${drawn.strokes[i].color}` }), Object.assign(document.createElement('span'), { className: 'visually-hidden', textContent: run.label }), document.createElement('b'))
+        item.append(Object.assign(document.createElement('i'), { style: `background: ${drawn.strokes[i].color}` }), Object.assign(document.createElement('span'), { className: 'cut', textContent: run.label }), document.createElement('b'))
         return item
       }))
     }

@@ -2,6 +2,7 @@
 import { insisted, inTurn } from 'http'
 import { localTimes } from 'formats'
 import { follow } from 'live'
+import { createColumnRoom } from 'column_room'
 import { createListCharts } from 'list_charts'
 import { root } from 'root'
 import { replaceRows } from 'rows'
@@ -27,6 +28,7 @@ const begin = (list) => {
   body = rows
   newest = shown = Math.max(newest, Number(rows.dataset.newest))
   countTicked = createSelection(list, () => refetchRows(rows))
+  createColumnRoom(list)
 }
 
 /** Replace the advice by the first run, unless a button of the advice has the focus. @param {Document} page with the list */

@@ -103,6 +103,7 @@ WRONG = (
     ("ok status:fialed", [2], "allowed: active, ended, queued"),
     ("status:fialed", [1], "did you mean failed?"),
     ("stauts:failed", [1], "there is no key stauts; allowed: status, since"),
+    ("health:healthy", [1], "computed for listed runs only; allowed: status:attention, skipped>"),
     ("stauts:failed", [1], "did you mean status?"),
     ("skips:10", [1], "skips is a number; allowed: skips>…"),
     ("status>failed", [1], "status is not compared by >"),

@@ -1,0 +1,29 @@
+// Columns that have no room: those that are left out, or lie beyond the edge of a table that scrolls.
+
+/** @param {Found} list */
+export const createColumnRoom = (list) => {
+  const [scroller, note] = ['.table-scroll', '[data-columns-out]'].map((each) => list.querySelector(each))
+  const heads = [...scroller.querySelectorAll('thead [data-column]')]
+  const isUsual = scroller.matches('.usual')
+  /** Whether a column is out of sight at the right. @param {HTMLElement} head */
+  const isOut = (head) => (isUsual ? !head.offsetWidth : head.getBoundingClientRect().right > scroller.getBoundingClientRect().right + 1)
+  const show = () => {
+    const isTable = heads.some((head) => head.offsetWidth) // on a phone each run is a card
+    const out = isTable ? heads.filter(isOut) : []
+    const names = out.map(({ textContent }) => textContent.trim())
+    note.hidden = !out.length
+    note.textContent = `${out.length} more ${out.length === 1 ? 'column' : 'columns'}${isUsual ? '' : ' →'}`
+    note.title = isUsual ? `No room for ${names.join(', ')}: show all, and scroll` : `Scroll to ${names.join(', ')}`
+    scroller.toggleAttribute('data-goes-on', !isUsual && out.length > 0)
+    for (const choice of document.querySelectorAll('[data-choice]')) {
+      choice.toggleAttribute('data-no-room', isUsual && out.some(({ dataset }) => dataset.column === choice.dataset.choice))
+    }
+  }
+  note.addEventListener('click', (event) => {
+    if (isUsual) return
+    event.preventDefault()
+    scroller.scrollBy({ left: scroller.clientWidth / 2, behavior: 'smooth' })
+  })
+  scroller.addEventListener('scroll', show)
+  new ResizeObserver(show).observe(scroller)
+}
