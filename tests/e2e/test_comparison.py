@@ -323,3 +323,25 @@ def _drawn_rows(page: Page) -> list[str]:
     panels = "document.querySelectorAll('.run-panels [data-row]')"
     rows: list[str] = page.evaluate(f"[...{panels}].map((each) => each.dataset.row)")
     return rows
+
+
+def test_a_legend_names_its_lines(database: Database, ada: User, page: Page) -> None:
+    """In each panel of runs side by side, and in a narrow panel of one run with two lines."""
+    page.set_viewport_size({"width": 1440, "height": 900})
+    for name in ("fp16", "a-much-longer-name-of-a-run", "bf16"):
+        with database.writing() as session:
+            watched = make_watched(session, ada, name, name=name)
+            run = session.get_one(Run, watched.run_id)
+        record(database, run, make_steps([1.5] * 20))
+    page.goto("/compare?runs=1,2,3")
+    labels = page.locator("[data-row=loss] [data-values] .cut")
+    expect(labels).to_have_text(["fp16", "a-much-longer-name-of-a-run", "bf16"])
+    whole = "(labels) => labels.map((each) => each.scrollWidth <= each.clientWidth)"
+    is_whole = labels.evaluate_all(whole)
+    assert (is_whole[0], is_whole[2]) == (True, True)
+    page.goto("/runs/1")
+    labels = page.locator("[data-row=norm] .panel-lines .cut")
+    if page.locator("[data-row=norm]").bounding_box():
+        page.locator("[data-row=norm]").scroll_into_view_if_needed()
+    expect(labels).to_have_text(["before", "after"])
+    assert labels.evaluate_all(whole) == [True, True]

@@ -117,3 +117,15 @@ export const logAxis = (values, zoom) => {
   const ticks = least === most ? logTicks(least / 10, most * 10) : logTicks(least, most)
   return { type: 'log', tickmode: 'array', tickvals: ticks, ticktext: ticks.map(valueText) }
 }
+
+/** Ticks around values, the first and the last the ends of the axis. @param {number[]} values */
+export const dotTicks = (values) => {
+  const [low, high] = [Math.min(...values), Math.max(...values)]
+  const spread = high - low || Math.abs(high) / 20 || 1
+  const rough = spread / 3
+  const power = 10 ** Math.floor(Math.log10(rough))
+  const step = power * ([1, 2, 5].find((each) => each * power >= rough) ?? 10)
+  const below = Math.floor((low - spread * 0.02) / step)
+  const first = low >= 0 ? Math.max(below, 0) : below // no count or time is negative
+  return Array.from({ length: Math.ceil((high + spread * 0.02) / step) - first + 1 }, (_, i) => (first + i) * step)
+}

@@ -29,6 +29,8 @@ const shortened = (name, { title }) => (name.startsWith(title) ? name.slice(titl
 /** Pixels of a plot below which a legend of several lines has no names, which would hide values. */
 const NARROW = 400
 /** Sign and meaning of marks of single steps, with a class if they are not red. @type {Record<string, [string, string, string?]>} */
+/** Return what tells a line from the others of a narrow panel: "before" of "before clipping". @param {string} name @param {import('figure').Row} row */
+const briefly = (name, row) => shortened(name, row).split(' ')[0]
 const SIGNS = { skipped: ['|', 'skipped step'], 'loss spike': ['◆', 'loss spike'], ...NONFINITE_SIGNS, resumed: ['┊', 'resumed', 'quiet'] }
 
 /**
@@ -69,12 +71,13 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
     const names = panel.drawn.lines.map(({ name }) => name)
     const signs = [...panel.drawn.marks.filter(({ name, x }) => x.length && name in (panel.row.group ? NONFINITE_SIGNS : SIGNS)).map(({ name }) => SIGNS[name]), ...(panel.drawn.outliers ? [['↕', panel.drawn.outliers, 'quiet']] : [])]
     const isNarrow = names.length > 1 && panel.drawn.axis.pixels < NARROW
+    list.toggleAttribute('data-narrow', isNarrow)
     const key = JSON.stringify([isNarrow, names, signs])
     if (list.dataset.key !== key) {
       list.dataset.key = key
       list.replaceChildren(...names.map((name) => {
         if (names.length === 1 && !shortened(name, panel.row)) return made('span', { className: 'value', title: name }, made('b'))
-        const button = made('button', { type: 'button', className: 'ghost', title: name }, made('i'), ...(isNarrow ? [] : [made('span', { className: 'cut', textContent: shortened(name, panel.row) })]), made('b'))
+        const button = made('button', { type: 'button', className: 'ghost', title: name }, made('i'), made('span', { className: 'cut', textContent: isNarrow ? briefly(name, panel.row) : shortened(name, panel.row) }), made('b'))
         button.addEventListener('click', () => {
           const hidden = new Set(view.hidden)
           if (!hidden.delete(name)) hidden.add(name)

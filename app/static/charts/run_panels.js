@@ -5,6 +5,7 @@ import { place, pointedAt, snapped, valueAt } from 'crosshair'
 import { escaped, number, scale as scaleText } from 'formats'
 
 const DIGITS = 3 // of the values of many runs beside each other
+const [CROWDED, SHORT] = [5, 8] // lines whose short names are cut too; characters of a short name
 /** X axes with whole numbers. */
 const WHOLE = ['step', 'applied', 'examples']
 
@@ -36,6 +37,9 @@ export const createRunPanel = (element, { view, runsOf = (_, runs) => runs, onPo
       values.replaceChildren(...lines.map(({ run }, i) => {
         const item = Object.assign(document.createElement('span'), { title: run.label })
         item.append(Object.assign(document.createElement('i'), { style: `background: ${drawn.strokes[i].color}` }), Object.assign(document.createElement('span'), { className: 'cut', textContent: run.label }), document.createElement('b'))
+        // Long names give way.
+        const shrink = lines.length > CROWDED || run.label.length > SHORT ? run.label.length ** 3 : 0
+        for (const each of [item, /** @type {HTMLElement} */ (item.children[1])]) each.style.flexShrink = String(shrink)
         return item
       }))
     }

@@ -1,6 +1,6 @@
 // One number of each run against another, a dot a run: settings that differ, and figures; next to it
 // all settings beside one of them; and a dot a run of one figure.
-import { logAxis } from 'axis'
+import { dotTicks, logAxis } from 'axis'
 import { fittedPlot } from 'charts'
 import { strokeOf } from 'comparison'
 import { duration, escaped, number, size } from 'formats'
@@ -50,17 +50,6 @@ const rowOf = (name, members) => {
   return { name, members, mean, deviation: members.length > 1 ? Math.sqrt(squares / (members.length - 1)) : 0 }
 }
 
-/** Ticks around values, the first and the last the ends of the axis. @param {number[]} values */
-export const dotTicks = (values) => {
-  const [low, high] = [Math.min(...values), Math.max(...values)]
-  const spread = high - low || Math.abs(high) / 20 || 1
-  const rough = spread / 3
-  const power = 10 ** Math.floor(Math.log10(rough))
-  const step = power * ([1, 2, 5].find((each) => each * power >= rough) ?? 10)
-  const first = Math.floor((low - spread * 0.02) / step)
-  return Array.from({ length: Math.ceil((high + spread * 0.02) / step) - first + 1 }, (_, i) => (first + i) * step)
-}
-
 /** @param {any[]} values */
 const axisOf = (values, title, colors) => {
   const numbers = values.filter((value) => typeof value === 'number')
@@ -68,7 +57,7 @@ const axisOf = (values, title, colors) => {
   const [low, high] = [Math.min(...numbers), Math.max(...numbers)]
   const isLog = isNumeric && low > 0 && high / low >= LOG_FROM
   const type = isLog ? 'log' : isNumeric ? 'linear' : 'category'
-  return { type, title: { text: escaped(isLog ? `${title} (log)` : title), standoff: 8 }, gridcolor: colors.grid, zeroline: false, automargin: true, ...(isLog && logAxis(numbers)) }
+  return { type, title: { text: escaped(isLog ? `${title} (log)` : title), standoff: 8 }, gridcolor: colors.grid, zeroline: false, automargin: true, ...(low >= 0 && { rangemode: 'nonnegative' }), ...(isLog && logAxis(numbers)) }
 }
 
 const word = (value) => (typeof value === 'number' || value === null || value === undefined ? value : escaped(String(value).slice(0, 40)))

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { NONFINITE_SIGNS, nonfiniteMarks } from 'annotations'
-import { linearAxis, logAxis, logTicks, robustRange } from 'axis'
+import { dotTicks, linearAxis, logAxis, logTicks, robustRange } from 'axis'
 import { runsFigure } from 'comparison'
 import { valueAt } from 'crosshair'
 import { figure, lossAxis, rowsOf, scaleAxis } from 'figure'
@@ -249,6 +249,12 @@ test('a choice for the axis of a panel undoes those that it excludes', () => {
   const other = { ...view, rows: { loss: [1, 2] }, logs: ['x'], trimmed: [] }
   takeAxes(other, { ranges: { loss: [3, 4], lr: [5, 6] }, logs: ['x', 'y'], trimmed: ['z'] })
   assert.deepEqual([other.rows, other.logs, other.trimmed], [{ loss: [1, 2], lr: [5, 6] }, ['x', 'y'], ['z']])
+})
+
+test('an axis of counts has none below 0', () => {
+  assert.deepEqual(dotTicks([0, 400]), [0, 200, 400, 600])
+  assert.deepEqual(dotTicks([0, 0])[0], 0)
+  assert.deepEqual(dotTicks([-1, 1])[0] < -0.9, true)
 })
 
 test('a scale has ticks at powers of two, however far it falls', () => {
