@@ -40,6 +40,7 @@ class Row:
     maximum: str = ""
     choices: str = ""
     error: str = ""
+    is_value_wrong: bool = False  # the error is of the value, not of its rules
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,10 @@ def form_of(command: Mapping[str, Any], config: Mapping[str, Any]) -> CommandFor
     rows = []
     for name, rules in command["parameters"].items():
         kind = "choice" if "enum" in rules else rules["type"]
-        bounds = {end: input_text(rules.get(end)) for end in ("minimum", "maximum")}
+        bounds = [input_text(rules.get(end)) for end in ("minimum", "maximum")]
         choices = ", ".join(rules.get("enum", ()))
         value = input_text(config.get(name, rules.get("default")))
-        rows.append(Row(name, kind, value, **bounds, choices=choices))
+        rows.append(Row(name, kind, value, *bounds, choices))
     variables = "\n".join(f"{name}={value}" for name, value in command["variables"].items())
     texts = {name: command[name] for name in TEXTS}
     patch = b64encode(command.get("patch", "").encode()).decode()
@@ -77,7 +78,8 @@ def read_form(posted: FormData, errors: Mapping[str, str]) -> CommandForm:
         parts["kind"] = parts["kind"] if parts["kind"] in KINDS else "string"
         paths = (f"command.parameters.{name}", f"config.{name}", f"space.{name}")
         error = next((errors[path] for path in paths if path in errors), "")
-        rows.append(Row(name, **parts, error=error))
+        is_value_wrong = paths[0] not in errors
+        rows.append(Row(name, **parts, error=error, is_value_wrong=is_value_wrong))
     secrets = tuple(map(str, posted.getlist("command.secrets")))
     variables, patch = _text(posted, "command.variables"), str(posted.get("command.patch", ""))
     return CommandForm(texts, variables, secrets, tuple(rows), patch)

@@ -212,3 +212,37 @@ def test_an_error_stands_at_its_field(page: Page) -> None:
     expect(name).to_have_attribute("aria-describedby", "name-hint name-error")
     expect(page.locator(".field.wrong .error")).to_be_visible()
     assert "\n".join(found_on(page)) == ""
+
+
+def test_help_texts_stay_in_place_while_tabbing(offered: None, page: Page) -> None:
+    """A clipped description has no link in it that scrolls it; the key that starts is named."""
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.goto("/runs/new?recipe=digits")
+    page.locator(".main-settings input").first.focus()
+    for _ in range(12):
+        page.keyboard.press("Tab")
+    scrolled = "[...document.querySelectorAll('.main-settings *')].filter((each) => each.scrollTop)"
+    assert page.evaluate(f"{scrolled}.length") == 0
+    links = page.locator(".main-settings .hint a")
+    assert links.count() > 0
+    for link in links.all():
+        inside = link.evaluate("each => getComputedStyle(each.parentElement).overflow")
+        assert inside == "visible"
+    expect(page.locator(".submit")).to_contain_text("Ctrl+Enter starts")
+
+
+def test_only_the_wrong_field_of_a_parameter_is_marked(page: Page) -> None:
+    """Its row is one line at 1440 px, and Ctrl+Enter starts a command too."""
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.goto("/runs/new/command")
+    page.get_by_label("Command line").fill("python train.py --lr {lr}")
+    row = page.locator("[data-parameter=lr]")
+    tops = {each.evaluate("each => each.offsetTop") for each in row.locator(".field:visible").all()}
+    assert len(tops) == 1
+    page.get_by_label("Command line").press("Control+Enter")
+    page.wait_for_load_state()
+    expect(page.locator("[data-mistakes]")).to_contain_text("{lr} is empty")
+    wrong = page.locator("[data-parameter=lr] [aria-invalid=true]")
+    expect(wrong).to_have_count(1)
+    expect(wrong).to_have_attribute("name", "parameter.lr.value")
+    assert "\n".join(found_on(page)) == ""

@@ -81,6 +81,11 @@ document.addEventListener('keydown', (event) => {
     event.preventDefault()
     return openPalette(showKeys)
   }
+  const start = key === 'Enter' && (ctrlKey || metaKey) && target.closest('form')?.querySelector('[data-start]')
+  if (start) {
+    event.preventDefault()
+    return start.click()
+  }
   if (ctrlKey || metaKey || altKey || !wish.checked || target.closest(FIELDS)) return
   const place = performance.now() - awaited < AWAIT_MS && PLACES[key]
   awaited = -Infinity

@@ -118,6 +118,13 @@ createTabs(article, (name) => {
 })
 const showLabels = createLabels(article, api)
 
+/** Show the precision, which is unknown until a script's first step. @param {string} precision */
+const showPrecision = (precision) => {
+  const part = document.querySelector('[data-precision]')
+  part.hidden = !precision
+  part.querySelector('b').textContent = precision
+}
+
 const title = document.title
 /** Messages that are not shown yet. @type {any[]} */
 let messages = []
@@ -129,6 +136,7 @@ const showMessages = (revision) => {
   if (!received.length) return
   const { run, labels } = received[received.length - 1]
   article.dataset.status = run.status
+  showPrecision(run.precision)
   if (run.step) for (const part of article.querySelectorAll('[data-of-steps]')) part.hidden = false
   showToolbar()
   article.querySelector('[data-stored]').textContent = size(run.stored_bytes)

@@ -1,5 +1,5 @@
 // The form of a new run: shows a scale as a power of two, takes the input along to another
-// recipe or a sweep, and starts the run only by its button or Ctrl+Enter.
+// recipe or a sweep. Only its button and Ctrl+Enter start the run.
 
 import { takeAlong } from 'carry_form'
 import { power } from 'formats'
@@ -26,12 +26,6 @@ const form = /** @type {Found} */ (document.querySelector('[data-run-form]'))
 
 for (const link of document.querySelectorAll('[data-to-sweep]')) takeAlong(form, link, `${root}/sweeps/new`)
 for (const link of document.querySelectorAll('[data-other]')) takeAlong(form, link, `${root}/runs/new`)
-
-form?.addEventListener('keydown', (event) => {
-  if (event.key !== 'Enter' || !(event.ctrlKey || event.metaKey)) return
-  event.preventDefault()
-  form.querySelector('[data-start]').click()
-})
 
 // A browser sends an invalid number as an empty value, so it is reported here.
 form?.addEventListener('submit', (event) => {
