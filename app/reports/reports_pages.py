@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Form, Query, Request
-from fastapi.responses import HTMLResponse, Response
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from sqlalchemy.orm import Session
 
 from app.auth.audit import audited, unaudited
@@ -147,7 +147,7 @@ def edit_report(
     report = writable(session, report_id)
     values = {"title": report.title, "text": report.text, "version": str(report.version)}
     drawn = report_html.draw(session, settings, report.text)
-    return _editor(request, principal, report, values, drawn=drawn)
+    return _editor(request, session, principal, report, values, drawn=drawn)
 
 
 @router.post("/{report_id}")
@@ -172,13 +172,31 @@ def save_report(
         seen = int(version) if version.isdecimal() and len(version) < 10 else 0
         reports.edit(session, report_id, principal.user, content, version=seen)
     except Invalid as error:
-        return _editor(request, principal, report, values, error.errors, drawn=drawn)
+        return _editor(request, session, principal, report, values, error.errors, drawn=drawn)
     except Changed:
         values["version"] = str(report.version)
         problem = "Another user has changed this in the meantime: their text is shown below. Save"
         errors = {"text": f"{problem} again to replace it with yours."}
-        return _editor(request, principal, report, values, errors, others=report.text, drawn=drawn)
+        return _editor(
+            request, session, principal, report, values, errors, others=report.text, drawn=drawn
+        )
     return back_to(request, f"/reports/{report_id}", "The report is saved.")
+
+
+@router.post("/{report_id}/cancellation")
+@requires(SIGNED_IN)
+def cancel_editing(
+    report_id: RowId, request: Request, session: Db, posted: Posted, principal: SignedIn
+) -> Response:
+    """Return to the report. A new one without content is deleted permanently."""
+    report = writable(session, report_id, lock=True)
+    typed = (str(posted.get("title", "")).strip(), str(posted.get("text", "")).strip())
+    if {(report.title, report.text), typed} == {(UNTITLED, "")}:
+        check_deletable(session, report_id, principal.grants)
+        reports.delete(session, report_id)
+        reports.erase(session, report_id)
+        return back_to(request, "/reports", "The empty report is deleted.")
+    return RedirectResponse(f"/reports/{report_id}", status_code=303)
 
 
 @router.post("/{report_id}/preview")
@@ -207,7 +225,7 @@ def preview(
             errors = error.errors
     text = values["text"][: LENGTHS["text"]]
     drawn = report_html.draw(session, settings, text)
-    return _editor(request, principal, report, values, errors, drawn=drawn)
+    return _editor(request, session, principal, report, values, errors, drawn=drawn)
 
 
 @router.post("/{report_id}/deletion")
@@ -281,15 +299,19 @@ def _new(
 
 def _editor(
     request: Request,
+    session: Session,
     principal: Principal,
     report: Report,
     values: Mapping[str, str],
     errors: Mapping[str, str] | None = None,
     **more: Any,
 ) -> HTMLResponse:
+    ids = {run_id for panel in blocks.panels_of(values["text"]) for run_id in panel.run_ids}
+    runs, _deleted = reports.drawn(session, ids)
     return page(
         request,
         "reports/edit_report.html",
+        run_names={run_id: run.name for run_id, run in runs.items()},
         principal=principal,
         status_code=422 if errors else 200,
         report=report,

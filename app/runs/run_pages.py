@@ -38,7 +38,7 @@ from db.health.spikes import spikes
 from db.runs import history, runs
 from db.sweeps import sweeps
 from db.tables import ENDED, PRECISION_DIFF, PRECISION_PLAN, TRAIN, Run
-from db.telemetry import histograms, ingest, series, windows
+from db.telemetry import histograms, ingest, series, system, windows
 from halfstep.cli import command_line
 
 router = APIRouter()
@@ -129,6 +129,7 @@ def show_run(
         updates=histograms.updates(session, run_id),
         precision_diff=precision_diffs.table(session, run),
         weights=histograms.newest(session, run_id, "weights"),
+        has_system_samples=system.has_samples(session, run_id),
         keys=keys,
         media=sum(key.kind in MEDIA for key in keys),
         artifacts_shown=ARTIFACTS_SHOWN,

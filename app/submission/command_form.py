@@ -59,10 +59,10 @@ def form_of(command: Mapping[str, Any], config: Mapping[str, Any]) -> CommandFor
     rows = []
     for name, rules in command["parameters"].items():
         kind = "choice" if "enum" in rules else rules["type"]
-        bounds = [input_text(rules.get(end)) for end in ("minimum", "maximum")]
+        minimum, maximum = (input_text(rules.get(end)) for end in ("minimum", "maximum"))
         choices = ", ".join(rules.get("enum", ()))
         value = input_text(config.get(name, rules.get("default")))
-        rows.append(Row(name, kind, value, *bounds, choices))
+        rows.append(Row(name, kind, value, minimum, maximum, choices))
     variables = "\n".join(f"{name}={value}" for name, value in command["variables"].items())
     texts = {name: command[name] for name in TEXTS}
     patch = b64encode(command.get("patch", "").encode()).decode()

@@ -57,3 +57,9 @@ def of_run(session: Session, run_id: int, *, most: int = 500) -> list[DeviceSamp
         for name, value in zip(columns, values, strict=True):
             getattr(samples, name).append(value)
     return list(devices.values())
+
+
+def has_samples(session: Session, run_id: int) -> bool:
+    """Return whether a run has samples."""
+    mine = select(SystemSample.run_id).where(SystemSample.run_id == run_id).limit(1)
+    return session.scalar(mine) is not None

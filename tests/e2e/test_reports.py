@@ -269,3 +269,41 @@ def test_a_report_without_text_invites_to_write(page: Page) -> None:
     page.wait_for_url("**/reports/1/edit")
     page.goto("/reports/1")
     expect(page.get_by_role("heading", name="Empty report")).to_be_visible()
+
+
+def test_cancelling_a_new_report_leaves_none(page: Page, running: Run) -> None:
+    """The heading follows the title; with a title the report stays."""
+    page.goto("/reports")
+    page.get_by_role("button", name="New report").first.click()
+    page.wait_for_url("**/reports/1/edit")
+    page.get_by_role("button", name="Cancel").click()
+    page.wait_for_url("**/reports")
+    expect(page.get_by_text("No reports yet")).to_be_visible()
+    page.get_by_role("button", name="New report").first.click()
+    page.wait_for_url("**/reports/2/edit")
+    page.get_by_label("Title").first.fill("Findings")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Findings")
+    expect(page.locator("[data-save-state]")).to_have_text("Saved")
+    page.get_by_role("button", name="Cancel").click()
+    page.wait_for_url("**/reports/2")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Findings")
+
+
+def test_a_panel_comes_last_unless_a_cursor_is_set(
+    database: Database, ada: User, page: Page
+) -> None:
+    """Runs that the report has already are listed by their names, also older ones."""
+    run = start_run(database, ada, name="the first of many")
+    record(database, run, make_steps([2.0] * 3))
+    text = f"# Result\n\n```panel\nruns: {run.id}\nmetrics: loss\n```\n\nThe end."
+    page.goto("/runs")
+    token = page.locator("meta[name=csrf-token]").get_attribute("content")
+    body = {"title": "Order", "text": text}
+    page.request.post("/api/v1/reports", data=body, headers={"x-csrf-token": str(token)})
+    page.goto("/reports/1/edit")
+    runs = page.get_by_role("group", name="Runs")
+    expect(runs.locator("label").first).to_contain_text("the first of many")
+    page.get_by_role("button", name="Gradient norm", exact=True).click()
+    expect(page.get_by_label("Text")).to_have_value(
+        f"{text}\n\n```panel\nruns: {run.id}\nmetrics: grad_norm\n```\n"
+    )

@@ -63,3 +63,13 @@ export const merged = ({ steps, counts, values }, at, { range: [low, high], pixe
   }
   return ticks
 }
+
+const PAUSE = 5 // usual distances without a sample that are a pause
+
+/** Times with one more in each pause, where a line is to break, and the indexes of their values; -1: of none. @param {number[]} times @returns {{times: number[], places: number[]}} */
+export const withPauses = (times) => {
+  const distances = times.slice(1).map((time, i) => time - times[i])
+  const longest = PAUSE * ([...distances].sort((a, b) => a - b)[Math.floor(distances.length / 2)] ?? Infinity)
+  const parts = times.map((time, i) => (i && distances[i - 1] > longest ? [[(times[i - 1] + time) / 2, -1], [time, i]] : [[time, i]])).flat()
+  return { times: parts.map(([time]) => time), places: parts.map(([, place]) => place) }
+}

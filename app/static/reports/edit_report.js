@@ -49,11 +49,21 @@ const refresh = inTurn(async () => {
 })
 let waiting = 0
 form.addEventListener('input', ({ target }) => {
+  if (target === title) showTitle()
   if (target !== text) return
   clearTimeout(waiting)
   waiting = setTimeout(refresh, WAIT_MS)
 })
 form.querySelector('[value=preview]').hidden = true // it comes by itself
+
+/** Show the title that is typed in the heading and the window. */
+const showTitle = () => {
+  const shown = title.value.trim() || title.placeholder
+  document.querySelector('h1').textContent = shown
+  document.title = `Edit ${shown} · Halfstep`
+}
+// Where no cursor was set a panel or an image comes last.
+text.setSelectionRange(text.value.length, text.value.length)
 
 /** Insert a panel after the line of the cursor. @param {string} block */
 const insert = (block) => {

@@ -47,7 +47,8 @@ export const createPicker = (picker, { text, insert }) => {
   search.addEventListener('keydown', (event) => { if (event.key === 'Enter') event.preventDefault() })
   runs.addEventListener('change', showPanels)
 
-  runs.replaceChildren(...[...new Set(runsOf(text.value))].slice(0, MOST_RUNS).map((id) => runRow(id, `Run ${id}`, true)))
+  const names = JSON.parse(picker.dataset.names)
+  runs.replaceChildren(...[...new Set(runsOf(text.value))].filter((id) => id in names).slice(0, MOST_RUNS).map((id) => runRow(id, names[id], true)))
   picker.hidden = false
   showRuns()
   showPanels()

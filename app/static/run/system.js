@@ -2,6 +2,7 @@
 import { inTurn, insisted, pause } from 'http'
 import { linearAxis } from 'axis'
 import { createPlot } from 'charts'
+import { withPauses } from 'decimation'
 import { number } from 'formats'
 import { still } from 'dom_updates'
 
@@ -23,10 +24,13 @@ const systemFigure = (devices, colors) => {
   const inner = rows.length * ROW + (rows.length - 1) * GAP
   const tops = rows.map((_, i) => 1 - i * (ROW + GAP) / inner)
   const firstRow = (device) => rows.findIndex(([, column]) => device[column].some((value) => value !== null))
+  const pauses = devices.map(({ elapsed_ms: times }) => withPauses(times))
+  /** @param {Device} device @param {Column} column @param {number} j */
+  const valuesOf = (device, column, j) => pauses[j].places.map((place) => device[column][place] ?? null)
   const data = rows.flatMap(([, column, unit], i) => devices.flatMap((device, j) => (device[column].every((value) => value === null) ? [] : {
-    x: device.elapsed_ms.map((ms) => ms / 1000), y: device[column].map((value) => (value === null ? null : value / unit)),
+    x: pauses[j].times.map((ms) => ms / 1000), y: valuesOf(device, column, j).map((value) => (value === null ? null : value / unit)),
     name: device.device < -1 ? `rank ${-1 - device.device}` : device.device < 0 ? 'host' : `GPU ${device.device}`, legendgroup: device.device, showlegend: i === firstRow(device),
-    type: 'scatter', mode: 'lines', yaxis: `y${i ? i + 1 : ''}`, text: device[column].map((value) => (value === null ? '' : number(value / unit))), hovertemplate: '%{text}', line: { width: 1.6, color: colors[LINES[j % LINES.length]] },
+    type: 'scatter', mode: 'lines', connectgaps: false, yaxis: `y${i ? i + 1 : ''}`, text: valuesOf(device, column, j).map((value) => (value === null ? '' : number(value / unit))), hovertemplate: '%{text}', line: { width: 1.6, color: colors[LINES[j % LINES.length]] },
   })))
   const axes = tops.map((top, i) => [`yaxis${i ? i + 1 : ''}`,
     {

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { folded, merged } from 'decimation'
+import { folded, merged, withPauses } from 'decimation'
 
 const steps = Array.from({ length: 100_000 }, (_, i) => i + 1)
 const screen = { range: [1, 100_000], pixels: 500 }
@@ -27,6 +27,11 @@ test('a line that fits is as it is, in arrays of its own; a column of gaps is a 
   assert.deepEqual(drawn, line)
   assert.notEqual(drawn.x, line.x)
   assert.ok(folded({ x: steps, y: steps.map(() => null) }, screen).y.every((value) => value === null))
+})
+
+test('a line breaks where nothing was sampled for long', () => {
+  assert.deepEqual(withPauses([0, 10, 20, 1000, 1010]), { times: [0, 10, 20, 510, 1000, 1010], places: [0, 1, 2, -1, 3, 4] })
+  for (const times of [[], [5], [0, 10, 20, 60]]) assert.deepEqual(withPauses(times).times, times)
 })
 
 test('ticks within a pixel are one, and none is lost', () => {
