@@ -425,7 +425,7 @@ def _find_weights(session: Session, config: JsonObject) -> dict[str, str]:
     if is_deleted:
         return {"weights.run": f"run {run_id} is deleted; allowed: a run that is not deleted"}
     if not files:
-        at = "" if step is None else f" at step {step}"
+        at = "" if step is None else f" at step {step:,}"
         return {"weights.run": f"run {run_id} has saved no weights{at}"}
     weights["step"] = files[0].step
     return {}

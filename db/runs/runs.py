@@ -98,9 +98,9 @@ def _check_parent(
         .where(CheckpointFile.run_id == parent_id, CheckpointFile.kind == "checkpoint")
         .order_by(CheckpointFile.step)
     ).all()
-    has = f"has them at {', '.join(map(str, steps))}" if steps else "has none"
+    has = f"has them at {', '.join(f'{step:,}' for step in steps)}" if steps else "has none"
     if parent_step not in steps:
-        message = f"there is no checkpoint at step {parent_step}; run {parent_id} {has}"
+        message = f"there is no checkpoint at step {parent_step:,}; run {parent_id} {has}"
         raise Invalid({"parent_step": message})
     check_has_recipe(parent, "be started from")
     if (of := parent.recipe) != recipe:
@@ -110,7 +110,9 @@ def _check_parent(
         message = f"{missing[0]} is not valid; run {parent_id} {has}"
         raise Invalid({"config.lab.checkpoints": message})
     if lab.get("task", TRAIN) == TRAIN and config["training"]["steps"] <= parent_step:
-        message = f"{config['training']['steps']} is not beyond the checkpoint's step {parent_step}"
+        message = (
+            f"{config['training']['steps']:,} is not beyond the checkpoint's step {parent_step:,}"
+        )
         raise Invalid({"config.training.steps": message})
 
 
@@ -124,7 +126,7 @@ def _show_fork(session: Session, parent_id: int, parent_step: int | None) -> Non
     if (
         session.execute(shown.returning(CheckpointFile.id)).first() is None
     ):  # deleted since the check
-        raise Invalid({"parent_step": f"the checkpoint at step {parent_step} no longer exists"})
+        raise Invalid({"parent_step": f"the checkpoint at step {parent_step:,} no longer exists"})
 
 
 def check_not_deleted(run: Run | None, field: str, run_id: int) -> Run:

@@ -261,4 +261,4 @@ class Recording:
 def in_words(resumed: events.Resumed) -> str:
     """Return a sentence fragment on how an attempt resumed."""
     how = "exactly" if resumed.exact else f"not bit-exactly: {'; '.join(resumed.notes)}"
-    return f"resumed at step {resumed.step}, {how}"
+    return f"resumed at step {resumed.step:,}, {how}"

@@ -1,13 +1,16 @@
 """Positions of the parts of a run's page, for common screen sizes."""
 
 import math
+import re
 
 import pytest
 from playwright.sync_api import Page, ViewportSize, expect
 
+from db.access import shared_links
 from db.database import Database
 from db.queue import queue
-from db.tables import Run, Status
+from db.tables import Run, Status, User
+from tests.db.conftest import make_watched
 from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps, record
 
 DESK: ViewportSize = {"width": 1440, "height": 900}
@@ -178,3 +181,31 @@ def test_the_scaler_card_shows_whole_rows(database: Database, running: Run, page
     shown = [bottom for x, bottom in rows if x < right]
     assert 5 < len(shown) < len(rows)
     assert max(shown) <= low
+
+
+def test_nothing_is_cut_on_a_phone(database: Database, ada: User, page: Page) -> None:
+    """The legend of the loss, the audit log, and who shared a run."""
+    page.set_viewport_size(PHONE)
+    with database.writing() as session:
+        watched = make_watched(session, ada, "phone", name="phone")
+        run = session.get_one(Run, watched.run_id)
+    events = [make_metric(step, 0.125, "val/loss") for step in (10, 20)]
+    record(database, run, make_steps([1.5] * 20), events=events)
+    page.goto("/runs/1")
+    legend = page.locator("[data-row=loss] .panel-lines button")
+    expect(legend).to_have_text([re.compile("^loss"), re.compile("^val/loss")])
+    inside = """(buttons) => buttons.every((each) => {
+        const [own, list] = [each, each.parentElement].map((part) => part.getBoundingClientRect())
+        return own.right <= list.right + 1 && own.bottom <= list.bottom + 1
+    })"""
+    assert legend.evaluate_all(inside)
+    page.goto("/audit")
+    box = page.get_by_role("region", name="Table of events").bounding_box()
+    assert box is not None
+    assert box["x"] + box["width"] <= PHONE["width"]
+    assert page.locator("thead:visible").count() == 0
+    with database.writing() as session:
+        secret = shared_links.make(session, ada, [1], 1)[0]
+    page.goto(f"/shared#{secret}")
+    expect(page.locator("main").get_by_text("Shared by ada until")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]

@@ -290,7 +290,7 @@ def test_cancelling_a_new_report_leaves_none(page: Page, running: Run) -> None:
 
 
 def test_a_panel_comes_last_unless_a_cursor_is_set(
-    database: Database, ada: User, page: Page
+    database: Database, ada: User, offered: None, page: Page
 ) -> None:
     """Runs that the report has already are listed by their names, also older ones."""
     run = start_run(database, ada, name="the first of many")

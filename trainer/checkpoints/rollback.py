@@ -59,7 +59,7 @@ class Rollback:
         if self._spikes.rollbacks >= self._settings.max_rollbacks:
             if self._settings.afterwards == "fail":
                 raise SpikeError(
-                    f"the loss rose to {number(spike.loss)} at step {spike.step} (z "
+                    f"the loss rose to {number(spike.loss)} at step {spike.step:,} (z "
                     f"{number(spike.z)}), and spike.max_rollbacks is {self._settings.max_rollbacks}"
                 )
             return None

@@ -321,7 +321,7 @@ class Replay(Observer):
         elif not skipped.all():
             notes.append("an optimizer was not skipped: its weights are those after the step")
         if is_late:
-            notes.append(f"the weights and buffers are those after step {self._attempted}")
+            notes.append(f"the weights and buffers are those after step {self._attempted:,}")
         if skipped.any():
             self._note_skip(stored.number)
         if skipped.any() and not requests:
@@ -344,7 +344,7 @@ class Replay(Observer):
             return
         past = _Step(step, position, None, [], None)
         past.scale = self._scales.get(step) or self._context.scaler.get_scale()
-        notes = [f"the weights are those after step {self._now}", "dropout masks differ"]
+        notes = [f"the weights are those after step {self._now:,}", "dropout masks differ"]
         if step not in self._scales:
             notes.append("the scale is the current one")
         self._replay(past, notes, [request])

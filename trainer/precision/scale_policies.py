@@ -187,12 +187,12 @@ class StopRule(Observer):
         most, floor = self._settings.stop_after_skips, self._settings.floor
         if most and self._calibration.is_over and self._skips_in_a_row >= most:
             return (
-                f"step {step} was skipped, the last of {self._skips_in_a_row} in a row, and "
+                f"step {step:,} was skipped, the last of {self._skips_in_a_row} in a row, and "
                 f"scaler.stop_after_skips is {most}; the loss scale was {scale_text(scale)}"
             )
         if self._settings.stop_at_floor and floor is not None and scale <= floor:
             return (
-                f"step {step} was skipped although the loss scale, {scale_text(scale)}, is at "
+                f"step {step:,} was skipped although the loss scale, {scale_text(scale)}, is at "
                 "scaler.floor: it overflows, and a smaller scale is not allowed"
             )
         return None

@@ -11,6 +11,7 @@ export const MARGIN = { l: 56, r: 16, t: 8, b: 24 }
 /** Layout of every axis. Without these options Plotly measures each label to hide those that stick out, and reads all values to find a type. */
 const AXIS = { type: 'linear', zeroline: false, ticklabeloverflow: 'allow' }
 /** Names of our rows and lines, which scripts may log metrics by. */
+const SAME = 1e-5 // share by which a number differs that went through fp32
 const OURS = new Set(['loss', 'scale', 'norm', 'data', 'examples', 'lr'])
 /** @param {string} name of a metric */
 const labelOf = (name) => (OURS.has(name) ? `${name}, logged` : name)
@@ -58,7 +59,7 @@ export const rowsOf = (points, view, { scaled, proven = true, examples, onlyMetr
   /** @param {string[]} lines */
   const has = (...lines) => lines.some((name) => points.lines[name].nonfinite?.steps.length || points.lines[name].y.some((value) => value !== null))
   const names = [...points.names].filter((name) => !name.startsWith('run/'))
-  const losses = lossesOf(names)
+  const losses = lossesOf(names).filter((name) => !isCopy(points.metrics.get(name), points.lines.loss))
   const isScaled = proven || points.lines.scale.y.some((value) => value !== null && value !== 1)
   const lossLines = (screen, colors) => (onlyMetrics && !has('loss') ? [] : ours(screen, 'loss', 'loss', colors.loss))
   const normLines = (screen, colors) => {
@@ -74,7 +75,7 @@ export const rowsOf = (points, view, { scaled, proven = true, examples, onlyMetr
     ...(scaled ? [{ name: 'scale', title: 'Loss scale', group: '', has: true, isLog: true, axis: scaleAxis,
       lines: (screen, colors) => (isScaled ? ours(screen, 'scale', 'scale', colors.scale, { line: { shape: 'hv', width: 2 } }) : []) }] : []),
     { name: 'norm', title: 'Gradient norm', group: scaled ? 'gradients' : '', has: (!scaled && !onlyMetrics) || has('grad_norm'), isLog: true, lines: normLines },
-    ...arranged(names.filter((name) => !losses.includes(name)), view).map((name) => ({
+    ...arranged(names.filter((name) => !lossesOf(names).includes(name)), view).map((name) => ({
       name: labelOf(name), metric: name, title: labelOf(name), group: view.pinned.includes(name) ? 'pinned' : prefixOf(name), has: true,
       axis: linearAxis, lines: (screen, colors) => measured(screen, name, colors.val) })),
     { name: 'data', title: 'Time per step, ms', group: 'throughput', has: points.hasWaits, axis: axisFromZero,
@@ -84,6 +85,16 @@ export const rowsOf = (points, view, { scaled, proven = true, examples, onlyMetr
     { name: 'lr', title: 'Learning rate', group: 'optimizer', has: has('lr'), axis: axisFromZero,
       lines: (screen, colors) => ours(screen, 'lr', 'learning rate', colors.lr) },
   ]
+}
+
+/** Return whether a metric has the values of the steps' losses, which a script may log again. @param {import('points').Line|undefined} metric @param {import('points').Line} loss */
+const isCopy = (metric, loss) => {
+  if (!metric?.x.length) return false
+  const at = new Map(loss.x.map((step, i) => [step, loss.y[i]]))
+  return metric.x.every((step, i) => {
+    const [value, own] = [metric.y[i], at.get(step)]
+    return typeof value === 'number' && typeof own === 'number' && Math.abs(value - own) <= SAME * Math.abs(own)
+  })
 }
 
 /** Metrics that are drawn with the loss. @param {Iterable<string>} names */

@@ -42,14 +42,16 @@ export const planFigure = (plan, colors) => {
   const bound = {
     type: 'line', xref: 'paper', x0: 0, x1: 1, y0: Number(plan.max_error), y1: Number(plan.max_error), line: { color: colors.skip, width: 2, dash: 'dash' },
   }
-  const axis = { gridcolor: colors.grid, zeroline: false }
+  const POWERS = 1.25 // Plotly makes powers larger
+  const axis = { gridcolor: colors.grid, zeroline: false, tickfont: { size: 11 } }
+  const title = (text) => ({ text, font: { size: 12 }, standoff: 6 })
   const layout = {
     height: 420, margin: { l: 62, r: 14, t: 30, b: 46 }, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
     font: { family: 'system-ui, sans-serif', size: 12, color: colors.quiet }, uirevision: 'same', shapes: Number(plan.max_error) > 0 ? [bound] : [],
     hoverlabel: { bgcolor: colors.card, bordercolor: colors.edge, font: { color: colors.text } },
     legend: { orientation: 'h', x: 0, y: 1.02, yanchor: 'bottom', font: { color: colors.text } },
-    xaxis: { title: { text: plan.cost === 'measured' ? 'measured time, relative to fp32' : 'predicted time, relative to fp32', standoff: 6 }, rangemode: 'tozero', ...axis },
-    yaxis: { type: 'log', range: [low, high], dtick: 1, exponentformat: 'power', title: { text: 'error of the gradient' }, ...axis },
+    xaxis: { title: title(plan.cost === 'measured' ? 'measured time, relative to fp32' : 'predicted time for a GPU, relative to fp32'), rangemode: 'tozero', ...axis },
+    yaxis: { type: 'log', range: [low, high], dtick: 1, exponentformat: 'power', title: title('error of the gradient'), ...axis, tickfont: { size: 11 / POWERS } },
   }
   return { data: [front, ...data], layout, drawn: plan.points.length }
 }
