@@ -1,7 +1,7 @@
 """Pages of comparisons: any runs, and groups."""
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
@@ -64,11 +64,13 @@ class View:
     settings: str
     parity: ParityQuery
     carried: list[tuple[str, str]]  # parameters of the URL that the form of the parity keeps
+    pinned: list[str] = field(default_factory=list)  # metrics
 
     @property
     def metrics(self) -> list[str]:
-        """Names in the URL, some perhaps of series; compared however many metrics there are."""
-        return [name for name in (*self.draw, self.parity.metric) if name and name not in SERIES]
+        """Metrics that are compared however many there are: named in the URL, and pinned."""
+        names = (*self.draw, self.parity.metric, *self.pinned[:USUAL])
+        return [name for name in names if name and name not in SERIES]
 
 
 def _view(
@@ -139,8 +141,8 @@ def compare(
     """Compare runs; the browser fetches the page again while they change."""
     ids = as_run_ids("runs", runs, most=MOST_RUNS)
     queue = Queue.read(session)
-    pinned = _pinned(session, principal, ids)
-    compared = comparison.of_runs(session, ids, settings, [*view.metrics, *pinned[:USUAL]], queue)
+    view = _with_pinned(session, principal, view, ids)
+    compared = comparison.of_runs(session, ids, settings, view.metrics, queue)
     return _page(
         request,
         session,
@@ -149,7 +151,6 @@ def compare(
         compared,
         view,
         queue,
-        pinned,
         is_free=True,
         note="" if compared.missing else notes.read(session, notes.of_runs(ids)),
         note_of=f"runs={','.join(map(str, ids))}",
@@ -177,9 +178,8 @@ def show_group(
     """Compare the runs of a group, with ratios."""
     queue = Queue.read(session)
     ids = [run.id for run, _owner in groups.members(session, group_id)]
-    pinned = _pinned(session, principal, ids)
-    metrics = [*view.metrics, *pinned[:USUAL]]
-    compared = comparison.of_group(session, group_id, settings, metrics, queue)
+    view = _with_pinned(session, principal, view, ids)
+    compared = comparison.of_group(session, group_id, settings, view.metrics, queue)
     return _page(
         request,
         session,
@@ -188,7 +188,6 @@ def show_group(
         compared,
         view,
         queue,
-        pinned,
         is_free=False,
         group_id=group_id,
     )
@@ -202,7 +201,6 @@ def _page(
     compared: Comparison,
     view: View,
     queue: Queue,
-    pinned: list[str],
     **values: Any,
 ) -> HTMLResponse:
     ids = compared.ids
@@ -217,26 +215,26 @@ def _page(
         preferences=preferences(session, principal.user, SEVERAL_RUNS),
         cursor=list_cursor(newest, marks, is_worker_up=queue.has_takers),
         sharing=sharing_panel(session, principal, [column.run for column in compared.columns]),
-        **template_values(session, compared, view, pinned),
+        **template_values(session, compared, view),
         **values,
     )
 
 
-def _pinned(session: Session, principal: Principal, ids: Collection[int]) -> list[str]:
-    """Return the metrics that the user has pinned on the pages of such runs, if they have them."""
+def _with_pinned(session: Session, principal: Principal, view: View, ids: Collection[int]) -> View:
+    """Return the view with the metrics of these runs that the user has pinned on their pages."""
     recipes = dict.fromkeys(run.recipe for run, _owner in runs.with_owners(session, ids))
     kept = [preferences(session, principal.user, recipe).panels for recipe in recipes]
     names = list(dict.fromkeys(name for panels in kept if panels for name in panels.pinned))
     page = latest_metrics.page_of_names(session, ids, named=names, limit=0) if names else None
-    return [name for name in names if page and name in page.names]
+    return replace(view, pinned=[name for name in names if page and name in page.names])
 
 
-def template_values(
-    session: Session, compared: Comparison, view: View, pinned: Sequence[str] = ()
-) -> dict[str, Any]:
+def template_values(session: Session, compared: Comparison, view: View) -> dict[str, Any]:
     """Return the template values of a comparison, for signed-in users and read-only links."""
     drawable = SERIES | {name: name for name in compared.names if name not in comparison.LABELS}
-    drawn = [name for name in view.draw if name in drawable] or _usual(compared, drawable, pinned)
+    drawn = [name for name in view.draw if name in drawable] or _usual(
+        compared, drawable, view.pinned
+    )
     parity = _parity(session, compared, view.parity)
     return {
         "comparison": compared,
@@ -244,7 +242,6 @@ def template_values(
         "every_setting": view.settings == "all",
         "drawable": drawable,
         "series": SERIES,
-        "pinned": pinned,
         "parity": parity,
         "parity_plot": interval_plot(parity) if parity else None,
         "parity_sentence": sentence,
@@ -282,7 +279,7 @@ def _notices(
         yield f"The table has the {most} metrics that most of these runs have, and those drawn."
 
 
-def _usual(compared: Comparison, drawable: dict[str, str], pinned: Sequence[str] = ()) -> list[str]:
+def _usual(compared: Comparison, drawable: dict[str, str], pinned: list[str]) -> list[str]:
     """Return the four panels to draw by default; of runs without steps the foremost metrics."""
     metrics = sorted((name for name in drawable if name not in SERIES), key=compared.relevance)
     has_steps = any(column.run.step for column in compared.columns)

@@ -1,7 +1,7 @@
 """Routes of a run's recorded data: series, events, metrics, log lines, files."""
 
 from collections.abc import Collection
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, Field
@@ -379,10 +379,18 @@ def get_metric_names(
 
 
 def page_of_metric_names(
-    session: Session, run_ids: Collection[int], after: str, limit: int, **choice: Any
+    session: Session,
+    run_ids: Collection[int],
+    after: str,
+    limit: int,
+    *,
+    search: str = "",
+    without: Collection[str] = (),
 ) -> MetricNames:
-    """Read a page of the names of the metrics of runs; choice: as of `page_of_names`."""
-    page = latest_metrics.page_of_names(session, run_ids, after=after, limit=limit, **choice)
+    """Read a page of the names of the metrics of runs; search, without: as of `page_of_names`."""
+    page = latest_metrics.page_of_names(
+        session, run_ids, search=search, after=after, without=without, limit=limit
+    )
     return MetricNames(names=page.names, total=page.total, next=page.next)
 
 

@@ -100,7 +100,8 @@ def _check_parent(
     ).all()
     has = f"has them at {', '.join(f'{step:,}' for step in steps)}" if steps else "has none"
     if parent_step not in steps:
-        message = f"there is no checkpoint at step {parent_step:,}; run {parent_id} {has}"
+        at = "" if parent_step is None else f" at step {parent_step:,}"
+        message = f"there is no checkpoint{at}; run {parent_id} {has}"
         raise Invalid({"parent_step": message})
     check_has_recipe(parent, "be started from")
     if (of := parent.recipe) != recipe:

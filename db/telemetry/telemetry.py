@@ -205,9 +205,9 @@ def take_back(session: Session, run_id: int, attempt: int, event: events.RolledB
     run.rollbacks, run.rollback_step = run.rollbacks + 1, after
     run.revision += 1
     reason = (
-        f"rollback {event.rollbacks}: from step {event.from_step:,} to step {after:,}, for the loss "
-        f"of {number(event.loss)} at step {event.spike:,}; continued without {event.examples:,} "
-        "examples"
+        f"rollback {event.rollbacks}: from step {event.from_step:,} to step {after:,}, for the "
+        f"loss of {number(event.loss)} at step {event.spike:,}; continued without "
+        f"{event.examples:,} examples"
     )
     known = select(RunStatus.id).where(
         RunStatus.run_id == run_id, RunStatus.attempt == attempt, RunStatus.reason == reason

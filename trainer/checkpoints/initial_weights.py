@@ -94,7 +94,7 @@ def _source(settings: Weights) -> str | None:
         sha256, _, name = settings.upload.partition("/")
         return f"{name}, uploaded, SHA-256 {sha256[:12]}…"
     if settings.run is not None:
-        return f"run {settings.run} at step {settings.step:,}"
+        return f"run {settings.run} at step {settings.step}"
     return settings.path
 
 

@@ -29,7 +29,7 @@ const shortened = (name, { title }) => (name.startsWith(title) ? name.slice(titl
 /** Pixels of a plot below which a legend of several lines has no names, which would hide values. */
 const NARROW = 400
 /** Sign and meaning of marks of single steps, with a class if they are not red. @type {Record<string, [string, string, string?]>} */
-/** Return what tells a line from the others of a narrow panel: "before" of "before clipping". @param {string} name @param {import('figure').Row} row */
+/** Return a short name of a line in a narrow panel: "before" of "before clipping". @param {string} name @param {import('figure').Row} row */
 const briefly = (name, row) => shortened(name, row).split(' ')[0]
 const SIGNS = { skipped: ['|', 'skipped step'], 'loss spike': ['◆', 'loss spike'], ...NONFINITE_SIGNS, resumed: ['┊', 'resumed', 'quiet'] }
 
