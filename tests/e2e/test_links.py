@@ -31,7 +31,7 @@ def test_a_link_shows_its_runs_without_sign_in(
         guest = context.new_page()
         guest.goto(page.locator("code.secret").inner_text())
         guest.wait_for_url("**/shared/*")
-        expect(guest.get_by_text("Shared by ada")).to_be_visible()
+        expect(guest.get_by_text("Shared by ada").first).to_be_visible()
         expect(guest.locator(".js-plotly-plot").first).to_be_visible()
         expect(guest.get_by_text(text)).to_be_visible()
         shown = guest.url

@@ -61,7 +61,7 @@ def silent_for(database: Database, seconds: float) -> None:
 def test_the_page_of_a_run_without_telemetry(watched: Uploader, browser: TestClient) -> None:
     """A page exists for any configuration, without precision, length and steps."""
     page = browser.get("/runs/1").text
-    assert "watched on gpu-7 · digits · <b>–</b>" in page
+    assert "watched on gpu-7 · digits<span data-precision hidden>" in page
     assert "<code>precision</code>" in page
     assert " data-scaled" in page  # it may turn out to have a scaler
     assert "NaN" not in browser.get("/runs").text
