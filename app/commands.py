@@ -2,7 +2,6 @@
 
 import gc
 import io
-import shutil
 import socket
 import sys
 from collections.abc import Iterator
@@ -19,7 +18,6 @@ from sqlalchemy.orm import Session
 from app.command_classes import ServiceCommand, command, server_command
 from app.server_address import publish_address, running_address
 from app.trash.disk import disk
-from db import database_copy
 from db.access import accounts, audit
 from db.database import Database, open_database, revisions
 from db.errors import Conflict, Invalid, NotFound
@@ -33,18 +31,14 @@ from db.files.storage import mismatches
 from db.runs import runs, trash
 from db.settings import Settings
 from db.tables import User
-from db.telemetry import (
-    metric_block_writer,
-    metric_blocks,
-    step_block_writer,
-    step_blocks,
-    step_conversion,
-)
+from db.telemetry import metric_block_writer, metric_blocks, step_block_writer, step_blocks
+from db.telemetry.step_conversion import convert as convert_steps
+from db.upgrade_estimate import Estimate, NotMeasured, estimate, measure_free_bytes
 from halfstep.cli import logs
 from halfstep.cli.application import App
 from halfstep.cli.options import AsJson, RunId
 from halfstep.cli.output import print_result
-from halfstep.number_formats import number
+from halfstep.number_formats import duration, number, quantity
 from halfstep.number_formats import size as size_text
 from halfstep.process import close_to_others, loading_modules, on_signals
 
@@ -112,28 +106,59 @@ def migrate(
 
 
 def _print_due_migrations(*, as_json: bool) -> None:
-    """Print the revision of the database, and the migrations, copy and space that it needs."""
-    with open_installation(migrates=False) as (_settings, database):
-        known, revision = revisions(), database.revision()
-        steps, points = step_conversion.count_due(database, revision)
+    """Print the migrations that are due, and about the time and the space that they take."""
+    with open_installation(migrates=False) as (settings, database):
+        known, revision = revisions(), database.read_known_revision()
         due = [other for other in known if revision is not None and other > revision]
-        needed = free = 0
-        if due and database.file is not None:
-            needed = database_copy.estimate_needed_bytes(database.file)
-            free = shutil.disk_usage(database.file.parent).free
-    text = f"{database.name} has revision {revision}; this version needs {known[-1]}.\n"
-    text += f"{len(due)} migrations are due: {', '.join(due)}." if due else "No migration is due."
-    if needed:
-        copied, space = size_text(needed), size_text(free)
-        text += f"\nA copy of the database is made before: {copied}, of which {space} are free."
-    if steps or points:
-        taken = steps * step_conversion.STEP_BYTES + points * step_conversion.POINT_BYTES
-        text += f"\nA server then converts about {steps:,} steps and {points:,} points of metrics,"
-        text += f" in the background; this takes up to {size_text(taken)} more in the database"
-        text += " until the rows are deleted."
-    found = {"database": database.name, "revision": revision, "due": due, "steps": steps}
-    found["points"] = points
-    print_result(found | {"needed_bytes": needed, "free_bytes": free}, text, as_json=as_json)
+        found, problem = Estimate(), ""
+        if revision is not None:
+            try:
+                found = estimate(database, revision, settings.data, is_due=bool(due))
+            except NotMeasured as error:
+                problem = str(error)
+        needed, free = found.copy_bytes + found.conversion_bytes, measure_free_bytes(database)
+    lines = [f"{database.name} has revision {revision}; this version needs {known[-1]}."]
+    lines.append(
+        f"{len(due)} migrations are due: {', '.join(due)}." if due else "No migration is due."
+    )
+    if problem:
+        lines.append(f"Time and space could not be measured: {problem}.")
+    elif due or found.runs:
+        lines += _describe_upgrade(found, is_due=bool(due))
+        space = "of an unknown size" if free is None else f"{size_text(free)} free"
+        lines.append(f"Disk of the database: about {size_text(needed)} needed, {space}.")
+    is_short = free is not None and free < needed
+    if is_short:
+        lines.append("Free space on it before the upgrade.")
+    fields = {"database": database.name, "revision": revision, "due": due, "problem": problem}
+    fields |= asdict(found) | {"needed_bytes": needed, "free_bytes": free}
+    print_result(fields, "\n".join(lines), as_json=as_json)
+    if is_short:
+        raise typer.Exit(1)
+
+
+def _describe_upgrade(found: Estimate, *, is_due: bool) -> list[str]:
+    """Describe the parts of an upgrade."""
+    lines = ["Measured on a sample of this database:"]
+    if found.copy_bytes:
+        size = size_text(found.copy_bytes)
+        lines.append(f"- copy of the database: {_format_estimate(found.copy_seconds)}, {size}")
+    if is_due:
+        taken = _format_estimate(found.migration_seconds)
+        lines.append(f"- migrations: {taken}; servers and workers start after them")
+    if found.runs:
+        parts = f"about {found.steps:,} steps and {found.points:,} points of metrics"
+        taken, size = _format_estimate(found.conversion_seconds), size_text(found.conversion_bytes)
+        lines.append(
+            f"- conversion of {parts} of {quantity(found.runs, 'run')} into blocks, by a server in "
+            f"the background: {taken}, up to {size} until the earlier rows are deleted"
+        )
+    return lines
+
+
+def _format_estimate(seconds: float) -> str:
+    """Format an estimate without digits that it does not have."""
+    return "less than a second" if seconds < 1 else f"about {duration(float(f'{seconds:.2g}'))}"
 
 
 storage = App(
@@ -367,7 +392,7 @@ def rebuild(
 ) -> None:
     """Rebuild the summaries of a run's steps and metrics."""
     with open_installation() as (_settings, database):
-        step_conversion.convert(database, run)
+        convert_steps(database, run)
         with database.writing() as session:
             row = runs.get(session, run, lock=True)  # blocks its recorder
             step_block_writer.rebuild(session.connection(), run, lost=lost)

@@ -118,14 +118,8 @@ class Database:
 
         A SQLite file is copied before: halfstep.db.before-0047, of the revision that it has.
         """
-        known = revisions()
-        revision = self.revision()
-        if revision not in (None, *known):
-            raise Conflict(
-                f"The database has revision {revision}; this version can open {known[0]} to "
-                f"{known[-1]}. Use the version of Halfstep that wrote it, or a newer one."
-            )
-        if revision != known[-1]:
+        revision = self.read_known_revision()
+        if revision != revisions()[-1]:
             from alembic import command  # takes a quarter of a second
 
             if revision is not None and self.file is not None:
@@ -168,6 +162,16 @@ class Database:
                 text("SELECT version_num FROM alembic_version")
             )
             return revision
+
+    def read_known_revision(self) -> str | None:
+        """Return the revision of the tables. Raises DatabaseUnreachable, Conflict if unknown."""
+        known, revision = revisions(), self.revision()
+        if revision not in (None, *known):
+            raise Conflict(
+                f"The database has revision {revision}; this version can open {known[0]} to "
+                f"{known[-1]}. Use the version of Halfstep that wrote it, or a newer one."
+            )
+        return revision
 
     def migrations(self, output: TextIO | None = None) -> "Config":
         """Return the configuration for Alembic's commands. output: receives SQL in offline mode."""

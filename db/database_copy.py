@@ -5,11 +5,15 @@ import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import monotonic
 
 from db.errors import Conflict
 
 #: Free space besides the copy, for the migration itself.
 SPARE_BYTES = 64 * 2**20
+#: What is copied to measure a copy, and pages of each part of it.
+MEASURED_BYTES, PART_PAGES = 64 * 2**20, 1024
 MARK = ".before-"
 
 
@@ -43,6 +47,31 @@ def copy(path: Path, revision: str) -> Path:
         if earlier != made:
             earlier.unlink(missing_ok=True)
     return made
+
+
+class _Enough(Exception):
+    """Enough is copied to measure a copy."""
+
+
+def estimate_seconds(path: Path) -> float:
+    """Copy a part of a database, and return about the seconds that a copy of all takes."""
+    size = path.stat().st_size
+
+    def end(_status: int, left: int, pages: int) -> None:
+        if (pages - left) * size / pages > MEASURED_BYTES:
+            raise _Enough((pages - left) / pages)
+
+    copied, begun = 1.0, monotonic()
+    with TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
+        partial = Path(folder) / path.name
+        with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(partial)) as target:
+            try:
+                source.backup(target, pages=PART_PAGES, progress=end)
+            except _Enough as error:
+                [copied] = error.args
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        return (monotonic() - begun) / copied
 
 
 def copies(path: Path) -> list[Path]:

@@ -36,7 +36,7 @@ class StepFile:
     """A local copy of a file."""
 
     def __init__(self, key: str, copy: IO[bytes]) -> None:
-        self.key, self._copy = key, copy
+        self.key, self.copy = key, copy
 
     def spans(self) -> list[tuple[int, int]]:
         """Return the first and last step of each row group. Raises StepsUnreadable."""
@@ -58,7 +58,7 @@ class StepFile:
     def _open(self) -> Any:
         from pyarrow import parquet  # deferred: uses 30 MiB
 
-        return parquet.ParquetFile(self._copy, page_checksum_verification=True)
+        return parquet.ParquetFile(self.copy, page_checksum_verification=True)
 
     @contextmanager
     def _errors_named(self) -> Iterator[None]:

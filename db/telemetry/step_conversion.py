@@ -20,7 +20,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 import numpy as np
-from sqlalchemy import ColumnElement, Connection, delete, exists, or_, select, text
+from sqlalchemy import ColumnElement, Connection, delete, exists, or_, select
 from sqlalchemy.orm import Session
 
 from db.clock import now
@@ -52,10 +52,6 @@ T = TypeVar("T")
 BATCH_STEPS = 16_384
 #: The latest steps of a file that count are also rows.
 LATEST_ROWS = 100
-
-
-#: First revision with blocks of steps, and the bytes of a step and of a point in one, at most.
-REVISION, STEP_BYTES, POINT_BYTES = "0053", 16, 8
 
 
 class Stopped(Exception):
@@ -161,22 +157,6 @@ def note_due(session: Session, *, steps: bool) -> None:
             session.add(conversion)
         conversion.metrics_wait = True
     session.flush()
-
-
-def count_due(database: Database, revision: str | None) -> tuple[int, int]:
-    """Count about the steps and the points of metrics that wait.
-
-    revision: of the database, which may be an earlier one.
-    """
-    if revision is None:
-        return 0, 0
-    steps = "SELECT coalesce(sum(step), 0) FROM runs"
-    if revision >= REVISION:
-        steps += " WHERE id IN (SELECT run_id FROM step_conversions WHERE NOT is_verified)"
-    points = "SELECT coalesce(max(id) - min(id) + 1, 0) FROM metrics"  # to count takes minutes
-    with database.reading() as session:
-        counts = session.execute(text(f"SELECT ({steps}), ({points})")).one()
-    return int(counts[0]), int(counts[1])
 
 
 def unread(session: Session) -> list[int]:

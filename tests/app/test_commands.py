@@ -13,13 +13,17 @@ from typing import Any
 import httpx2
 import psutil
 import pytest
+import typer
 from alembic import command
 from obstore.store import LocalStore
-from sqlalchemy import select, update
+from sqlalchemy import select, text, update
 
+from app import commands
 from db.database import Database, revisions
+from db.errors import Conflict
 from db.settings import Settings
 from db.tables import AuditEvent, MetricBlock, MetricTail, Run, Status, StepBlock, StepBucket, User
+from db.upgrade_estimate import Estimate
 from tests.app.conftest import offer_digits, start_run
 from tests.buckets import Bucket
 from tests.db.telemetry.earlier_steps import as_file, rows_left
@@ -344,6 +348,25 @@ def test_due_migrations_are_printed_without_a_change(site: Site) -> None:
     assert (found["revision"], found["due"]) == (before, [newest])
     assert (found["needed_bytes"] > 0) == site.url.startswith("sqlite")
     assert site.database.revision() == before
+
+
+def test_an_upgrade_that_cannot_begin_is_named(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without the space, the check exits with 1; a database of a newer version is refused."""
+    monkeypatch.setenv("HALFSTEP_DATA", str(site.data))
+    monkeypatch.setenv("HALFSTEP_DATABASE_URL", site.url)
+    command.downgrade(site.database.migrations(), revisions()[-2])
+    monkeypatch.setattr(commands, "estimate", lambda *_, **__: Estimate(conversion_bytes=2000))
+    monkeypatch.setattr(commands, "measure_free_bytes", lambda _database: 1000)
+    with pytest.raises(typer.Exit) as ended:
+        commands._print_due_migrations(as_json=False)
+    assert ended.value.exit_code == 1
+    assert "1.95 KiB needed, 1,000 B free.\nFree space on it" in capsys.readouterr().out
+    with site.database.writing() as session:
+        session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(Conflict, match=r"has revision 9999; this version can open"):
+        commands._print_due_migrations(as_json=False)
 
 
 def test_backup_and_storage_check_from_the_command(site: Site, tmp_path: Path) -> None:

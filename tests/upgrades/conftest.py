@@ -72,9 +72,9 @@ class Old:
         (self.data / "halfstep.db").write_bytes(content)
 
 
-def upgrade_of(name: str) -> pytest.MarkDecorator:
-    """Upgrade this installation in `make test`, and the others in `make test-all`."""
-    return pytest.mark.parametrize("old", sampled(NAMES, [name]), indirect=True)
+def upgrade_of(*names: str) -> pytest.MarkDecorator:
+    """Upgrade these installations in `make test`, and the others in `make test-all`."""
+    return pytest.mark.parametrize("old", sampled(NAMES, names), indirect=True)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
