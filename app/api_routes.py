@@ -25,6 +25,7 @@ from app.runs import (
 from app.submission import estimates_api, presets_routes
 from app.sweeps import agents_api, sweeps_api
 from app.telemetry import (
+    damage_api,
     diagnosis_api,
     environment_api,
     export_api,
@@ -65,6 +66,7 @@ routers = (
     series_api.router,
     system_api.router,
     downloads.router,
+    damage_api.router,
     diagnosis_api.router,
     precision_plans_api.router,
     environment_api.router,

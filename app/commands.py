@@ -31,7 +31,7 @@ from db.files.storage import mismatches
 from db.runs import runs, trash
 from db.settings import Settings
 from db.tables import User
-from db.telemetry import metric_block_writer, metric_blocks, step_block_writer, step_blocks
+from db.telemetry import damage_search, metric_block_writer, step_block_writer
 from db.telemetry.step_conversion import convert as convert_steps
 from db.upgrade_estimate import Estimate, NotMeasured, estimate, measure_free_bytes
 from halfstep.cli import logs
@@ -157,8 +157,8 @@ def _describe_upgrade(found: Estimate, *, is_due: bool) -> list[str]:
 
 
 def _format_estimate(seconds: float) -> str:
-    """Format an estimate without digits that it does not have."""
-    return "less than a second" if seconds < 1 else f"about {duration(float(f'{seconds:.2g}'))}"
+    """Format an estimate, which has no parts of a second."""
+    return "less than a second" if seconds < 1 else f"about {duration(round(seconds))}"
 
 
 storage = App(
@@ -279,8 +279,7 @@ def _check_storage(
         store = open_store(settings)
         with database.reading() as session:
             mismatched = mismatches(session, store, deep=deep)
-            damaged = list(step_blocks.find_damaged(session.connection())) if deep else []
-            damaged_metrics = list(metric_blocks.find_damaged(session.connection())) if deep else []
+            damaged = list(damage_search.find_in_blocks(session.connection())) if deep else []
         if mend:
             mend_storage(database, store, mismatched, lost=lost)
         for mismatch in mismatched:
@@ -288,15 +287,13 @@ def _check_storage(
             fields = {"key": mismatch.key, "problem": mismatch.problem, "deleted": mend}
             print_result(fields, text, as_json=as_json)
         for block in damaged:
-            spanned = {"run": block.run_id, "first": block.first, "last": block.last}
-            text = f"run {block.run_id}: steps {block.first:,} to {block.last:,} are damaged"
-            print_result(spanned | {"problem": "damaged"}, text, as_json=as_json)
-        for metric_block in damaged_metrics:
-            fields = metric_block._asdict() | {"problem": "damaged"}
-            print_result(fields, metric_block.text, as_json=as_json)
+            fields = {"run": block.run_id, "kind": block.kind, "name": block.name}
+            fields |= {"first": block.first, "last": block.last, "problem": "damaged"}
+            text = f"run {block.run_id}: {block.text}: damaged"
+            print_result(fields, text, as_json=as_json)
         count = len(mismatched)
         print_result({"mismatches": count}, f"{count} do not match.", as_json=as_json)
-        raise typer.Exit(1 if damaged or damaged_metrics or (mismatched and not mend) else 0)
+        raise typer.Exit(1 if damaged or (mismatched and not mend) else 0)
 
 
 @command

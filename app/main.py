@@ -22,6 +22,7 @@ from app.files import downloads, image_downloads
 from app.http import assets, http_errors, monitoring_metrics
 from app.http.active_requests import ActiveRequests, ActiveRequestsMiddleware, Queue
 from app.http.compression import Compact
+from app.http.damage_header import DamageHeader
 from app.http.path_prefix import PathPrefix
 from app.http.rate_limit import RateLimit
 from app.http.request_metrics import RequestMetrics, RequestMetricsMiddleware
@@ -80,6 +81,7 @@ def create_app(settings: Settings, database: Database) -> FastAPI:
     app.state.request_metrics = RequestMetrics()
     app.state.assets = assets.Assets(settings.path_prefix)
     app.add_middleware(http_errors.Failures)
+    app.add_middleware(DamageHeader)
     app.add_middleware(Compact)
     app.add_middleware(BodyLimit)
     app.add_middleware(ActiveRequestsMiddleware, active_requests=app.state.active_requests)

@@ -14,6 +14,8 @@ PROTOCOL = 1
 VERSIONS = {"halfstep": __version__, "protocol": str(PROTOCOL)}
 #: Header of a server's responses, with its protocol number.
 HEADER = "Halfstep-Protocol"
+#: Header of a server's responses that lack damaged steps or points, with a sentence on them.
+DAMAGED = "Halfstep-Damaged"
 OLDER_SERVER = (
     f"The server is older than this client, Halfstep {__version__}: update the server, or install "
     "its version here."

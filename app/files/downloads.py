@@ -7,6 +7,7 @@ bucket it is one request passed through or, as a setting, a redirect to a presig
 import logging
 import re
 from collections.abc import Iterator
+from hashlib import sha256
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -203,8 +204,30 @@ def send(
     if request.method == "HEAD":
         _check(store, row)
         return Response(status_code=status, headers=headers)
-    chunks = _open(store, row, byte_range).stream(min_chunk_size=CHUNK_BYTES)
-    return StreamingResponse(map(bytes, chunks), status, headers)
+    chunks = map(bytes, _open(store, row, byte_range).stream(min_chunk_size=CHUNK_BYTES))
+    if len(byte_range) < size:
+        return StreamingResponse(chunks, status, headers)
+    whole = _verified(row, chunks)
+    if size > CHUNK_BYTES:
+        return StreamingResponse(whole, status, headers)
+    return Response(b"".join(whole), status, headers)
+
+
+def _verified(row: Stored, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield the chunks of a whole file; the last one only if its SHA-256 is the recorded one.
+
+    Otherwise the download ends incomplete. Raises NotFound.
+    """
+    digest, previous = sha256(), b""
+    for chunk in chunks:
+        digest.update(chunk)
+        if previous:
+            yield previous
+        previous = chunk
+    if digest.hexdigest() != row.sha256:
+        logger.error("%s is damaged: its SHA-256 differs from the recorded one", row.key)
+        raise NotFound(f"The file {row.key} is damaged: its SHA-256 differs from the recorded one.")
+    yield previous
 
 
 def parse_range(header: str, size: int) -> range | str | None:

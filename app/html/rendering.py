@@ -15,6 +15,7 @@ from app.html.documents import term
 from app.html.markdown import markdown
 from app.http.path_prefix import with_prefix
 from db.runs.outcomes import OUTCOMES
+from db.telemetry import damage
 
 _FOLDER = Path(__file__).parents[1] / "templates"
 #: Read once: an upgrade replaces the files of a running server.
@@ -53,6 +54,7 @@ def page(
         theme=_theme(request),
         path=request.url.path,
         root=prefix,
+        damage=damage.describe(damage.describe_collected()),
         **values,
     )
     return HTMLResponse(with_prefix(text, prefix), status_code=status_code)

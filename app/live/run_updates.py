@@ -284,7 +284,7 @@ def _facts(session: Session, run: Run, summary: RunSummary) -> str:
 
 def _first_charts(session: Session, summary: RunSummary, run: Run) -> dict[str, str]:
     """Return the charts and their legends that the page shows until plotly is loaded."""
-    charts, _damaged = static_charts(session, run, is_scaled=summary.is_scaled)
+    charts = static_charts(session, run, is_scaled=summary.is_scaled)
     parts = {"chart": "run/_static_chart.html", "lines": "run/_static_lines.html"}
     return {
         f"{part}_{row}": fragment(template, chart=chart)

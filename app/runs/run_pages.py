@@ -21,7 +21,7 @@ from app.projects.project_transfer import elsewhere
 from app.runs.chart_preferences_api import preferences
 from app.runs.diagnosis_evidence import diagnosis_evidence
 from app.runs.key_figures import key_figures, scaler_card
-from app.runs.static_charts import damage_text, static_charts
+from app.runs.static_charts import static_charts
 from app.runs.stepless_figures import SteplessFigures, stepless_figures
 from app.runs.summary import RunSummary, summarise
 from app.telemetry import config_values, precision_diffs, precision_plans
@@ -91,10 +91,9 @@ def show_run(
     arranged = preferences(session, principal.user, run.recipe)
     has_diagnosis = bool(advice) and _has_ended_unwell(summary, advice[0])
     stepless = stepless_figures(session, run)
-    charts, steps_problem = None, ""  # no charts in a view that the server does not draw
+    charts = None  # no charts in a view that the server does not draw
     if _is_usual_view(request, run) and arranged.has_usual_charts:
-        charts, damaged = static_charts(session, run, is_scaled=summary.is_scaled)
-        steps_problem = damage_text(damaged)
+        charts = static_charts(session, run, is_scaled=summary.is_scaled)
     return page(
         request,
         "run/run.html",
@@ -118,7 +117,6 @@ def show_run(
         scaler=scaler_card(session, run),
         preferences=arranged,
         static_charts=charts,
-        steps_problem=steps_problem,
         findings=advice,
         has_diagnosis=has_diagnosis,
         evidence=diagnosis_evidence(session, run) if has_diagnosis else None,

@@ -19,7 +19,6 @@ from app.html.formats import scale as scale_text
 from app.html.nonfinite_marks import Mark
 from db.tables import Run
 from db.telemetry import latest_metrics, windows
-from db.telemetry.pyramid import StepRange
 from halfstep.number_formats import count, number
 from halfstep.telemetry.plain_json import json_safe
 
@@ -87,17 +86,15 @@ class _Axis:
         return (at - self.low) / ((self.high - self.low) or 1)
 
 
-def static_charts(
-    session: Session, run: Run, *, is_scaled: bool
-) -> tuple[dict[str, StaticChart], list[StepRange]]:
+def static_charts(session: Session, run: Run, *, is_scaled: bool) -> dict[str, StaticChart]:
     """Return the two first charts of a run by row: its loss, and its scale or gradient norm.
 
-    And the steps in damaged blocks, as first and last step. Raises StepsNotConverted.
+    Raises StepsNotConverted.
     """
     second = "scale" if is_scaled else "grad_norm"
     window = windows.window(session, run.id, most=MOST_POINTS, names={second})
     if window is None:
-        return {}, []
+        return {}
     names = latest_metrics.losses(session, run.id, most=MOST_LOSSES)
     measured = windows.metrics_of_runs(session, [run.id], most=MOST_POINTS, names=names)[run.id]
     others = {name: _Curve.of(line) for name, line in measured.items()}
@@ -114,20 +111,10 @@ def static_charts(
     else:
         charts["norm"], curves["norm"] = _norm_chart(own["grad_norm"], x_axis), [own["grad_norm"]]
     labels, skips = _x_labels(x_axis), _skips(window.skips.steps, x_axis)
-    drawn = {
+    return {
         row: StaticChart(lines, labels, y_labels, skips, _marks(curves[row], x_axis))
         for row, (lines, y_labels) in charts.items()
     }
-    return drawn, window.damaged
-
-
-def damage_text(damaged: Sequence[StepRange]) -> str:
-    """Return a sentence on steps in damaged blocks; empty if there are none."""
-    if not damaged:
-        return ""
-    spans = ", ".join(f"{count(first)} to {count(last)}" for first, last in damaged[:3])
-    more = f" and {len(damaged) - 3} more ranges" if len(damaged) > 3 else ""
-    return f"Steps {spans}{more} are damaged in the database and left out. A backup may have them."
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from app.http.active_requests import EXPORT
 from app.http.parameters import RunId
 from db.access.permissions import Permission
 from db.runs import runs
-from db.telemetry import export
+from db.telemetry import damage, damage_search, export
 
 router = APIRouter(prefix="/runs/{run_id}/export", tags=["series"])
 
@@ -20,6 +20,8 @@ FORMATS = {
     "csv": (export.as_csv, "text/csv"),
     "parquet": (export.as_parquet, "application/vnd.apache.parquet"),
 }
+#: Kinds of damage that an export lacks.
+KINDS = {"steps": (damage.STEPS, damage.LOST), "metrics": (damage.METRIC, damage.FLUSH)}
 CONTENT = {media_type: {"schema": {"type": "string"}} for _, media_type in FORMATS.values()}
 
 
@@ -35,9 +37,16 @@ def export_rows(
     database: TheDatabase,
     _principal: SignedIn,
 ) -> StreamingResponse:
-    """Export all steps, scaler events or metrics, page by page and never sampled."""
+    """Export all steps, scaler events or metrics, page by page and never sampled.
+
+    If some are damaged, the file's name ends with -damaged, and the header Halfstep-Damaged has
+    what is left out.
+    """
     runs.get(session, run_id)
+    lost = damage_search.find_in_run(session.connection(), run_id, KINDS.get(name, ()))
+    damage.note_all(lost)
     write, media_type = FORMATS[kind]
-    headers = {"Content-Disposition": f'attachment; filename="run{run_id}-{name}.{kind}"'}
+    file_name = f"run{run_id}-{name}{'-damaged' if lost else ''}.{kind}"
+    headers = {"Content-Disposition": f'attachment; filename="{file_name}"'}
     pieces = write(database, run_id, name)
     return StreamingResponse(pieces, media_type=media_type, headers=headers)

@@ -1,9 +1,10 @@
 """Rows of stored files, compared with the files: missing, damaged and unnamed ones."""
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import obstore
 from obstore.store import ObjectStore
@@ -29,6 +30,7 @@ from db.tables import (
     Run,
 )
 from db.telemetry import step_blocks
+from halfstep.number_formats import count
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -43,6 +45,8 @@ Stored = CheckpointFile | Artifact | FrozenSteps | Blob
 Checked = Stored | ReportImage
 #: Folder of the images of reports.
 REPORTS = "reports"
+#: Files that a sentence names.
+MOST_NAMED = 3
 #: Age from which content without a row is an orphan: before, its row may not be committed.
 ORPHAN_SECONDS = 3600.0
 #: Whether a backup runs, which reports it every minute, or was killed just now.
@@ -88,6 +92,50 @@ def mismatches(session: Session, store: ObjectStore, *, deep: bool = False) -> l
     is_needed = _steps_needed(session)
     orphans = sorted(key for key in orphans if not (key.startswith(f"{STEPS}/") and is_needed(key)))
     return result + [Mismatch(key, "no row names the file", None) for key in orphans]
+
+
+class DamagedFile(NamedTuple):
+    """A file of a run that is missing, or has another size."""
+
+    kind: str  # checkpoint or artifact
+    step: int
+    key: str
+    problem: str
+
+    @property
+    def text(self) -> str:
+        """What it is, and what is wrong with it."""
+        kind = "log" if "/log/" in self.key else f"{self.kind} of step {count(self.step)}"
+        return f"{kind} ({Path(self.key).name}): {self.problem}"
+
+
+def find_damaged_files(session: Session, store: ObjectStore, run_id: int) -> list[DamagedFile]:
+    """Return the files of a run that are missing or have another size; none is read."""
+    rows: list[CheckpointFile | Artifact] = []
+    for table in (CheckpointFile, Artifact):
+        its = (table.run_id == run_id, table.key != "")
+        rows += session.scalars(select(table).where(*its).order_by(table.step))
+    if not rows:
+        return []
+    pages = obstore.list(store, prefix=f"runs/{run_id}", chunk_size=PAGE_FILES)
+    sizes = {meta["path"]: meta["size"] for page in pages for meta in page}
+    found = []
+    for row in rows:
+        size = sizes.get(row.key)
+        problem = "the file is missing" if size is None else _problem(store, row, size, deep=False)
+        if problem:
+            kind = "checkpoint" if isinstance(row, CheckpointFile) else "artifact"
+            found.append(DamagedFile(kind, row.step, row.key, problem))
+    return found
+
+
+def describe_damaged_files(run_id: int, some: Sequence[DamagedFile]) -> str:
+    """Return which files are damaged, in words; empty if none are."""
+    if not some:
+        return ""
+    more = f" and {count(len(some) - MOST_NAMED)} more files" if len(some) > MOST_NAMED else ""
+    named = ", ".join(file.text for file in some[:MOST_NAMED])
+    return f"Damaged files of run {run_id}: {named}{more}."
 
 
 def mend(

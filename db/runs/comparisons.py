@@ -64,7 +64,7 @@ def lowest_losses(session: Session, run_ids: Collection[int]) -> dict[int, float
     """Return the lowest finite loss of each run that has one."""
     at = [series.name for series in STEP_SERIES].index("loss")
     lows = {
-        run_id: np.fmin.reduce(summaries.low[:, at])
+        run_id: np.fmin.reduce(summaries.low[:, at], initial=np.inf)
         for run_id, summaries in step_blocks.largest(session.connection(), run_ids).items()
     }
     return {run_id: float(low) for run_id, low in lows.items() if np.isfinite(low)}

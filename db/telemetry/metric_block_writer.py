@@ -80,14 +80,14 @@ def truncate(connection: Connection, run_id: int, *, after: int) -> None:
     if len(left.owner) < len(tail.owner):
         _replace_tail(connection, run_id, rows, left)
     its = (BLOCKS.c.run_id == run_id, BLOCKS.c.last > after)
-    cut = select(BLOCKS.c.name, BLOCKS.c.first, BLOCKS.c.data)
+    cut = select(BLOCKS.c.name, BLOCKS.c.first, BLOCKS.c.last, BLOCKS.c.data)
     cut = cut.where(*its, BLOCKS.c.first <= after)
     blocks = connection.execute(cut).cursor.fetchall()
     connection.execute(delete(BLOCKS).where(*its))
     made = [
         _block(name, first, None, points)
-        for name, first, data in blocks
-        for block in decode_block(run_id, name, first, data)
+        for name, first, last, data in blocks
+        for block in decode_block(run_id, name, (first, last), data)
         if len(points := within(block, (-END, after)))
     ]
     _insert(connection, run_id, made)
@@ -200,11 +200,11 @@ def _last_blocks(
     ends = ends.where(BLOCKS.c.run_id == run_id, BLOCKS.c.name.in_(names)).group_by(BLOCKS.c.name)
     last = ends.subquery().c
     same = (BLOCKS.c.run_id == run_id, BLOCKS.c.name == last.name, BLOCKS.c.first == last.first)
-    query = select(last.name, last.first, last.blocks, BLOCKS.c.data).where(*same)
+    query = select(last.name, last.first, BLOCKS.c.last, last.blocks, BLOCKS.c.data).where(*same)
     rows = connection.execute(query).cursor.fetchall()
     return {
-        name: (first, decode_block(run_id, name, first, data), blocks == 1)
-        for name, first, blocks, data in rows
+        name: (first, decode_block(run_id, name, (first, last), data), blocks == 1)
+        for name, first, last, blocks, data in rows
     }
 
 

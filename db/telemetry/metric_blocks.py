@@ -6,7 +6,6 @@ except the last of a metric has the summaries of its points (`lows`), of the sma
 it has few.
 """
 
-import logging
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,11 +14,12 @@ from itertools import chain, groupby, starmap
 from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy import Connection, bindparam, func, null, select, text
+from sqlalchemy import Connection, bindparam, func, select, text
 
 from db.errors import StepsNotConverted
 from db.tables import LatestMetric, MetricBlock, MetricTail, StepConversion
-from db.telemetry import block_codec, metric_points
+from db.telemetry import block_codec, damage, metric_points
+from db.telemetry.damage import FLUSH, METRIC, Damage
 from db.telemetry.metric_points import NAMES, MetricPoints, no_points
 from db.telemetry.pyramid import END, SIZES, BucketRange, StepRange
 from db.telemetry.summaries import (
@@ -32,8 +32,6 @@ from db.telemetry.summaries import (
     pack,
     unpack,
 )
-
-logger = logging.getLogger(__name__)
 
 SERIES = (Series("value", "f8", mean=True),)
 #: Columns that charts draw.
@@ -146,9 +144,10 @@ class MetricSource:
         self, connection: Connection, heads: Sequence[Head], names: Sequence[str] = DRAWN
     ) -> Points:
         """Return the points of blocks within the limits."""
-        parts = [no_points()]
-        for row in self._read(connection, "data", heads):
-            parts += decode_block(self.key["run_id"], self.key["name"], *row, names=names)
+        parts, last = [no_points()], {head.first: head.last for head in heads}
+        for first, data in self._read(connection, "data", heads):
+            span = (first, last[first])
+            parts += decode_block(self.key["run_id"], self.key["name"], span, data, names=names)
         return within(in_order(parts), self.limits)
 
     def _lows(self, connection: Connection, heads: Sequence[Head]) -> dict[int, Summaries]:
@@ -223,12 +222,11 @@ def read_points(
     if keys["name"]:
         first, last = some[0].limits
         given = {"run_ids": [*keys["run_id"]], "names": [*keys["name"]]}
-        query = _overlapping_query(("run_id", "name", "first", "data"), are_named=True)
+        query = _overlapping_query(("run_id", "name", "first", "last", "data"), are_named=True)
         rows = connection.execute(query, given | {"first": first, "last": last}).cursor.fetchall()
-        for run_id, name, *row in rows:
-            parts.setdefault((run_id, name), []).extend(
-                decode_block(run_id, name, *row, names=names)
-            )
+        for run_id, name, *span, data in rows:
+            read = decode_block(run_id, name, (span[0], span[1]), data, names=names)
+            parts.setdefault((run_id, name), []).extend(read)
     for source in some:
         mine = parts.get((source.key["run_id"], source.key["name"]), [])
         points = in_order([no_points(), *mine])
@@ -267,19 +265,18 @@ def join_tail(
     try:
         return MetricPoints.join(parts, names, columns)
     except block_codec.Damaged as error:
-        logger.warning("a flush of metrics of run %d cannot be read: %s", run_id, error)
+        damage.note(Damage(run_id, FLUSH), error)
         return MetricPoints.join(filter(block_codec.is_intact, parts), names, columns)
 
 
 def decode_block(
-    run_id: int, name: str, first: int, data: bytes, *, names: Sequence[str] = NAMES
+    run_id: int, name: str, span: StepRange, data: bytes, *, names: Sequence[str] = NAMES
 ) -> list[Points]:
-    """Return the points of a block; none if it is damaged."""
+    """Return the points of a block; none if it is damaged. span: its first and last step."""
     try:
         return [metric_points.decode(data, names)]
     except block_codec.Damaged as error:
-        block = f"points of {name!r} from step {first:,} on of run {run_id}"
-        logger.warning("the block with %s cannot be read: %s", block, error)
+        damage.note(Damage(run_id, METRIC, *span, name), error)
         return []
 
 
@@ -497,34 +494,6 @@ def news(
         for name, some in join_tail(run_id, [data], names).by_name():
             points += to_points(name, some)
     return News(points, flush, is_full, is_complete)
-
-
-class DamagedBlock(NamedTuple):
-    """A damaged block of a metric, or a damaged flush, without a name."""
-
-    run: int
-    name: str | None
-    first: int  # its first step, or the number of the flush
-
-    @property
-    def text(self) -> str:
-        """What is damaged, in words."""
-        if self.name is None:
-            return f"run {self.run}: the metrics of flush {self.first:,} are damaged"
-        return f"run {self.run}: a block of {self.name} from step {self.first:,} on is damaged"
-
-
-def find_damaged(connection: Connection) -> Iterator[DamagedBlock]:
-    """Yield the damaged blocks and flushes of all runs; reads all of them."""
-    blocks = select(BLOCKS.c.run_id, BLOCKS.c.name, BLOCKS.c.first, BLOCKS.c.data)
-    flushes = select(TAILS.c.run_id, null(), TAILS.c.revision, TAILS.c.data)
-    orders = ((BLOCKS.c.run_id, BLOCKS.c.name, BLOCKS.c.first), (TAILS.c.run_id, TAILS.c.revision))
-    for query, order in zip((blocks, flushes), orders, strict=True):
-        for *its, data in connection.execute(
-            query.order_by(*order).execution_options(yield_per=64)
-        ):
-            if not block_codec.is_intact(data):
-                yield DamagedBlock(*its)
 
 
 def _heads(

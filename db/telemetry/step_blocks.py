@@ -4,7 +4,6 @@ A run has sealed blocks and a tail of small ones. A sealed block has its summari
 `step_buckets` has those of 512 and more steps of sealed blocks; readers add the tail.
 """
 
-import logging
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -17,8 +16,9 @@ from sqlalchemy import Connection, bindparam, func, select, text
 
 from db.errors import StepsNotConverted
 from db.tables import StepBlock, StepBucket, StepConversion
-from db.telemetry import block_codec
+from db.telemetry import block_codec, damage
 from db.telemetry.block_codec import NAMES, Columns
+from db.telemetry.damage import STEPS, Damage
 from db.telemetry.pyramid import (
     END,
     SIZES,
@@ -30,8 +30,6 @@ from db.telemetry.pyramid import (
 )
 from db.telemetry.summaries import Ints, Points, Series, Summaries, in_order, merge, pack, unpack
 from halfstep.telemetry.flags import NONFINITE_LOSS, NOT_STEPPED, SKIPPED
-
-logger = logging.getLogger(__name__)
 
 #: Step numbers of a range: the edges of sealed blocks are edges of ranges.
 RANGE = SIZES[2]
@@ -229,15 +227,6 @@ def read_columns(
         if number >= most:
             break
     return block_codec.chosen(block_codec.join(parts), slice(0, most))
-
-
-def find_damaged(connection: Connection) -> Iterator[Block]:
-    """Yield the damaged blocks of all runs; reads all of them."""
-    names = (*Block._fields[:-1], "data")
-    query = select(*(BLOCKS.c[name] for name in names)).order_by(BLOCKS.c.run_id, BLOCKS.c.first)
-    for row in connection.execute(query.execution_options(yield_per=64)):
-        if not block_codec.is_intact(row.data):
-            yield Block(*row)
 
 
 def steps_of(block: Block) -> Columns:
@@ -548,8 +537,7 @@ def _readable(
         try:
             yield block_codec.decode(block.content, names)
         except block_codec.Damaged as error:
-            span = f"steps {block.first:,} to {block.last:,} of run {block.run_id}"
-            logger.warning("the block with %s cannot be read: %s", span, error)
+            damage.note(Damage(block.run_id, STEPS, block.first, block.last), error)
             if damaged is not None and (block.first, block.last) not in damaged:
                 damaged.append((block.first, block.last))
 

@@ -251,7 +251,7 @@ def measure_by_run(
         run_id: [
             Measured(name, step, value, end.low, end.high, end.points)
             for name, (step, value) in sorted(latest[run_id].items())
-            for end in (ends[run_id, name],)
+            if (end := ends.get((run_id, name))) is not None  # else its blocks are damaged
         ]
         for run_id in run_ids
     }

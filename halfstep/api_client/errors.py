@@ -4,6 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 
+class DamagedData(UserWarning):
+    """A response lacks steps, points or files that are damaged on the server."""
+
+
 class ApiError(Exception):
     """A request was rejected or got no response; the message is the reason.
 

@@ -396,6 +396,25 @@ class CurveRange(TypedDict):
     buckets: int | None
 
 
+class DamageOfRuns(TypedDict):
+    """All damage of some runs."""
+
+    damage: list[DamagedPart]
+    text: str  # All of it in words; empty if the runs are whole
+
+
+class DamagedPart(TypedDict):
+    """Steps, points of a metric, or a file of a run that cannot be read."""
+
+    run: int
+    # lost: only summaries are left; flush: metrics of unknown steps
+    kind: Literal["steps", "lost", "metric", "flush", "checkpoint", "artifact"]
+    name: str  # Metric or file; empty: steps
+    first: int  # First step, or the step of a checkpoint
+    last: int
+    text: str
+
+
 class DataWait(TypedDict):
     """Time that the latest steps waited for data."""
 

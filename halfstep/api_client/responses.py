@@ -1,6 +1,7 @@
 """Responses of the server, and errors if it rejects a request or does not respond."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -8,7 +9,7 @@ from typing import Any, NoReturn
 import httpx2
 
 from halfstep import field_errors, protocol
-from halfstep.api_client.errors import ApiError
+from halfstep.api_client.errors import ApiError, DamagedData
 
 
 def is_away(error: ApiError) -> bool:
@@ -47,12 +48,16 @@ def _refuse(path: str, text: str) -> NoReturn:
 def naming(origin: str) -> dict[str, list[Callable[[httpx2.Response], None]]]:
     """Return hooks for a connection: errors of status 401 get the token's origin.
 
-    It is noted whether the server is older than this client.
+    It is noted whether the server is older than this client, and warned of damaged data.
     """
 
     def note_version(answer: httpx2.Response) -> None:
         header = answer.headers.get(protocol.HEADER)
         protocol.LastServer.is_older = protocol.is_older(header)
+
+    def warn_of_damage(answer: httpx2.Response) -> None:
+        if text := answer.headers.get(protocol.DAMAGED):
+            warnings.warn(text, DamagedData, stacklevel=2)
 
     def add_origin(answer: httpx2.Response) -> None:
         if answer.status_code == 401 and origin:
@@ -61,7 +66,7 @@ def naming(origin: str) -> dict[str, list[Callable[[httpx2.Response], None]]]:
             text = f"{error} The token is that of {origin}."
             raise ApiError(401, text, error.errors, error.problem)
 
-    return {"response": [note_version, add_origin]}
+    return {"response": [note_version, warn_of_damage, add_origin]}
 
 
 @contextmanager

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from halfstep.api_client.response_types import (
         AdvisedFinding,
         ComparedSeries,
+        DamageOfRuns,
         Event,
         Parity,
         RunComparison,
@@ -167,6 +168,14 @@ class SeriesCalls(Connection):
     def events(self, run_id: int) -> "Iterator[Event]":
         """Yield the scaler's events in order of step: skips with culprits, growth, backoff."""
         return self._pages(f"/api/v1/runs/{run_id}/events", "events")
+
+    def damage(self, *run_ids: int) -> "DamageOfRuns":
+        """Return what is damaged or missing of runs: steps, metrics, checkpoints, artifacts.
+
+        `text` is empty if they are whole. The server reads all of their steps.
+        """
+        damage: DamageOfRuns = self._get("/api/v1/damage", {"runs": ",".join(map(str, run_ids))})
+        return damage
 
     def findings(self, run_id: int) -> "list[AdvisedFinding]":
         """Return a run's findings, each a problem and its remedy, the most severe first."""

@@ -4,9 +4,11 @@ import errno
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
@@ -15,8 +17,9 @@ from typer.core import TyperCommand, TyperGroup
 
 from halfstep import protocol
 from halfstep.api_client.credentials import Unreadable
-from halfstep.api_client.errors import ApiError
+from halfstep.api_client.errors import ApiError, DamagedData
 from halfstep.artifacts.names import ArtifactError
+from halfstep.cli.output import warn
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -53,7 +56,9 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; expected errors and those of files become a sentence."""
-        with _file_errors() if self.has_file_errors else nullcontext():
+        files = _file_errors() if self.has_file_errors else nullcontext()
+        with files, warnings.catch_warnings():
+            warnings.showwarning = partial(_show_warning, warnings.showwarning)
             try:
                 return super().invoke(ctx)
             except self.expected_errors as error:
@@ -62,6 +67,16 @@ class Command(TyperCommand):
                 if not protocol.LastServer.is_older:
                     raise
                 sys.exit(f"halfstep: the response has no {error}. {protocol.OLDER_SERVER}")
+
+
+def _show_warning(
+    show: Callable[..., None], message: Warning | str, category: type[Warning], *place: object
+) -> None:
+    """Print a warning of damaged data as a sentence, and another one as Python does."""
+    if issubclass(category, DamagedData):
+        warn(str(message))
+    else:
+        show(message, category, *place)
 
 
 class ServingCommand(Command):

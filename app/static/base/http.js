@@ -29,9 +29,26 @@ class FinalError extends Error {}
 /** Asking again leads nowhere: the server has understood, and will not. @param {number} status */
 const isFinal = (status) => status >= 400 && status < 500 && status !== 408 && status !== 429
 
+/** Say at the top of the page what a response lacks, because it is damaged. @param {Response} answer */
+const showDamage = (answer) => {
+  const [text, shown] = [answer.headers.get('Halfstep-Damaged'), document.querySelector('[data-damage]')]
+  if (!text || !shown || shown.dataset.damage || shown.textContent.includes(text)) return
+  shown.append(shown.textContent ? ` ${text}` : text)
+  shown.hidden = false
+}
+
+/** Say what is damaged of these runs, whatever is drawn of them. @param {string} api @param {string} runs comma-separated */
+export const showDamageOf = async (api, runs) => {
+  const answer = await fetch(`${api}/damage?runs=${runs}`).catch(() => null)
+  const text = answer?.ok ? (await answer.json()).text : ''
+  if (!text) return
+  Object.assign(document.querySelector('[data-damage]'), { textContent: text, hidden: false }).dataset.damage = 'all'
+}
+
 /** @param {string} url @returns {Promise<Response>} */
 export const fetched = async (url) => {
   const answer = await fetch(url)
+  showDamage(answer)
   if (isFinal(answer.status)) throw new FinalError(`${url}: ${answer.status}`)
   if (!answer.ok) throw new Error(`${url}: ${answer.status}`)
   return answer

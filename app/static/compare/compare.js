@@ -1,7 +1,7 @@
 // The page of runs side by side: a panel a series, their legend and their table, fetched again while they change.
 import { createPanelMenu } from 'chart_menu'
 import { arrangementOf, SEVERAL_RUNS } from 'chart_preferences'
-import { inTurn, insisted, pause } from 'http'
+import { inTurn, insisted, pause, showDamageOf } from 'http'
 import { titleOf } from 'comparison'
 import { place } from 'formats'
 import { Legend } from 'legend'
@@ -29,6 +29,7 @@ const table = article.querySelector('[data-fragment=comparison]')
 const parity = article.querySelector('[data-fragment=parity]')
 const { api } = article.dataset
 const ids = article.dataset.runs.split(',')
+if (api === '/api/v1') showDamageOf(`${root}${api}`, article.dataset.runs)
 const view = readView(article)
 const { arrangement, keep } = arrangementOf(article, SEVERAL_RUNS)
 takeAxes(view, arrangement)

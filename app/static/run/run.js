@@ -7,6 +7,7 @@ import { createGradientsTab } from 'gradients_tab'
 import { createHeadroom } from 'headroom'
 import { createLayers } from 'layers'
 import { createLabels } from 'metadata'
+import { showDamageOf } from 'http'
 import { follow, revisionOf } from 'live'
 import { createLog } from 'log'
 import { createMedia } from 'media'
@@ -24,6 +25,7 @@ import { createPrecisionDiff } from 'precision_diff'
 
 const article = document.querySelector('[data-run]')
 const api = `${root}/api/v1/runs/${article.dataset.run}`
+showDamageOf(`${root}/api/v1`, article.dataset.run)
 /** Parts of the updates that this page makes something of: events and files come as rows of its tables. */
 const [SHOWN, CHARTED, LOADING] = ['log,fragments', 'log,fragments,steps,metrics', 'log,fragments,steps,metrics,first_charts']
 const FIRST_TAB = 'charts' // which the address does not name

@@ -35,7 +35,7 @@ from halfstep.cli.options import (
     command_of,
     configuration,
 )
-from halfstep.cli.output import print_json, print_notes, print_result
+from halfstep.cli.output import print_json, print_notes, print_result, warn
 
 if TYPE_CHECKING:
     from halfstep.api_client.response_types import RunDetail
@@ -163,9 +163,17 @@ def show(run_id: RunId, as_json: AsJson = False) -> None:
     with connect() as client:
         run, findings = client.run(run_id), client.findings(run_id)
         address = client.page_url(run_id)
+        try:
+            damage = client.damage(run_id)
+        except ApiError as error:  # of a server that does not look for damage yet
+            if error.status != 404:
+                raise
+            damage = {"damage": [], "text": ""}
     if as_json:
-        print_json([{**run, "findings": findings}])
+        print_json([{**run, "findings": findings, "damage": damage["damage"]}])
         return
+    if damage["text"]:
+        warn(damage["text"])
     from halfstep.cli.tables import field_table, print_tables, table
 
     tables = [field_table(_fields_of(run, address))]

@@ -17,6 +17,7 @@ from db.queue import queue
 from db.tables import LatestMetric, MetricBlock, MetricTail, Run, Status, User, Worker
 from db.telemetry import (
     block_codec,
+    damage_search,
     metric_block_writer,
     metric_blocks,
     metric_points,
@@ -357,19 +358,17 @@ def test_a_damaged_block_costs_its_points(
         session.execute(update(MetricBlock).where(its).values(data=b"x" * 40))
     with database.reading() as session:
         lost = [point.step for point in read_logged_points(session)]
-        [damaged] = metric_blocks.find_damaged(session.connection())
+        [damaged] = damage_search.find_in_run(session.connection(), running.id)
         line = windows.metrics(session, running.id)["a"]
     assert (damaged.name, damaged.first) == ("a", first)
     assert len(lost) == 3000 - 256
     assert len(line.x) == len(lost)
-    assert "'a' from step 256 on" in caplog.text
+    assert "a at steps 256 to 511 of run 1 cannot be read" in caplog.text
     with database.writing() as session:
         session.execute(update(MetricTail).values(data=b"y" * 40))
     with database.reading() as session:
-        assert {each.name for each in metric_blocks.find_damaged(session.connection())} == {
-            "a",
-            None,
-        }
+        kinds = {part.kind for part in damage_search.find_in_run(session.connection(), running.id)}
+        assert kinds == {"flush", "metric"}
         assert max(point.step for point in read_logged_points(session)) < 2999
 
 

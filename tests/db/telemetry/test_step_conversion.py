@@ -33,6 +33,7 @@ from db.tables import (
 from db.telemetry import (
     block_codec,
     bulk_writes,
+    damage_search,
     loss_curves,
     series,
     step_blocks,
@@ -271,6 +272,8 @@ def test_a_lost_file_stops_the_conversion_but_no_recording(
         whole = windows.window(session, running.id, most=100)
         assert whole is not None
         assert whole.total > 8000
+        [lost] = damage_search.find_in_run(session.connection(), running.id)
+    assert (lost.kind, lost.first, lost.last // 512) == ("lost", 1, 9400 // 512)
 
 
 def test_a_store_that_does_not_answer_is_an_outage(

@@ -1,0 +1,31 @@
+"""Header of responses from which damaged steps or points are left out."""
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from db.telemetry import damage
+from halfstep.protocol import DAMAGED
+
+
+class DamageHeader:
+    """Middleware that names what a request's readers could not read, in the header DAMAGED."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                text = damage.describe(damage.describe_collected())
+                if text:
+                    value = text.encode("ascii", "backslashreplace").decode()
+                    MutableHeaders(scope=message)[DAMAGED] = value
+            await send(message)
+
+        with damage.collect():
+            await self.app(scope, receive, send_named)

@@ -1,0 +1,131 @@
+"""Runs with damaged blocks or files: every response says what it lacks."""
+
+import warnings
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from sqlalchemy import update
+from starlette.testclient import TestClient
+
+from db.database import Database
+from db.settings import Settings
+from db.tables import MetricBlock, MetricTail, Run, StepBlock
+from halfstep.api_client.errors import DamagedData
+from halfstep.protocol import DAMAGED
+from tests.app.auth.permissions_made import routes_of
+from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
+from tests.e2e.test_artifacts import publish
+
+#: Streams, which do not end.
+STREAMS = ("/live", "/stream", "/events/stream")
+
+
+@pytest.fixture
+def recorded(database: Database, running: Run) -> Run:
+    """A run with two blocks of steps, two of a metric, and a tail."""
+    points = [make_metric(step, 0.5) for step in range(5000)]
+    record(database, running, make_steps([1.0] * 9000, skipped=[7]), events=points)
+    record(database, running, events=[make_metric(5000, 0.5)])
+    return running
+
+
+def damage_blocks(database: Database, *tables: type[Any], first: int | None = None) -> None:
+    """Change the bytes of all blocks, or of that which begins at a step."""
+    with database.writing() as session:
+        for table in tables:
+            its = [] if first is None else [table.first == first]
+            session.execute(update(table).where(*its).values(data=b"x" * 100))
+
+
+@pytest.mark.sql
+def test_the_damage_of_a_run_has_its_steps_and_metrics(
+    database: Database, recorded: Run, script: TestClient
+) -> None:
+    """Each part is listed with its steps; what is whole is not."""
+    assert script.get("/api/v1/damage?runs=1,99").json() == {"damage": [], "text": ""}
+    damage_blocks(database, StepBlock, first=4096)
+    damage_blocks(database, MetricBlock, first=1024)
+    damage_blocks(database, MetricTail)
+    found = script.get("/api/v1/damage?runs=1").json()
+    parts = {part.pop("kind"): part for part in found["damage"]}
+    assert parts.keys() == {"steps", "metric", "flush"}
+    assert (parts["steps"]["first"], parts["steps"]["last"]) == (4096, 8191)
+    assert (parts["metric"]["name"], parts["metric"]["first"]) == ("val/accuracy", 1024)
+    assert "steps 4,096 to 8,191" in found["text"]
+
+
+def test_responses_name_what_they_lack(
+    database: Database, recorded: Run, script: TestClient
+) -> None:
+    """Numbers and files have the header if they read a damaged block, and only then."""
+    damage_blocks(database, StepBlock, first=4096)
+    zoomed = script.get("/api/v1/runs/1/series?first=5000&last=5100")
+    assert zoomed.json()["damaged"] == [[4096, 8191]]
+    assert "steps 4,096 to 8,191 cannot be read" in zoomed.headers[DAMAGED]
+    assert DAMAGED not in script.get("/api/v1/runs/1/series?first=10&last=50").headers
+    steps = script.get("/api/v1/runs/1/export/steps.csv")
+    assert "steps 4,096 to 8,191 cannot be read" in steps.headers[DAMAGED]
+    assert steps.headers["content-disposition"].endswith('"run1-steps-damaged.csv"')
+    metrics = script.get("/api/v1/runs/1/export/metrics.csv")
+    assert DAMAGED not in metrics.headers
+    assert metrics.headers["content-disposition"].endswith('"run1-metrics.csv"')
+
+
+def test_missing_files_are_named(
+    settings: Settings, database: Database, running: Run, script: TestClient
+) -> None:
+    """A missing or shortened file is listed; an altered one is not sent as if it were whole."""
+    for name in ("lost.txt", "short.txt", "altered.txt"):
+        publish(settings, database, running, name, b"0123456789")
+    paths = {path.name: path for path in settings.run_folder(running.id).rglob("*.txt")}
+    paths["lost.txt"].unlink()
+    paths["short.txt"].write_bytes(b"0")
+    paths["altered.txt"].write_bytes(b"0123456780")
+    found = script.get("/api/v1/damage?runs=1").json()
+    problems = {part["name"].rpartition("/")[2]: part["text"] for part in found["damage"]}
+    assert problems.keys() == {"lost.txt", "short.txt"}
+    for number in (1, 2, 3):
+        answer = script.get(f"/runs/1/artifacts/{number}/download")
+        assert answer.status_code == 404
+        assert "damaged" in answer.text or "no longer in the store" in answer.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tables", [(StepBlock,), (StepBlock, MetricBlock, MetricTail)])
+def test_no_page_of_a_damaged_run_fails(
+    app: FastAPI,
+    database: Database,
+    recorded: Run,
+    browser: TestClient,
+    tables: tuple[type[Any], ...],
+) -> None:
+    """Whatever is requested of a run without readable blocks, the server does not fail."""
+    damage_blocks(database, *tables)
+    paths = {path for method, path, _ in routes_of(app) if method == "GET" and "{run_id}" in path}
+    paths |= {"/compare?runs=1", "/compare?runs=1,1", "/runs", "/reports/new?runs=1"}
+    paths |= {f"/api/v1/comparison{end}?runs=1" for end in ("", "/series", "/parity")}
+    for path in sorted(paths):
+        address = path.replace("{run_id}", "1").replace("{kind}", "csv").replace("{name}", "steps")
+        if "{" in address or any(address.endswith(end) for end in STREAMS):
+            continue
+        answer = browser.get(address)
+        assert answer.status_code < 500, (path, answer.text)
+    page = browser.get("/runs/1").text
+    assert "Run 1 is damaged: steps 1 to 4,095" in page
+
+
+def test_the_client_warns_of_damage(
+    database: Database, recorded: Run, address: str, script: TestClient
+) -> None:
+    """A request whose response lacks something warns, once for each part."""
+    import halfstep
+
+    damage_blocks(database, StepBlock, first=4096)
+    token = script.headers["authorization"].partition(" ")[2]
+    with halfstep.Client(address, token) as client:
+        with pytest.warns(DamagedData, match="steps 4,096 to 8,191 cannot be read"):
+            assert len(client.series(1)["loss"].step) == 9000 - 4096
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert client.damage(1)["damage"][0]["first"] == 4096
