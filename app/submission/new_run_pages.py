@@ -308,6 +308,7 @@ def form(
         offered=offered,
         offers_commands=workers.offer_commands(session),
         chosen=chosen,
+        outdated=workers.describe_outdated_workers(session),
         problem=problem,
         broken=[row for worker, _ in everyone for row in worker.recipes if "error" in row],
         precisions={p for worker, up in everyone if up for p in workers.precisions(worker.devices)},

@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
+from sqlalchemy.orm import Session
 
 from app.auth.authentication import SignedIn
 from app.auth.permissions import SIGNED_IN, requires
@@ -48,13 +49,14 @@ class Offered:
 @requires(SIGNED_IN)
 def list_recipes(request: Request, session: Db, principal: SignedIn) -> HTMLResponse:
     """Show the recipes of the workers that are up, and those that could not be loaded."""
-    up = [worker for worker, is_alive in workers.all_workers(session) if is_alive]
+    up = _list_current_workers(session)
     offered = by_name(up)
     return page(
         request,
         "submission/recipes.html",
         principal=principal,
         up=up,
+        outdated=workers.describe_outdated_workers(session),
         broken=[row for row in offered if "error" in row.recipe],
         lacking=[row for row in offered if "needs" in row.recipe],
         offered=[row for row in offered if "schema" in row.recipe],
@@ -65,14 +67,18 @@ def list_recipes(request: Request, session: Db, principal: SignedIn) -> HTMLResp
 @requires(SIGNED_IN)
 def show_recipe(name: Text, request: Request, session: Db, principal: SignedIn) -> HTMLResponse:
     """Show a recipe with all of its settings. Raises NotFound."""
-    up = [worker for worker, is_alive in workers.all_workers(session) if is_alive]
-    offered = [row for row in by_name(up) if "schema" in row.recipe]
+    offered = [row for row in by_name(_list_current_workers(session)) if "schema" in row.recipe]
     recipe = workers.named([row.recipe for row in offered], name)
     if recipe is None:
-        known = ", ".join(row.recipe["name"] for row in offered) or "none: no worker is up"
-        raise NotFound(f"No worker that is up offers the recipe {name!r}. They offer: {known}.")
+        raise NotFound(workers.describe_unknown_recipe(session, name))
     row = next(row for row in offered if row.recipe is recipe)
     return page(request, "submission/recipe.html", principal=principal, row=row)
+
+
+def _list_current_workers(session: Session) -> list[Worker]:
+    """Return the workers of this version that are up."""
+    everyone = workers.all_workers(session)
+    return [worker for worker, is_up in everyone if is_up and not workers.is_outdated(worker)]
 
 
 def by_name(up: Iterable[Worker]) -> list[Offered]:

@@ -209,6 +209,7 @@ def _form(
         offered=offered,
         offers_commands=workers.offer_commands(session),
         chosen=chosen,
+        outdated=workers.describe_outdated_workers(session),
         problem=problem,
         field_sets=forms.field_sets(schema, {}, errors or {}),
         precision=precision,

@@ -188,7 +188,7 @@ def show_worker(
 ) -> HTMLResponse:
     """Show a worker with its devices, recipes and versions."""
     worker, is_up = workers.with_liveness(session, worker_id)
-    outdated = workers.OUTDATED if workers.is_outdated(worker) else ""
+    outdated = workers.describe_outdated([worker]) if workers.is_outdated(worker) else ""
     return page(
         request,
         "workers/worker.html",

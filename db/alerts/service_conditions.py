@@ -13,7 +13,6 @@ from sqlalchemy.orm import Session
 from db.health import monitoring_metrics
 from db.queue import workers
 from db.tables import AlertRule, RunStatus, Status
-from halfstep import protocol
 from halfstep.number_formats import duration, number, quantity
 
 
@@ -54,8 +53,7 @@ def _silent(rule: AlertRule, service: Service) -> Found:
 
 def _find_outdated_workers(_rule: AlertRule, service: Service) -> Found:
     return {
-        worker.name: f"Worker {worker.name} has version "
-        f"{worker.versions.get('halfstep', 'unknown')}, this server {protocol.VERSIONS['halfstep']}"
+        worker.name: workers.describe_outdated([worker]).removesuffix(".")
         for worker in workers.alive(service.session)
         if workers.is_outdated(worker)
     }

@@ -1,7 +1,7 @@
 """Workers: registration, heartbeat, drain, and their combined capabilities."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -265,10 +265,39 @@ def recipe(session: Session, name: str) -> dict[str, Any]:
     """Return a recipe by name or file path. Raises NotFound, with the known names."""
     if match := find_recipe(session, name):
         return match
-    known = ", ".join(str(row["name"]) for row in recipes(session)) or "none: no worker is up"
-    outdated = [worker.name for worker in alive(session) if is_outdated(worker)]
-    hint = f" Outdated: {', '.join(outdated)}. {OUTDATED}" if outdated else ""
-    raise NotFound(f"There is no recipe {name!r}. Workers offer: {known}.{hint}")
+    raise NotFound(describe_unknown_recipe(session, name))
+
+
+def describe_unknown_recipe(session: Session, name: str) -> str:
+    """Return a sentence on a name that no recipe has, with the known ones."""
+    hint = describe_outdated_workers(session)
+    none = "none: no worker of this version is up" if hint else "none: no worker is up"
+    known = ", ".join(str(row["name"]) for row in recipes(session)) or none
+    return f"There is no recipe {name!r}. Workers offer: {known}. {hint}".rstrip()
+
+
+def describe_outdated_workers(session: Session) -> str:
+    """Return which workers that are up are outdated, and what helps; empty if none is."""
+    return describe_outdated([worker for worker in alive(session) if is_outdated(worker)])
+
+
+def describe_outdated(outdated: Sequence[Worker]) -> str:
+    """Return the versions of outdated workers, and what helps; empty without any."""
+    if not outdated:
+        return ""
+    found = ", ".join(
+        f"{worker.name} has {_describe_version(worker.versions)}" for worker in outdated
+    )
+    own = _describe_version(protocol.VERSIONS)
+    text = f"Worker {found}; this server has {own}. Recipes of another version are not offered."
+    return f"{text} {OUTDATED}"
+
+
+def _describe_version(versions: Mapping[str, object]) -> str:
+    """Return a version and its protocol number, which 0.1.0 does not register."""
+    if "halfstep" not in versions:
+        return "an earlier version"
+    return f"version {versions['halfstep']} (protocol {versions.get('protocol', 'none')})"
 
 
 def find_recipe(session: Session, name: str) -> dict[str, Any] | None:

@@ -80,7 +80,7 @@ def test_a_recipes_own_page_has_its_settings(database: Database, browser: TestCl
     assert browser.get(f"/recipes/{FILE}:Mine").status_code == 200
     missing = browser.get("/recipes/yours")
     assert missing.status_code == 404
-    assert "They offer: digits, mine" in html.unescape(missing.text)
+    assert "Workers offer: digits, mine" in html.unescape(missing.text)
     with database.writing() as session:
         session.execute(update(Worker).values(seen_at=now() - 60))
     assert browser.get("/recipes/mine").status_code == 404

@@ -199,4 +199,9 @@ def test_an_outdated_worker_is_marked_with_the_command_that_helps(
     assert "pip install --upgrade 'halfstep-service[worker]'" in page
     [listed] = browser.get("/api/v1/workers").json()["workers"]
     assert (listed["alive"], listed["outdated"]) == (True, True)
+    for path in ("/recipes", "/runs/new", "/sweeps/new"):  # where its recipes would be
+        page = browser.get(path).text
+        assert "Worker w1 has an earlier version" in page
+        assert "Digits" not in page
+    assert browser.get("/recipes/digits").status_code == 404
     assert "recipe=digits" not in browser.get("/runs/new").text

@@ -69,7 +69,7 @@ def test_a_worker_of_another_version_is_named(database: Database, operator: User
     with database.writing() as session:
         session.execute(update(Worker).values(versions={"halfstep": "0.0.9", "protocol": "1"}))
     [text] = texts(database, operator)
-    assert "has version 0.0.9, this server" in text
+    assert "has version 0.0.9 (protocol 1); this server" in text
 
 
 def test_a_queue_in_which_nothing_starts_alerts(

@@ -145,7 +145,7 @@ def test_an_outdated_workers_schema_validates_nothing(database: Database, worker
         assert (workers.is_outdated(registered), is_alive) == (True, True)
         assert workers.recipes(session) == []
         assert workers.find_recipe(session, "digits") is None
-        with pytest.raises(NotFound, match=r"Outdated: w1\. Install this version .*pip install"):
+        with pytest.raises(NotFound, match=r"Worker w1 has an earlier version; .*pip install"):
             workers.recipe(session, "digits")
     add_worker(database, "w1", [DIGITS])
     with database.reading() as session:
