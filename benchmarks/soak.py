@@ -88,8 +88,19 @@ async def sample(site: Site, end: float) -> list[float]:
     return resident
 
 
-async def use(site: Site, minutes: float) -> tuple[list[float], float]:
-    """Use a server, and return its memory over time and after a pause of a minute."""
+def measure_parts(site: Site) -> dict[str, float]:
+    """Return the server's memory in MiB by what holds it."""
+    parts = dict.fromkeys(("all", "libraries", "heap", "other memory"), 0.0)
+    for mapped in site.server.memory_maps():
+        is_file = mapped.path.startswith("/") and not mapped.path.startswith("/dev/")
+        part = "libraries" if is_file else "heap" if mapped.path == "[heap]" else "other memory"
+        for name in ("all", part):
+            parts[name] += mapped.rss / 2**20
+    return parts
+
+
+async def use(site: Site, minutes: float) -> tuple[list[float], dict[str, float]]:
+    """Use a server, and return its memory over time, and its parts after a pause of a minute."""
     end = time.monotonic() + minutes * 60
     headers = {"authorization": f"Bearer {site.token()}"}
     async with httpx2.AsyncClient(
@@ -105,32 +116,31 @@ async def use(site: Site, minutes: float) -> tuple[list[float], float]:
             zoom_long_run(client, end),
         )
     await asyncio.sleep(min(60.0, minutes * 6))
-    return resident, site.server.memory_info().rss / 2**20
+    return resident, measure_parts(site)
 
 
 def main() -> None:
     """Compare the first third of the time with the last."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
-    options = parser.parse_args()
+    options, _ = parser.parse_known_args()
     with serving(LONG_STEPS) as site:
+        before = measure_parts(site)
         resident, after = asyncio.run(use(site, options.minutes))
     third = len(resident) // 3
     parts = resident[:third], resident[third : 2 * third], resident[2 * third :]
     means = [statistics.mean(part) for part in parts]
+    thirds = zip(("first", "second", "last"), means, strict=True)
     ratio = means[2] / means[0]
     report(
         "soak",
-        f"last ÷ first third ≤ {BAR:g}",
-        ("minutes", "first third, MiB", "second", "last", "ratio", "most", "after a pause"),
+        f"last ÷ first third of {options.minutes:g} minutes ≤ {BAR:g}",
+        ("memory in MiB", "", *list(before)[1:]),
         [
-            (
-                f"{options.minutes:g}",
-                *(f"{mean:.0f}" for mean in means),
-                f"{ratio:.3f}",
-                f"{max(resident):.0f}",
-                f"{after:.0f}",
-            )
+            ("at the start", *(f"{size:.0f}" for size in before.values())),
+            *((f"mean of the {name} third", f"{mean:.0f}", "", "", "") for name, mean in thirds),
+            ("most", f"{max(resident):.0f}", "", "", ""),
+            ("after a pause", *(f"{size:.0f}" for size in after.values())),
         ],
         measured=f"{ratio:.3f}",
         passed=ratio <= BAR,
