@@ -30,10 +30,14 @@ from app.http.parameters import Body, RowId, Text
 from db.access import projects
 from db.access.permissions import Permission
 from db.errors import Invalid
-from db.files import artifact_versions
+from db.files import artifact_versions, storage
 from db.files.artifact_lineage import MOST_NODES, lineage
+from db.files.object_store import open_store
+from db.files.storage import MOST_NAMED
 from db.queue import quotas
+from db.settings import Settings
 from db.tables import LARGEST_COUNT, MADE, USED, ArtifactCollection, ArtifactVersion
+from db.telemetry import damage
 from halfstep.artifacts import names
 from halfstep.artifacts.manifest import Entry
 
@@ -194,6 +198,7 @@ def list_artifacts(
 @requires(SIGNED_IN, for_uploads=True)
 def find_version(
     session: Db,
+    settings: TheSettings,
     _principal: SignedIn,
     name: Annotated[Text, Query()],
     project: Annotated[str, query_project(Permission.VIEW_RUN, default=projects.DEFAULT)],
@@ -207,6 +212,7 @@ def find_version(
     except ValueError as error:
         raise Invalid({"version": str(error)}) from error
     row, collection = artifact_versions.find(session, project, name, named)
+    note_lost_files(session, settings, row.id)
     return _detail(session, row, collection)
 
 
@@ -222,8 +228,11 @@ def get_artifact(collection_id: RowId, session: Db, _principal: SignedIn) -> Art
 
 @router.get("/artifact-versions/{version_id}")
 @requires(SIGNED_IN)
-def get_version(version_id: RowId, session: Db, _principal: SignedIn) -> VersionDetail:
+def get_version(
+    version_id: RowId, session: Db, settings: TheSettings, _principal: SignedIn
+) -> VersionDetail:
     """Return a version with its files."""
+    note_lost_files(session, settings, version_id)
     return _detail(session, *artifact_versions.get(session, version_id))
 
 
@@ -428,6 +437,14 @@ def version_summaries(session: Session, rows: Sequence[ArtifactVersion]) -> list
         )
         for row in rows
     ]
+
+
+def note_lost_files(session: Session, settings: Settings, version_id: int) -> None:
+    """Let the response name files of a version that are missing from the data folder."""
+    if lost := storage.list_lost_entries(session, open_store(settings), version_id):
+        more = f" and {len(lost) - MOST_NAMED:,} more" if len(lost) > MOST_NAMED else ""
+        named = ", ".join(lost[:MOST_NAMED])
+        damage.note_all([f"Files of this version are missing on the server: {named}{more}."])
 
 
 def _detail(

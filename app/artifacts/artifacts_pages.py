@@ -5,13 +5,13 @@ from typing import Annotated
 from fastapi import APIRouter, Form, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from app.artifacts.artifacts_api import check_alias, version_summaries
+from app.artifacts.artifacts_api import check_alias, note_lost_files, version_summaries
 from app.artifacts.lineage import address_of, drawing
 from app.auth.audit import audited, set_detail
 from app.auth.authentication import SignedIn
 from app.auth.permissions import SIGNED_IN, check_project, requires
 from app.auth.project_parameters import query_project
-from app.dependencies import Db
+from app.dependencies import Db, TheSettings
 from app.html.flash import back_to
 from app.html.rendering import page
 from app.http.list_pages import After
@@ -68,9 +68,11 @@ def show_version(
     request: Request,
     session: Db,
     principal: SignedIn,
+    settings: TheSettings,
     against: Annotated[RowId | None, Query()] = None,
 ) -> HTMLResponse:
     """Show a version of an artifact among its other versions. against: compare with this one."""
+    note_lost_files(session, settings, version_id)
     return _version(request, session, principal, version_id, against=against)
 
 

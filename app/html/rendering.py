@@ -54,7 +54,7 @@ def page(
         theme=_theme(request),
         path=request.url.path,
         root=prefix,
-        damage=damage.describe(damage.describe_collected()),
+        damage=damage.describe_collected(),
         **values,
     )
     return HTMLResponse(with_prefix(text, prefix), status_code=status_code)

@@ -20,11 +20,9 @@ class DamageHeader:
             return
 
         async def send_named(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                text = damage.describe(damage.describe_collected())
-                if text:
-                    value = text.encode("ascii", "backslashreplace").decode()
-                    MutableHeaders(scope=message)[DAMAGED] = value
+            if message["type"] == "http.response.start" and (text := damage.describe_collected()):
+                value = text.encode("ascii", "backslashreplace").decode()
+                MutableHeaders(scope=message)[DAMAGED] = value
             await send(message)
 
         with damage.collect():

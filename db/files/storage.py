@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import obstore
-from obstore.store import ObjectStore
+from obstore.store import LocalStore, ObjectStore
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
@@ -136,6 +136,19 @@ def describe_damaged_files(run_id: int, some: Sequence[DamagedFile]) -> str:
     more = f" and {count(len(some) - MOST_NAMED)} more files" if len(some) > MOST_NAMED else ""
     named = ", ".join(file.text for file in some[:MOST_NAMED])
     return f"Damaged files of run {run_id}: {named}{more}."
+
+
+def list_lost_entries(session: Session, store: ObjectStore, version_id: int) -> list[str]:
+    """Return the paths of files of an artifact's version that are missing from the data folder.
+
+    A bucket is not asked: each file would take a request, and its download says so.
+    """
+    if not isinstance(store, LocalStore):
+        return []
+    query = select(ArtifactEntry.path, Blob.key).join(Blob, Blob.id == ArtifactEntry.blob_id)
+    rows = session.execute(query.where(ArtifactEntry.version_id == version_id)).all()
+    folder = Path(str(store.prefix))
+    return [path for path, key in rows if not (folder / key).exists()]
 
 
 def mend(

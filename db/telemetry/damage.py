@@ -47,7 +47,7 @@ class Damage(NamedTuple):
         return {"kind": self.kind, "name": self.name, "first": self.first, "last": self.last}
 
 
-_noted: ContextVar[dict[Damage, None] | None] = ContextVar("_noted", default=None)
+_noted: ContextVar[dict[Damage | str, None] | None] = ContextVar("_noted", default=None)
 
 
 @contextmanager
@@ -60,9 +60,12 @@ def collect() -> Iterator[None]:
         _noted.reset(token)
 
 
-def describe_collected() -> list[Damage]:
-    """Return what readers have noted since `collect`."""
-    return sort(_noted.get() or {})
+def describe_collected() -> str:
+    """Return in words what readers have noted since `collect`; empty without damage."""
+    noted = _noted.get() or {}
+    texts = [part for part in noted if isinstance(part, str)]
+    found = [part for part in noted if isinstance(part, Damage)]
+    return " ".join(filter(None, [describe(sort(found)), *texts]))
 
 
 def sort(some: Iterable[Damage]) -> list[Damage]:
@@ -83,8 +86,8 @@ def _log(damage: Damage, problem: str) -> None:
     logger.warning("%s of run %d cannot be read: %s", damage.text, damage.run_id, problem)
 
 
-def note_all(some: Collection[Damage]) -> None:
-    """Add known damage to what the request collects."""
+def note_all(some: Collection[Damage | str]) -> None:
+    """Add known damage, or sentences on damaged files, to what the request collects."""
     noted = _noted.get()
     if noted is not None:
         noted.update(dict.fromkeys(some))

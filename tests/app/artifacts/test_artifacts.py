@@ -15,6 +15,7 @@ from db.queue import quotas
 from db.settings import Settings
 from db.tables import AuditEvent, Project, Run, User
 from halfstep.artifacts.manifest import Entry, digest_of
+from halfstep.protocol import DAMAGED
 from halfstep.telemetry import events
 from tests.db.conftest import is_blocked, make_watched
 
@@ -59,6 +60,23 @@ def test_a_version_is_uploaded_in_pieces_and_downloaded(script: TestClient) -> N
         f"/api/v1/artifact-versions/{version['id']}/files/a.csv", headers={"Range": "bytes=1-"}
     )
     assert (part.status_code, part.content) == (206, b"ne")
+
+
+def test_files_that_are_lost_are_named_where_a_version_is_shown(
+    settings: Settings, script: TestClient, browser: TestClient
+) -> None:
+    """By its page and by responses about it; a download ends with the reason."""
+    version = save(script)
+    address = f"/artifact-versions/{version['id']}"
+    assert DAMAGED not in script.get(f"/api/v1{address}").headers
+    [content] = settings.data.glob("blobs/*-*")
+    content.unlink()
+    text = "Files of this version are missing on the server: a.csv."
+    assert text in browser.get(address).text
+    for path in (f"/api/v1{address}", "/api/v1/artifacts/version?name=digits"):
+        assert script.get(path).headers[DAMAGED] == text
+    lost = script.get(f"/api/v1{address}/files/a.csv")
+    assert (lost.status_code, "is no longer in the store" in lost.text) == (404, True)
 
 
 def test_content_above_the_limit_of_a_project_is_refused_although_its_version_was_saved(
