@@ -62,10 +62,13 @@ def collect() -> Iterator[None]:
 
 def describe_collected() -> str:
     """Return in words what readers have noted since `collect`; empty without damage."""
-    noted = _noted.get() or {}
-    texts = [part for part in noted if isinstance(part, str)]
-    found = [part for part in noted if isinstance(part, Damage)]
-    return " ".join(filter(None, [describe(sort(found)), *texts]))
+    texts = [part for part in _noted.get() or {} if isinstance(part, str)]
+    return " ".join(filter(None, [describe(list_collected()), *texts]))
+
+
+def list_collected() -> list[Damage]:
+    """Return the steps and points that readers have noted since `collect`."""
+    return sort(part for part in _noted.get() or {} if isinstance(part, Damage))
 
 
 def sort(some: Iterable[Damage]) -> list[Damage]:
@@ -97,7 +100,7 @@ def describe(some: Collection[Damage]) -> str:
     """Return what is lost, in words; empty if nothing is."""
     texts = []
     for run_id in sorted({part.run_id for part in some}):
-        mine = [part.text for part in some if part.run_id == run_id]
+        mine = list(dict.fromkeys(part.text for part in some if part.run_id == run_id))
         more = f" and {len(mine) - MOST_NAMED} more ranges" if len(mine) > MOST_NAMED else ""
         named = ", ".join(mine[:MOST_NAMED])
         texts.append(f"Run {run_id} is damaged: {named}{more} cannot be read.")

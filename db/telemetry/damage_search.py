@@ -6,7 +6,7 @@ import numpy as np
 from sqlalchemy import Connection, literal, select
 
 from db.tables import MetricBlock, MetricTail, StepBlock
-from db.telemetry import block_codec, step_blocks
+from db.telemetry import block_codec, recorded_losses, step_blocks
 from db.telemetry.damage import FLUSH, KINDS, LOST, METRIC, STEPS, Damage, sort
 from db.telemetry.pyramid import END, SIZES, STEP_SERIES
 
@@ -26,7 +26,10 @@ def find_in_run(
 ) -> list[Damage]:
     """Return the damage of a run; reads all blocks of these kinds."""
     found = list(find_in_blocks(connection, run_id, kinds))
-    return sort(found + _find_lost_steps(connection, run_id, found) if LOST in kinds else found)
+    if LOST in kinds:
+        found += _find_lost_steps(connection, run_id, found)
+    recorded = [part for part in recorded_losses.read(connection, run_id) if part.kind in kinds]
+    return sort({*found, *(part for part in recorded if not _is_whole(connection, part))})
 
 
 def find_in_blocks(
@@ -42,6 +45,14 @@ def find_in_blocks(
         for number, first, last, name, data in rows:
             if not block_codec.is_intact(data):
                 yield Damage(number, kind, first, last, name)
+
+
+def _is_whole(connection: Connection, lost: Damage) -> bool:
+    """Return whether steps that were lost have been recorded again."""
+    if lost.kind != STEPS:
+        return False
+    columns = step_blocks.read_columns(connection, lost.run_id, (lost.first, lost.last))
+    return len(columns["step"]) > lost.last - lost.first
 
 
 def _find_lost_steps(

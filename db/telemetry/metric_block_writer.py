@@ -16,6 +16,7 @@ from db.telemetry import bulk_writes, metric_blocks, metric_points
 from db.telemetry.metric_blocks import BLOCKS, TAILS, decode_block, encode_lows, join_tail, within
 from db.telemetry.metric_points import MetricPoints
 from db.telemetry.pyramid import END, SIZES
+from db.telemetry.recorded_losses import record_losses
 from db.telemetry.summaries import Ints, Points, in_order
 
 #: Points of a block, at most.
@@ -43,6 +44,7 @@ class _Row(NamedTuple):
     data: bytes
 
 
+@record_losses
 def write(
     connection: Connection, run_id: int, revision: int, metrics: MetricPoints, before: Ints
 ) -> None:
@@ -62,6 +64,7 @@ def write(
     _insert_tail(connection, run_id, _Row(revision, newest, len(metrics.owner), data))
 
 
+@record_losses
 def append_converted(
     connection: Connection, run_id: int, revision: int, metrics: MetricPoints
 ) -> None:
@@ -71,6 +74,7 @@ def append_converted(
     _insert_tail(connection, run_id, _Row(revision, revision - 1, len(metrics.owner), data))
 
 
+@record_losses
 def truncate(connection: Connection, run_id: int, *, after: int) -> None:
     """Delete the points after a step. Raises StepsNotConverted."""
     metric_blocks.check_converted(connection, run_id)
@@ -93,6 +97,7 @@ def truncate(connection: Connection, run_id: int, *, after: int) -> None:
     _insert(connection, run_id, made)
 
 
+@record_losses
 def end_tail(connection: Connection, run_id: int, *, is_live: bool = True) -> None:
     """Join the rows of a run's tail, or distribute them, at the end of an attempt.
 

@@ -27,6 +27,7 @@ from db.telemetry.pyramid import (
     siblings,
     sum_up,
 )
+from db.telemetry.recorded_losses import record_losses
 from db.telemetry.step_blocks import (
     BLOCKS,
     FLAGS,
@@ -56,6 +57,7 @@ JOINED_STEPS, JOINED_PARTS = 512, 32
 _STEPS: Any = Step.__table__
 
 
+@record_losses
 def write(connection: Connection, run_id: int, records: Records) -> bool:
     """Write steps, given in order; return whether all of them are later than the recorded ones.
 
@@ -72,11 +74,13 @@ def write(connection: Connection, run_id: int, records: Records) -> bool:
     return True
 
 
+@record_losses
 def append_converted(connection: Connection, run_id: int, columns: Columns) -> None:
     """Write steps that are later than all in blocks, and whose flagged ones are rows already."""
     _append(connection, run_id, columns, None, newest_block(connection, run_id), has_rows=True)
 
 
+@record_losses
 def truncate(connection: Connection, run_id: int, *, after: int) -> None:
     """Delete the steps after a step; the block that contains it becomes the tail.
 
@@ -108,6 +112,7 @@ def take_over_buckets(connection: Connection, run_id: int, *, lost: bool) -> Non
         _truncate_buckets(connection, run_id, _find_sealed_end(connection, run_id))
 
 
+@record_losses
 def join_tail(connection: Connection, run_id: int) -> None:
     """Join the parts of a run's tail, as at the end of an attempt."""
     tail = tail_blocks(connection, run_id)
