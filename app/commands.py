@@ -289,8 +289,7 @@ def _check_storage(
         for block in damaged:
             fields = {"run": block.run_id, "kind": block.kind, "name": block.name}
             fields |= {"first": block.first, "last": block.last, "problem": "damaged"}
-            text = f"run {block.run_id}: {block.text}: damaged"
-            print_result(fields, text, as_json=as_json)
+            print_result(fields, f"{block}: damaged", as_json=as_json)
         count = len(mismatched)
         print_result({"mismatches": count}, f"{count} do not match.", as_json=as_json)
         raise typer.Exit(1 if damaged or (mismatched and not mend) else 0)
@@ -310,7 +309,7 @@ def backup(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Back up while everything runs; exit with 1 if a file of steps is left out."""
+    """Back up while everything runs; exit with 1 if steps are damaged or left out."""
     with open_installation(migrates=False) as (settings, database):
         if not database.is_current():  # a backup must not change the database
             raise Conflict(
@@ -323,6 +322,8 @@ def backup(
             audit.note_typed(session, "backup", str(folder))
         storage_name = "the bucket" if settings.storage_url else "the data folder"
         lines = [f"left out, because it is missing or damaged: {key}" for key in saved["left_out"]]
+        text = "damaged, and so in this backup; an earlier one may have it"
+        lines += [f"{text}: {block}" for block in saved["damaged"]]
         lines += [
             f"{folder}: {saved['rows']} rows, {saved['files']} files, "
             f"{saved['linked']} of them linked",
@@ -330,8 +331,8 @@ def backup(
             "credentials of the bucket",
         ]
         print_result({"folder": str(folder)} | saved, "\n".join(lines), as_json=as_json)
-        if any(key.startswith(f"{STEPS}/") for key in saved["left_out"]):  # it has no other copy
-            raise typer.Exit(1)
+        if saved["damaged"] or any(key.startswith(f"{STEPS}/") for key in saved["left_out"]):
+            raise typer.Exit(1)  # there is no other copy of these steps
 
 
 @command

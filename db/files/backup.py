@@ -58,7 +58,7 @@ from db.tables import (
     User,
 )
 from db.tables import Table as Base
-from db.telemetry import step_block_writer, step_conversion
+from db.telemetry import damage_search, step_block_writer, step_conversion
 
 FORMAT = 1
 ROWS = 1000
@@ -103,8 +103,9 @@ def back_up(
     links instead of copies.  slot: see Backup; IntegrityError if another backup has it.  verifies:
     restore the backup into a scratch database before it gets its name.
 
-    Returns {format, rows, files, linked, left_out}. left_out lists the keys of files that are
-    missing or damaged, or that lead out of the folder; `restore` leaves out their rows.
+    Returns {format, rows, files, linked, left_out, damaged}. left_out lists the keys of files that
+    are missing or damaged, or that lead out of the folder; `restore` leaves out their rows. damaged
+    lists blocks of steps and metrics that are copied as they are.
 
     Raises Conflict if the folder exists or the database cannot be written, Invalid if the folder
     cannot be written or the disk is too small, StorageUnreachable if files of steps are recorded
@@ -186,6 +187,7 @@ def _write(
     with database.reading() as session:
         rows = sum(_write_table(session, table, folder) for table in TABLES)
         files = _list_stored_files(session)
+        damaged = list(map(str, damage_search.find_in_blocks(session.connection())))
     if any(key.startswith(f"{STEPS}/") for key in files):
         check_has_steps(store)
     linked = {key for key in files if previous and _link_file(previous, key, folder, files[key])}
@@ -197,7 +199,7 @@ def _write(
     ]
     content = {"format": FORMAT, "rows": rows, "files": len(files) - len(left_out)}
     (folder / "backup.json").write_text(json.dumps(content))
-    return {**content, "linked": len(linked), "left_out": left_out}
+    return {**content, "linked": len(linked), "left_out": left_out, "damaged": damaged}
 
 
 def _list_stored_files(session: Session) -> dict[str, _File]:

@@ -56,6 +56,8 @@ def back_up_if_due(settings: Settings, database: Database) -> Path | None:
     logger.info("backup %s: %d rows, %d files", folder, saved["rows"], saved["files"])
     for key in saved["left_out"]:
         logger.warning("left out of the backup, because it is missing or damaged: %s", key)
+    for block in saved["damaged"]:
+        logger.warning("damaged, and so in this backup; an earlier one may have it: %s", block)
     for old in list_scheduled(parent)[: -settings.backup_keep]:
         shutil.rmtree(old, ignore_errors=True)
     return folder

@@ -41,6 +41,9 @@ class Damage(NamedTuple):
             LOST: f"all but the summaries of steps {span}",
         }[self.kind]
 
+    def __str__(self) -> str:
+        return f"run {self.run_id}: {self.text}"
+
     @property
     def fields(self) -> dict[str, str | int]:
         """Its fields without the run."""

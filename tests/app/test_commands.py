@@ -431,8 +431,8 @@ def test_a_lost_file_of_steps_is_named_by_commands(site: Site) -> None:
     assert not (site.data / key).exists()
 
 
-def test_a_deep_check_names_damaged_blocks(site: Site) -> None:
-    """The command ends with 1, also with --mend: nothing can restore them."""
+def test_a_deep_check_names_damaged_blocks(site: Site, tmp_path: Path) -> None:
+    """The command ends with 1, also with --mend: nothing can restore them. So does a backup."""
     environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
     offer_digits(site.database)
     running = start_run(site.database, site.owner)
@@ -448,10 +448,12 @@ def test_a_deep_check_names_damaged_blocks(site: Site) -> None:
         session.execute(update(MetricTail).values(data=b"x" * 100))
     assert halfstep("storage", "check", **environment).returncode == 0
     ended = halfstep("storage", "check", "--deep", "--mend", **environment)
-    assert "run 1: steps 4,096 to 8,191 are damaged" in ended.stdout
-    assert "run 1: a block of val/accuracy from step 1,024 on is damaged" in ended.stdout
-    assert "run 1: the metrics of flush " in ended.stdout
+    assert "run 1: steps 4,096 to 8,191: damaged" in ended.stdout
+    assert "run 1: val/accuracy at steps 1,024 to " in ended.stdout
+    assert "run 1: a flush of logged metrics: damaged" in ended.stdout
     assert ended.returncode == 1
+    ended = halfstep("backup", str(tmp_path / "backup"), "--json", "--verify", **environment)
+    assert (ended.returncode, len(json.loads(ended.stdout)["damaged"])) == (1, 3)
 
 
 def test_what_operators_read_is_json_too(
