@@ -1,7 +1,7 @@
 """Record of damaged steps and points that a writer has written again without.
 
-The tail of a run is joined and sealed while the run goes on: a damaged part of it is left out, and
-no damaged block tells of it any more. Its range is kept as a diagnosis of the run.
+The tail of a run is joined and sealed while the run goes on. A damaged part of it is left out, and
+then no damaged block shows the loss. Its range is recorded as a diagnosis of the run.
 """
 
 from collections.abc import Callable
