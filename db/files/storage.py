@@ -45,6 +45,8 @@ Stored = CheckpointFile | Artifact | FrozenSteps | Blob
 Checked = Stored | ReportImage
 #: Folder of the images of reports.
 REPORTS = "reports"
+#: Bytes of a run's files that are read to find altered ones.
+MOST_READ_BYTES = 64 * 2**20
 #: Files that a sentence names.
 MOST_NAMED = 3
 #: Age from which content without a row is an orphan: before, its row may not be committed.
@@ -95,7 +97,7 @@ def mismatches(session: Session, store: ObjectStore, *, deep: bool = False) -> l
 
 
 class DamagedFile(NamedTuple):
-    """A file of a run that is missing, or has another size."""
+    """A file of a run that is missing or damaged."""
 
     kind: str  # checkpoint or artifact
     step: int
@@ -110,7 +112,10 @@ class DamagedFile(NamedTuple):
 
 
 def find_damaged_files(session: Session, store: ObjectStore, run_id: int) -> list[DamagedFile]:
-    """Return the files of a run that are missing or have another size; none is read."""
+    """Return the files of a run that are missing, have another size, or are altered.
+
+    Of files in the data folder MOST_READ_BYTES are read and compared with their SHA-256.
+    """
     rows: list[CheckpointFile | Artifact] = []
     for table in (CheckpointFile, Artifact):
         its = (table.run_id == run_id, table.key != "")
@@ -119,14 +124,17 @@ def find_damaged_files(session: Session, store: ObjectStore, run_id: int) -> lis
         return []
     pages = obstore.list(store, prefix=f"runs/{run_id}", chunk_size=PAGE_FILES)
     sizes = {meta["path"]: meta["size"] for page in pages for meta in page}
-    found = []
-    for row in rows:
-        size = sizes.get(row.key)
-        problem = "the file is missing" if size is None else _problem(store, row, size, deep=False)
+    found, left = [], MOST_READ_BYTES if isinstance(store, LocalStore) else -1
+    for row in rows[::-1]:  # the last checkpoints are resumed from
+        size, is_read = sizes.get(row.key), row.size_bytes <= left
+        left -= row.size_bytes if is_read else 0
+        problem = "the file is missing"
+        if size is not None:
+            problem = _problem(store, row, size, deep=is_read) or ""
         if problem:
             kind = "checkpoint" if isinstance(row, CheckpointFile) else "artifact"
             found.append(DamagedFile(kind, row.step, row.key, problem))
-    return found
+    return found[::-1]
 
 
 def describe_damaged_files(run_id: int, some: Sequence[DamagedFile]) -> str:

@@ -75,7 +75,7 @@ def test_responses_name_what_they_lack(
 def test_missing_files_are_named(
     settings: Settings, database: Database, running: Run, script: TestClient
 ) -> None:
-    """A missing or shortened file is listed; an altered one is not sent as if it were whole."""
+    """A missing, shortened or altered file is listed, and not sent as if it were whole."""
     for name in ("lost.txt", "short.txt", "altered.txt"):
         publish(settings, database, running, name, b"0123456789")
     paths = {path.name: path for path in settings.run_folder(running.id).rglob("*.txt")}
@@ -84,7 +84,7 @@ def test_missing_files_are_named(
     paths["altered.txt"].write_bytes(b"0123456780")
     found = script.get("/api/v1/damage?runs=1").json()
     problems = {part["name"].rpartition("/")[2]: part["text"] for part in found["damage"]}
-    assert problems.keys() == {"lost.txt", "short.txt"}
+    assert problems.keys() == {"lost.txt", "short.txt", "altered.txt"}
     for number in (1, 2, 3):
         answer = script.get(f"/runs/1/artifacts/{number}/download")
         assert answer.status_code == 404
