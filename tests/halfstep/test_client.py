@@ -348,9 +348,14 @@ def test_of_the_files_of_a_run_the_only_one_is_downloaded(
 
 
 def test_a_damaged_download_is_not_kept(client: Client, saved: Path, tmp_path: Path) -> None:
-    """The message has the name and both checksums, and no file is left."""
-    saved.write_bytes(b"x" + BODY[1:])
+    """It may be so on the server, or since an interrupted download began; no file is left."""
+    part = tmp_path / f".{hashlib.sha256(BODY).hexdigest()}.partial"
+    part.write_bytes(b"x" + BODY[1:100])
     with pytest.raises(ApiError, match=r"digits-fp16-run1-step400\.pt is damaged"):
+        client.download(1, tmp_path)
+    assert not part.exists()
+    saved.write_bytes(b"x" + BODY[1:])
+    with pytest.raises(ApiError, match=r"step-00000400\.pt is damaged: its SHA-256 differs"):
         client.download(1, tmp_path / "new")
     assert list((tmp_path / "new").iterdir()) == []
 
