@@ -351,7 +351,7 @@ def test_a_rewind_takes_the_lines_back_live(database: Database, running: Run, pa
     tell(back | {"examples": 640, "rollbacks": 1}, make_steps([2.0] * 4, first=21))
     page.wait_for_selector("[data-plot=loss][data-drawn='24']")
     assert _trace(page, "loss")["y"] == [1.0] * 20 + [2.0] * 4
-    open_tab(page, "History")
+    open_tab(page, "Configuration")
     expect(page.locator("#history")).to_contain_text("Rollback 1: from step 30 to step 20")
 
 
@@ -484,4 +484,5 @@ def test_lines_are_inspected_hidden_arranged_and_saved(
     expect(page.locator("[data-group=pinned] h3")).to_have_text(["b/y"])
     expect(page.locator("[data-row='a/x']")).to_be_hidden()
     expect(page.locator("[data-row='lr, logged']")).to_have_count(1)
+    page.locator("[data-row=lr]").scroll_into_view_if_needed()
     expect(page.locator("[data-row=lr] [aria-pressed=false]")).to_contain_text("learning rate")
