@@ -233,13 +233,15 @@ def take(page: Page, address: str, name: str, made: dict[str, Any]) -> None:
 
 
 def save(content: bytes, name: str) -> None:
-    """Save a picture with 256 colours, which shows text as it is."""
+    """Save a picture with its 256 most frequent colours, which shows areas and text as they are."""
     path = IMAGES / f"{name}.png"
     with Image.open(BytesIO(content)) as image:
-        few = image.convert("RGB").quantize(
-            256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
-        )
-        few.save(path, optimize=True)
+        full = image.convert("RGB")
+        counts = full.getcolors(full.width * full.height) or []
+        frequent = [color for _count, color in sorted(counts, reverse=True)[:256]]
+        palette = Image.new("P", (1, 1))
+        palette.putpalette([part for color in frequent for part in color])
+        full.quantize(palette=palette, dither=Image.Dither.NONE).save(path, optimize=True)
     size = path.stat().st_size
     assert size <= MOST_BYTES, f"{path} has {size:,} bytes; allowed: {MOST_BYTES:,}"
 
