@@ -6,6 +6,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from db.telemetry import damage
 from halfstep.protocol import DAMAGED
 
+MOST_CHARACTERS = 1000
+
 
 class DamageHeader:
     """Middleware that names what a request's readers could not read, in the header DAMAGED."""
@@ -21,8 +23,10 @@ class DamageHeader:
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start" and (text := damage.describe_collected()):
-                value = text.encode("ascii", "backslashreplace").decode()
-                MutableHeaders(scope=message)[DAMAGED] = value
+                # A name may have any character; proxies refuse headers of several kilobytes.
+                value = text.encode("unicode_escape").decode("ascii")
+                more = "..." if len(value) > MOST_CHARACTERS else ""
+                MutableHeaders(scope=message)[DAMAGED] = value[:MOST_CHARACTERS] + more
             await send(message)
 
         with damage.collect():

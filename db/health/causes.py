@@ -261,7 +261,8 @@ def _numbers(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
         yield Finding(
             "A gradient is undefined at every loss scale",
             f"The loss was finite at each of the last {total:,} skips, but gradients "
-            f"were not.{text} {first_seen(signs)}{words.find_operator}".rstrip(),
+            f"were not.{text} {first_seen(signs)}".rstrip()
+            + words.find_operator,
             cause="singular_gradient",
             fix=fixes.SINGULAR,
             is_certain=False,

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
+from halfstep.check.report import left_out
 from halfstep.check.session import CheckedLoop, CheckedSteps
 from halfstep.config_groups import Precision
 from halfstep.diagnosis.observations import MILD, Observation
@@ -158,7 +159,9 @@ def _check(recipe_class: type[Recipe], values: JsonObject) -> Report:
                 finding = _make_finding(observation)
                 key = observation.first.kind, finding.place
                 report.add(measured.setdefault(key, finding), precision)
-    for finding in _compare(report.steps, configs["fp16"].scaler.init_scale):
+        for sentence in left_out(shadows.report()):
+            report.add(Finding("warning", sentence), precision)
+    for finding in _compare(report, configs["fp16"].scaler.init_scale):
         report.add(finding)
     for question in (
         check_loss,
@@ -421,9 +424,18 @@ def _see_event(event: Event, op_recorder: OpRecorder) -> None:
         )
 
 
-def _compare(steps: dict[str, Steps], init_scale: float) -> Iterator[Finding]:
-    """Report gradients of 0 in fp32, and a loss that is scaled in fp16."""
-    plain, half = steps["fp32"], steps["fp16"]["loss"]
+def _compare(report: Report, init_scale: float) -> Iterator[Finding]:
+    """Report gradients of 0 in fp32, and a loss that is scaled or lost in fp16."""
+    plain, half = report.steps["fp32"], report.steps["fp16"]["loss"]
+    losses = enumerate(zip(plain["loss"], half, strict=False), 1)
+    for step, (expected, loss) in losses if not report.errors else ():
+        if math.isfinite(expected) and not math.isfinite(loss):
+            yield Finding(
+                "error",
+                f"the loss is {number(loss)} at step {step} in fp16, {number(expected)} in fp32; "
+                "the operator was not found",
+            )
+            break
     if len(plain) and not plain["grad_norm"].any():
         yield Finding(
             "warning",

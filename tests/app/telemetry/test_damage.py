@@ -6,11 +6,15 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from sqlalchemy import update
+from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
+from starlette.types import Receive, Scope, Send
 
+from app.http.damage_header import MOST_CHARACTERS, DamageHeader
 from db.database import Database
 from db.settings import Settings
 from db.tables import MetricBlock, MetricTail, Run, StepBlock
+from db.telemetry import damage
 from halfstep.api_client.errors import DamagedData
 from halfstep.protocol import DAMAGED
 from tests.app.auth.permissions_made import routes_of
@@ -129,3 +133,16 @@ def test_the_client_warns_of_damage(
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert client.damage(1)["damage"][0]["first"] == 4096
+
+
+def test_a_header_is_bounded_and_has_no_control_characters() -> None:
+    """Whatever a metric's name has, and however many runs are damaged, it is one short line."""
+
+    async def read(scope: Scope, receive: Receive, send: Send) -> None:
+        for run_id in range(1, 200):
+            damage.note(damage.Damage(run_id, damage.METRIC, 1, 9, "loss\r\né"), "a test")
+        await PlainTextResponse("")(scope, receive, send)
+
+    header = TestClient(DamageHeader(read)).get("/").headers[DAMAGED]
+    assert header.startswith("Run 1 is damaged: loss\\r\\n\\xe9 at steps 1 to 9 cannot be read.")
+    assert len(header) == MOST_CHARACTERS + len("...")

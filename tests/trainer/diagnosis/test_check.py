@@ -1,9 +1,12 @@
 """One broken recipe a finding: each is the template with one mistake put in."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from halfstep.check import session
+from halfstep.shadow.sanitizer import Sanitizer
 from tests.marks import extended
 from trainer.diagnosis import recipe_checks
 from trainer.diagnosis.check import main
@@ -621,6 +624,16 @@ def test_what_holds_in_one_precision_only_says_so(tmp_path, capsys):
     _, text = run_check(tmp_path, capsys, (old, new))
     [line] = [line for line in text.splitlines() if message in line]
     assert line.endswith("[fp16]")
+
+
+def test_what_was_not_examined_is_said(tmp_path, capsys, monkeypatch):
+    """Steps without shadows are named, and a lost loss stays an error without its operator."""
+    monkeypatch.setattr(session, "Sanitizer", partial(Sanitizer, budget_bytes=1))
+    old, new, _, _ = ERRORS["a forward pass that overflows"]
+    code, text = run_check(tmp_path, capsys, (old, new))
+    assert code == 1
+    assert "warning: Not examined: 5 steps with too many operators or too large tensors" in text
+    assert "the loss is NaN at step 1 in fp16, 0.5628 in fp32; the operator was not found" in text
 
 
 def test_settings_reach_the_recipe(tmp_path, capsys):
