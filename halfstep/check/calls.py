@@ -12,7 +12,7 @@ from halfstep.diagnosis.zero_gradients import count_zero_steps
 from halfstep.shadow.lines import place_of_caller
 from halfstep.shadow.operations import Place
 from halfstep.shadow.sanitizer import Sanitizer
-from halfstep.telemetry.events import Event, ScaledClip, StepEvent
+from halfstep.telemetry.events import Event, GradientsDropped, ScaledClip, StepEvent
 from halfstep.telemetry.flags import SKIPPED
 from halfstep.telemetry.spool import Steps
 from halfstep.watching.hooks import Hooks
@@ -36,6 +36,7 @@ class Calls:
             setattr(self._loop.clips, method, self._noting(getattr(self._loop.clips, method)))
         self._loop.evidence.armed.stop()
         self._hooks = Hooks(self._loop)
+        self._sanitizer = sanitizer
         self._guard = ApartGuard(sanitizer, on_error)
         sanitizer.names.on_root = self._add
 
@@ -101,8 +102,15 @@ class Calls:
             if key in self._events:
                 self._events[key] = event, self._events[key][1]
             elif len(self._events) < MOST_EVENTS:
-                is_clip = isinstance(event, ScaledClip)
-                self._events[key] = event, self._clip if is_clip else place_of_caller()
+                self._events[key] = event, self._place_of(event)
+
+    def _place_of(self, event: StepEvent) -> Place:
+        """Return the line to change for an event that the call under way shows."""
+        if isinstance(event, ScaledClip):
+            return self._clip
+        if isinstance(event, GradientsDropped):
+            return self._sanitizer.mode.scaled_read
+        return place_of_caller()
 
     def _steps(self, steps: Steps) -> None:
         self._scale = float(steps["scale"][-1])

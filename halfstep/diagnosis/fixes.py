@@ -40,6 +40,15 @@ if is_last_micro_batch:
     scaler.step(optimizer)
     scaler.update()            # once for each scaler.step
 """
+GRADIENTS_DROPPED = """\
+scaler.scale(loss).backward()
+scaler.unscale_(optimizer)     # before the norm is read
+norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+if norm < limit or not torch.isfinite(norm):
+    scaler.step(optimizer)     # of gradients that are not finite it skips itself, and then
+    scaler.update()            # update() lowers the scale
+optimizer.zero_grad()
+"""
 SCALER_STATE = """\
 scaler = torch.amp.GradScaler(device)                 # once, before all epochs
 torch.save({"model": model.state_dict(), "scaler": scaler.state_dict()}, path)

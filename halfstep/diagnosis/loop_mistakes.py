@@ -47,6 +47,7 @@ def find_mistaken_calls(signs: LoopSigns) -> Iterator[Finding]:
     yield from _find_unscaled(signs)
     yield from _find_direct_steps(signs)
     yield from _find_uncleared(signs)
+    yield from _find_dropped(signs)
     yield from _find_clipped(signs)
     yield from _scaler_lost(signs)
 
@@ -318,6 +319,29 @@ def _left_out(signs: LoopSigns) -> Iterator[Finding]:
             evidence=event,
             fix=fixes.STEP_LEFT_OUT,
         )
+
+
+def _find_dropped(signs: LoopSigns) -> Iterator[Finding]:
+    event = signs.one(events.GradientsDropped)
+    if event is None or signs.last >= event.step:
+        return  # it has stepped since
+    has_grown = signs.scale is not None and event.scale > signs.scale
+    cause = (
+        f"That began when the scale had grown from {scale_text(signs.scale)} to "
+        f"{scale_text(event.scale)}. Gradients are multiplied by it until unscale_; the limit or "
+        "average with which the loop compares them is not."
+        if has_grown and signs.scale is not None
+        else "Where they are not finite, only scaler.step() and scaler.update() lower the scale."
+    )
+    yield Finding(
+        "The loop drops its gradients",
+        f"After step {signs.last:,} the loop cleared its gradients {event.count:,} times without "
+        f"a step of an optimizer. {cause}",
+        cause="scaled_gradients_compared" if has_grown else "step_left_out",
+        evidence=event,
+        fix=fixes.GRADIENTS_DROPPED,
+        is_certain=has_grown,
+    )
 
 
 def _schedule(signs: LoopSigns) -> Iterator[Finding]:

@@ -27,6 +27,7 @@ from halfstep.telemetry.events import (
     Culprit,
     DirectStep,
     Event,
+    GradientsDropped,
     NonfiniteGradients,
     NoStep,
     NotStepped,
@@ -129,6 +130,14 @@ class Collector:
     def record_unscaled_loss(self, step: int, optimizer: str) -> None:
         """Record a scaler's step whose gradients hold some of a loss without the scale."""
         self._tallies[UnscaledLoss].add(step, optimizer=optimizer)
+
+    def record_dropped(self, step: int, count: int, scale: Tensor) -> None:
+        """Record that the loop clears gradients without a step. count: times in a row."""
+
+        def report(arrived: list[Tensor]) -> None:
+            self._on_event(GradientsDropped(step=step, count=count, scale=float(arrived[0])))
+
+        self.host_copies.send(report, scale)
 
     def record_uncleared(self, step: int, optimizer: str, norms: Tensor, carried: int) -> None:
         """A pass added to gradients that nothing cleared since the last step.

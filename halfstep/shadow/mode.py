@@ -9,6 +9,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from threading import get_ident
 from typing import Any
 from weakref import WeakSet
@@ -26,7 +27,7 @@ from halfstep.shadow.call import NO_PASS, Call, Lasting
 from halfstep.shadow.facts import Facts, all_finite, examine
 from halfstep.shadow.lines import place_of_caller
 from halfstep.shadow.memory import Entry, OutOfMemory, ShadowMemory
-from halfstep.shadow.operations import OUTSIDE, Carried, Operation
+from halfstep.shadow.operations import OUTSIDE, Carried, Operation, Place
 from halfstep.shadow.operators import (
     PLAIN,
     READS,
@@ -97,6 +98,7 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.on_write: Callable[[Entry, Operation], None] | None = None
         #: Called with a comparison that the loop reads, and that depends on the loss scale.
         self.on_decision: Callable[[Operation], None] | None = None
+        self.scaled_read = Place()  # where the loop last read a value that depends on the scale
         self.unknown: dict[str, str] = {}  # operators that could not be run again, with the error
         self.operators = 0  # in all steps
         self.reset()
@@ -212,7 +214,7 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if time.perf_counter() > self.deadline:
                 raise OutOfMemory("the step takes too long")
         if operator.name in READS:
-            self._see_decision(tensors_in(args))
+            self._see_read(tensors_in(args))
         if operator.is_view or operator.name in READS:
             return None
         tensors = tensors_in([*args, *kwargs.values()])
@@ -220,12 +222,15 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return None
         return Call(self, func, operator, args, kwargs, tensors)
 
-    def _see_decision(self, tensors: list[Tensor]) -> None:
-        for tensor in tensors:
-            if self.on_decision is not None and tensor.dtype is torch.bool and is_readable(tensor):
-                entry = self.memory.find(tensor)
-                if entry is not None and entry.power is None:
-                    self.on_decision(entry.writers[-1])
+    def _see_read(self, tensors: list[Tensor]) -> None:
+        for tensor in filter(is_readable, tensors):
+            entry = self.memory.find(tensor)
+            if entry is None or entry.power == 0:
+                continue
+            if tensor.dtype is not torch.bool:
+                self.scaled_read = replace(place_of_caller(), caller_file="", caller_line=0)
+            elif self.on_decision is not None and entry.power is None:
+                self.on_decision(entry.writers[-1])
 
     def _operation(self, name: str) -> Operation:
         self._number += 1

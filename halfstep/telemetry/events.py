@@ -740,6 +740,13 @@ class NotStepped(StepEvent, frozen=True, kw_only=True, tag="not_stepped"):
     count: Count
 
 
+class GradientsDropped(StepEvent, frozen=True, kw_only=True, tag="gradients_dropped"):
+    """Gradients of scaled losses that the loop cleared without a step of any optimizer."""
+
+    count: Count  # in a row, since the step before
+    scale: Scale
+
+
 class UnscaledLoss(StepEvent, frozen=True, kw_only=True, tag="unscaled_loss"):
     """Steps of a scaler with gradients of a loss that was not multiplied by the scale."""
 
@@ -870,7 +877,15 @@ KINDS: dict[str, type[Event]] = {
         ),
         *(Replay, NonfiniteBuffers, Schedule, Origin, ShadowStep, BadInputs, FirstNonfinite),
         *(DirectStep, NotStepped, UnscaledLoss, ScaledClip, BoundedNorms, Uncleared),
-        *(AccumulatedGradients, NoGradient, NoStep, NoInfChecks, CallOrder, Fp16Gradients),
+        *(
+            GradientsDropped,
+            AccumulatedGradients,
+            NoGradient,
+            NoStep,
+            NoInfChecks,
+            CallOrder,
+            Fp16Gradients,
+        ),
         *(AdamEps, OutsideOptimizers),
     )
 }

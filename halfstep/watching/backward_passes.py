@@ -23,8 +23,9 @@ Mark: TypeAlias = tuple[int, int, int] | None
 MOST_KEPT = 1_000  # losses and scaled tensors of a loop without steps
 MOST_EARLY = 64  # passes of the first iteration
 SEQUENCES = (tuple, list)
-#: Steps in a row with gradients of the step before, at which their values are looked at.
-CARRIED = frozenset(2**power for power in range(3, 31))
+#: Steps in a row with gradients of the step before, at which their values are looked at, and
+#: gradients in a row that the loop has cleared without a step, at which it is reported.
+MILESTONES = frozenset(2**power for power in range(3, 31))
 PLAIN_AFTER = 100  # passes; evidence examines each of these, of a device
 PLAIN_AFTER_ON_HOST = 16
 NOTHING = (None, None, None)
@@ -96,6 +97,7 @@ class OwnLosses:
         "carried",
         "has_changed",
         "is_carried",
+        "is_dropped",
         "is_first",
         "is_scaled",
         "losses",
@@ -116,6 +118,7 @@ class OwnLosses:
         self.unscaled = 0  # passes over its gradients that began from a loss without the scale
         self.is_carried = False  # the gradients of the last step were not cleared since
         self.carried = 0  # steps in a row that were made with such gradients
+        self.is_dropped = False  # those of a scaled loss before were cleared without a step
         self.weights: int | None = None  # their version at the first pass
         self._was_none = False  # the first gradient was None before the first pass
         self._before: list[Mark] = []
@@ -146,7 +149,11 @@ class OwnLosses:
         if self._mark is None:
             self.weights, self._was_none = weights, now[0] is None
             return False
-        if is_cleared := not (any(now) and _overlap(now, self._mark)):
+        is_cleared = not (any(now) and _overlap(now, self._mark))
+        self.is_dropped = (
+            is_cleared and self.is_scaled and not self.is_first and weights == self.weights
+        )
+        if is_cleared:
             self.is_scaled, self.unscaled = False, 0
         if is_cleared or self.is_first:
             self._was_none = now[0] is None
@@ -253,6 +260,8 @@ class BackwardPasses:
         self.changed: list[int] = []  # optimizers whose gradients the last pass changed
         self.count = 0  # passes that accumulate gradients
         self.since_step = 0  # of them since an optimizer's last step
+        self.dropped = 0  # times since then that scaled gradients were cleared without a step
+        self.is_dropped = False  # that is so of those before the pass under way
         self.suspected: set[int] = set()  # optimizers whose gradients seem to be never cleared
         #: The only optimizer's, while each step has one plain pass (see `repeats`).
         self.plain: OwnLosses | None = None
@@ -437,9 +446,12 @@ class BackwardPasses:
         )
         if self._again:
             self._again = set()
+        self.is_dropped = False
         for identity, own in self._own.items():  # a comprehension costs a call
             if own.begins():
                 self._again.add(identity)
+            self.is_dropped |= own.is_dropped
+        self.dropped += self.is_dropped
         if self._early is not None:
             self._note_early()
         return losses
@@ -472,6 +484,7 @@ class BackwardPasses:
             losses, self._plain_losses = self._plain_losses, []
             return losses
         self._examine()
+        self.dropped = 0
         under_way = self._stack[0] if self._stack else None
         if own is not None:
             is_single = passes > 0 and len(self._own) == 1 and under_way is None
@@ -480,7 +493,7 @@ class BackwardPasses:
                 after = PLAIN_AFTER_ON_HOST if own.losses[0].is_cpu else PLAIN_AFTER
                 self.plain = own if self.count > after else None
             losses = own.take(optimizer, under_way)
-            if own.carried in CARRIED:
+            if own.carried in MILESTONES:
                 self.suspected.add(id(optimizer))
         else:
             own = self._own[id(optimizer)] = OwnLosses(optimizer)

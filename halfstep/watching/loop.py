@@ -20,6 +20,7 @@ from halfstep.telemetry.events import Event
 from halfstep.telemetry.spool import Steps
 from halfstep.watching.arrivals import Arrivals
 from halfstep.watching.async_host_copy import has_arrived
+from halfstep.watching.backward_passes import MILESTONES
 from halfstep.watching.clips import Clips
 from halfstep.watching.diagnoses import Intervals
 from halfstep.watching.measurement import Measurement, number_on_host
@@ -161,6 +162,9 @@ class Loop:
         count = passes.count
         scale = None if scaler is None else scaler._scale
         losses = state.best_effort("loss", passes.begins, roots, arguments, accumulates, scale)
+        if passes.is_dropped and passes.dropped in MILESTONES and scale is not None:
+            number = state.closed_steps + 1
+            state.best_effort("evidence", evidence.record_dropped, number, passes.dropped, scale)
         numbers = None if losses is None else [number_on_host(loss) for loss in losses]
         if passes.count != count and evidence.is_due(passes.count, numbers):
             state.best_effort(

@@ -139,6 +139,7 @@ HONEST: dict[str, dict[str, Any]] = {
         "of": 4,
         "steps": 100,
     },
+    "gradients_dropped": {"step": 31, "count": 8, "scale": 1024.0},
     "no_step": {"step": 1, "passes": 20},
     "outside_optimizers": {"step": 100, "count": 1, "parameters": ["head.weight"]},
     "call_order": {"step": 1, "method": "step", "error": "step() has already been called"},

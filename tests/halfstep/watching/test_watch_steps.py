@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 import halfstep
-from halfstep.diagnosis.loop_mistakes import LoopSigns, find_other_mistakes
+from halfstep.diagnosis.loop_mistakes import LoopSigns, find_mistaken_calls, find_other_mistakes
 from halfstep.telemetry.flags import NOT_STEPPED, SKIPPED, UNKNOWN_LOSS, UNKNOWN_NORM
 from tests.diagnosis.trial import unreadable
 from tests.halfstep.watching.watch_made import Script, Written
@@ -213,6 +213,33 @@ def test_a_step_that_the_loop_leaves_out_is_neither_applied_nor_skipped(
     written = Written(tmp_path / "it")
     assert (written.steps["flags"] & NOT_STEPPED != 0).tolist() == [False, False, True, False]
     assert written.of("not_stepped")[-1]["count"] == 1
+
+
+@pytest.mark.parametrize("limit", [6.0, 2.0])
+def test_gradients_that_the_loop_drops_are_counted_from_the_last_step_on(
+    tmp_path: Path, limit: float
+) -> None:
+    """Gradients that no optimizer uses 8 times in a row are reported, with the scale then."""
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], 0.0)
+    scaler = GradScaler("cpu", init_scale=4.0, growth_interval=20)
+    with halfstep.watch(folder=tmp_path, name="it", mode="offline"):
+        for k in range(1, 40):
+            optimizer.zero_grad()
+            scaler.scale(weight.sum()).backward()
+            assert weight.grad is not None
+            if k > 10 and weight.grad.item() > limit:
+                continue
+            scaler.step(optimizer)
+            scaler.update()
+    written = Written(tmp_path / "it")
+    event = written.of("gradients_dropped")[-1]
+    steps, count, scale = (20, 16, 8.0) if limit > 4 else (10, 16, 4.0)
+    assert (len(written.steps), event["step"]) == (steps, steps + 1)
+    assert (event["count"], event["scale"]) == (count, scale)
+    signs = LoopSigns(events=[event_of(event)], last=steps, scale=4.0, has_scaler=True)
+    [finding] = find_mistaken_calls(signs)
+    assert finding.is_certain_fault == (limit > 4)
 
 
 class Ascent(torch.optim.Optimizer):
