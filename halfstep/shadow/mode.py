@@ -227,10 +227,12 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             entry = self.memory.find(tensor)
             if entry is None or entry.power == 0:
                 continue
+            latest = entry.writers[-1]
             if tensor.dtype is not torch.bool:
-                self.scaled_read = replace(place_of_caller(), caller_file="", caller_line=0)
+                if latest.name != OUTSIDE:  # not the scale itself
+                    self.scaled_read = replace(place_of_caller(), caller_file="", caller_line=0)
             elif self.on_decision is not None and entry.power is None:
-                self.on_decision(entry.writers[-1])
+                self.on_decision(latest)
 
     def _operation(self, name: str) -> Operation:
         self._number += 1
