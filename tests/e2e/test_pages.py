@@ -419,6 +419,7 @@ def test_the_machine_is_drawn_when_visible(database: Database, running: Run, pag
         telemetry.record(session, 1, 1, flush)
     record(database, running, make_steps([1.0]))
     expect(page.locator('[data-fact="step"]')).to_have_text("1")  # news that comes in the pause
+    page.locator("#system").scroll_into_view_if_needed()  # the charts of steps have moved it
     page.clock.fast_forward(5000)
     page.wait_for_selector('[data-system-plot][data-drawn="2"]')
 
