@@ -41,7 +41,7 @@ from halfstep.telemetry.flags import NONFINITE_LOSS, UNKNOWN_LOSS
 #: Kinds of events of which the newest counts, the earliest counts, and several count.
 NEWEST: tuple[type[StepEvent], ...] = (
     *(events.DirectStep, events.NotStepped, events.ScaledClip, events.BoundedNorms),
-    events.GradientsDropped,
+    *(events.GradientsDropped, events.MixedScales),
     *(events.Uncleared, events.AccumulatedGradients, events.ScalerReplaced, events.NoStep),
     *(events.NoInfChecks, events.Fp16Gradients, events.AdamEps, events.Schedule),
     *(events.CallOrder, events.UnscaledLoss, events.OutsideOptimizers),

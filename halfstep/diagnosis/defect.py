@@ -21,6 +21,7 @@ Kind = Literal[
     "scaled_gradients_compared",
     "scaled_gradients_edited",
     "scaled_gradients_in_loss",
+    "gradients_not_scaled",
     "gradients_cleared_before_step",
     "gradients_edited_after_step",
     "stale_weight_cache",

@@ -15,7 +15,8 @@ E = TypeVar("E", bound=StepEvent)
 #: Numbers of times from which on a mistake is none that happens once.
 UNCLEARED, REPLACED, LEFT_OUT, UNSCALED = 2, 3, 2, 3
 ZERO_STEPS = 50  # in a row with all gradients 0: nothing is learned
-#: Share of skipped steps from which on a schedule that advances in them matters.
+#: Share of skipped steps from which on a schedule that advances in them matters, and of all steps
+#: from which on those that the loop omits are a mistake.
 OFTEN = 0.1
 NAMES_SHOWN = 6
 
@@ -44,6 +45,7 @@ def find_mistaken_calls(signs: LoopSigns) -> Iterator[Finding]:
     """Yield mistakes from which every later symptom may follow."""
     yield from _find_refused(signs)
     yield from _find_out_of_order(signs)
+    yield from _find_mixed(signs)
     yield from _find_unscaled(signs)
     yield from _find_direct_steps(signs)
     yield from _find_uncleared(signs)
@@ -131,6 +133,20 @@ def _find_out_of_order(signs: LoopSigns) -> Iterator[Finding]:
             "accumulation, call it only after the last backward pass of a step."
         )
     yield Finding(title, said + text, cause="scaler_call_order", fix=fixes.CALL_ORDER)
+
+
+def _find_mixed(signs: LoopSigns) -> Iterator[Finding]:
+    if event := signs.one(events.MixedScales):
+        yield Finding(
+            "Gradients of different loss scales are added",
+            f"In {quantity(event.count, 'step')} of {event.optimizer}, most recently at step "
+            f"{event.step:,}, scaler.update() has changed the scale between backward passes whose "
+            "gradients are added. All are divided by the last scale, so those of the passes before "
+            "count too much or too little.",
+            cause="scaler_call_order",
+            evidence=event,
+            fix=fixes.CALL_ORDER,
+        )
 
 
 def _find_unscaled(signs: LoopSigns) -> Iterator[Finding]:
@@ -310,14 +326,17 @@ def _computes_in_fp16(signs: LoopSigns) -> bool:
 def _left_out(signs: LoopSigns) -> Iterator[Finding]:
     event = signs.one(events.NotStepped)
     if event and event.count >= LEFT_OUT:
+        is_often = event.count >= OFTEN * event.step
         yield Finding(
             "The loop omits scaler.step()",
             f"scaler.update() was called {event.count:,} times without scaler.step() for any "
             f"optimizer, most recently at step {event.step:,}. Those steps were neither applied "
-            "nor skipped by the scaler: the loop omitted them.",
+            "nor skipped by the scaler: the loop omitted them"
+            f"{'' if is_often else ', perhaps on purpose'}.",
             cause="step_left_out",
             evidence=event,
             fix=fixes.STEP_LEFT_OUT,
+            is_certain=is_often,
         )
 
 
@@ -325,7 +344,7 @@ def _find_dropped(signs: LoopSigns) -> Iterator[Finding]:
     event = signs.one(events.GradientsDropped)
     if event is None or signs.last >= event.step:
         return  # it has stepped since
-    has_grown = signs.scale is not None and event.scale > signs.scale
+    has_grown = signs.scale is not None and float(event.scale) > signs.scale
     cause = (
         f"That began when the scale had grown from {scale_text(signs.scale)} to "
         f"{scale_text(event.scale)}. Gradients are multiplied by it until unscale_; the limit or "

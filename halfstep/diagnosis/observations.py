@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from msgspec import structs
 
 from halfstep.diagnosis.defect import Defect, Kind, Site
 
@@ -24,7 +26,7 @@ EXPLAINING: frozenset[Kind] = frozenset({"loss_differs", "gradients_underflow"})
 EDITS: frozenset[Kind] = frozenset(
     {
         *("scaled_by_another", "scaled_gradients_compared"),
-        *("scaled_gradients_edited", "scaled_gradients_in_loss"),
+        *("scaled_gradients_edited", "scaled_gradients_in_loss", "gradients_not_scaled"),
     }
 )
 MOST_STEPS = 1000  # numbers kept of an observation
@@ -93,7 +95,7 @@ class Observations:
 
         armed_steps: those that ran with their shadows.
         """
-        groups = list(self._groups.values())
+        groups = _link_inputs(list(self._groups.values()))
         faults = [group for group in groups if group.first.kind in (*NONFINITE, *EDITS)]
         first_lost = min((fault.steps[0] for fault in faults), default=None)
         for group in groups:
@@ -113,6 +115,25 @@ class Observations:
             if not (_joins(group, groups) or (not group.is_fault and group.first.site in sites))
         ]
         return sorted(merged, key=_gravity)
+
+
+def _link_inputs(groups: list[Observation]) -> list[Observation]:
+    """Join nonfinite inputs to an overflow without effect of the same step, or the one before.
+
+    The loop may have kept what overflowed where no operator shows it, as in an array of NumPy.
+    """
+    inputs = [group for group in groups if group.first.kind == "nonfinite_input"]
+    linked = []
+    for group in groups:
+        is_note = group.first.kind == "overflow_without_effect"
+        effects = [i for i in inputs if is_note and {i.steps[0] - 1, i.steps[0]} & {*group.steps}]
+        if effects:
+            inputs.remove(effects[0])
+            overflow = structs.replace(group.first, kind="overflow")
+            group = replace(group, first=overflow, carried=effects[0])
+        linked.append(group)
+    joined = [group.carried for group in linked if group.first.kind == "overflow"]
+    return [group for group in linked if group not in joined]
 
 
 def _gravity(observation: Observation) -> tuple[bool, bool, int, bool]:

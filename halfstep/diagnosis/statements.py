@@ -28,6 +28,7 @@ TITLES: Mapping[Kind, str] = {
     "scaled_gradients_compared": "A comparison depends on the loss scale",
     "scaled_gradients_edited": "Gradients are edited while they are scaled",
     "scaled_gradients_in_loss": "Scaled values are part of the loss",
+    "gradients_not_scaled": "A gradient is not multiplied by the loss scale",
     "gradients_cleared_before_step": "Gradients are cleared before the step",
     "gradients_edited_after_step": "Gradients are edited after the step",
     "stale_weight_cache": "Autocast is not left between steps",
@@ -38,7 +39,8 @@ IN_FP32 = "Compute it in fp32: under torch.autocast(device, enabled=False), from
 ADVICE: Mapping[Kind, str] = {
     "undefined": "Avoid the undefined case: a division by 0, a logarithm or root of 0, a mean over "
     "no elements. Neither precision nor loss scale helps.",
-    "nonfinite_input": "Find such samples and drop them. Neither precision nor loss scale helps.",
+    "nonfinite_input": "If it is data, find such samples, and drop or mask them. If an earlier "
+    "step has computed it, such as a statistic or a priority, look there.",
     "nonfinite_weight": "An earlier step or the checkpoint has made it so: start from finite "
     "weights.",
     "carried": "Reset it, and let nothing be written to it in a step that is skipped.",
@@ -52,6 +54,8 @@ ADVICE: Mapping[Kind, str] = {
     "scaled_gradients_compared": "Call scaler.unscale_(optimizer) before it.",
     "scaled_gradients_edited": "Call scaler.unscale_(optimizer) before it.",
     "scaled_gradients_in_loss": "Divide them by scaler.get_scale(), and scale a loss only once.",
+    "gradients_not_scaled": "Multiply it by grad_output, in the backward of the custom Function "
+    "that makes it.",
     "gradients_cleared_before_step": "Clear them before the first backward pass of a step.",
     "gradients_edited_after_step": "Edit or clip them before the step, after scaler.unscale_.",
     "stale_weight_cache": "Enter autocast in each step, around the forward pass and the loss only.",
@@ -86,6 +90,8 @@ def statement_of(observation: Observation) -> Statement:
     title = TITLES[defect.kind].format(dtype=_dtype(defect), variable=variable)
     if defect.kind == "scale_too_large" and not observation.is_fault:
         title = "The scaler searches for its scale"
+    if defect.kind == "nonfinite_input" and defect.value is not None:
+        title = f"{variable} holds numbers too large for any precision"
     if is_left_over(defect):
         title = f"{variable} was not finite before the step"
     text, advice = _TEXTS[defect.kind](observation), _advice(observation)
@@ -177,6 +183,13 @@ def _describe_undefined(observation: Observation) -> str:
 def _nonfinite_input(observation: Observation) -> str:
     defect = observation.first
     variable = defect.site.variable
+    if defect.value is not None and defect.origin is not None:
+        return (
+            f"{f'`{variable}`' if variable else 'A tensor'} holds numbers up to "
+            f"{number(defect.value)} when step {defect.step:,} first uses it, in "
+            f"{named(defect.site)}; {named(defect.origin)} is then beyond fp32's "
+            f"{number(defect.limit)}."
+        )
     are = "is" if defect.count == 1 else "are"
     return (
         f"{f'`{variable}`' if variable else 'A tensor'} holds "
@@ -195,6 +208,8 @@ def _describe_carried(observation: Observation) -> str:
 def _returns(observation: Observation) -> str:
     """Return when a tensor became nonfinite, and where it comes back in."""
     defect = observation.first
+    if defect.kind == "nonfinite_input":
+        return f"{_nonfinite_input(observation)} It may come from there."
     variable, place = defect.site.variable, place_of(defect.site)
     if is_left_over(defect):
         return (
@@ -310,6 +325,15 @@ def _describe_scaled_loss(observation: Observation) -> str:
     )
 
 
+def _describe_unscaled(observation: Observation) -> str:
+    defect = observation.first
+    return (
+        f"{steps_of(observation)} {named(defect.site)} does not depend on the gradient that comes "
+        f"in, and so not on the loss scale, {scale_text(defect.scale)} in step {defect.step:,}. "
+        "Unscaling divides it all the same: it counts too little by that factor."
+    )
+
+
 def _describe_clearing(observation: Observation) -> str:
     return (
         f"{steps_of(observation)} {named(observation.first.site)} sets all gradients to 0 between "
@@ -362,6 +386,7 @@ _TEXTS: Mapping[Kind, Callable[[Observation], str]] = {
     "scaled_gradients_compared": _describe_comparison,
     "scaled_gradients_edited": _describe_edit,
     "scaled_gradients_in_loss": _describe_scaled_loss,
+    "gradients_not_scaled": _describe_unscaled,
     "gradients_cleared_before_step": _describe_clearing,
     "gradients_edited_after_step": _late,
     "stale_weight_cache": _stale,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 
 from halfstep.evidence.arrived_rows import BoundedNorms, FirstNonfinite
 from halfstep.evidence.buffer_evidence import BufferEvidence
@@ -28,6 +29,7 @@ from halfstep.telemetry.events import (
     DirectStep,
     Event,
     GradientsDropped,
+    MixedScales,
     NonfiniteGradients,
     NoStep,
     NotStepped,
@@ -67,7 +69,7 @@ class Collector:
         self._first = FirstNonfinite(on_event)
         self._tallies = {
             kind: Tally(kind, on_event)
-            for kind in (DirectStep, NotStepped, ScaledClip, Uncleared, UnscaledLoss)
+            for kind in (DirectStep, MixedScales, NotStepped, ScaledClip, Uncleared, UnscaledLoss)
         }
         self._precisions: set[str] = set()
         self._reported: set[str] = set()
@@ -138,6 +140,21 @@ class Collector:
             self._on_event(GradientsDropped(step=step, count=count, scale=float(arrived[0])))
 
         self.host_copies.send(report, scale)
+
+    def record_mixed_scales(
+        self, step: int, optimizer: str, first: Tensor, scaler: GradScaler | None
+    ) -> None:
+        """Record a step with gradients of passes between which an update may change the scale.
+
+        first: the scale of the first ones.
+        """
+
+        def report(arrived: list[Tensor]) -> None:
+            if float(arrived[0]) != float(arrived[1]):
+                self._tallies[MixedScales].add(step, optimizer=optimizer)
+
+        if scaler is not None and scaler._scale is not None:
+            self.host_copies.send(report, first, scaler._scale)
 
     def record_uncleared(self, step: int, optimizer: str, norms: Tensor, carried: int) -> None:
         """A pass added to gradients that nothing cleared since the last step.

@@ -6,13 +6,14 @@ from typing import Any, TypeAlias
 from halfstep.telemetry.events import (
     DirectStep,
     Event,
+    MixedScales,
     NotStepped,
     ScaledClip,
     Uncleared,
     UnscaledLoss,
 )
 
-Counted: TypeAlias = DirectStep | NotStepped | ScaledClip | Uncleared | UnscaledLoss
+Counted: TypeAlias = DirectStep | MixedScales | NotStepped | ScaledClip | Uncleared | UnscaledLoss
 
 
 class Tally:

@@ -166,6 +166,8 @@ class Call:
         is_linear = _current_graph_task_id() != NO_PASS and not self._is_of_script()
         if is_linear or not self._may_run:  # in the gradient that comes in
             powers = {entry.power for entry in self._entries if entry.power != 0}
+            if is_linear and powers == {1} and self._adds_unscaled():
+                return None
             return 0 if not powers else powers.pop() if len(powers) == 1 else UNKNOWN
         find = self._mode.memory.find
         return ScaleExperiment(
@@ -202,6 +204,16 @@ class Call:
     def _shadow_of(self, tensor: Tensor) -> Tensor:
         has_shadow = has_numbers(tensor) or self._mode.memory.has_shadow(tensor)
         return self._mode.shadow(tensor) if has_shadow else tensor
+
+    def _adds_unscaled(self) -> bool:
+        """Return whether a gradient of this pass that no scale has led to is added to another."""
+        return self.operator.name == "add" and any(
+            entry.power == 0
+            and entry.writers[-1].is_backward
+            and is_readable(tensor)
+            and bool(tensor.any())
+            for tensor, entry in zip(self.tensors, self._entries, strict=True)
+        )
 
     def follow(self, result: Any) -> None:
         """Run the operator again, and compare each tensor that it made or changed."""
@@ -361,7 +373,7 @@ class Call:
         if not tensor.dim() and facts.nonfinite and not made.is_backward and self.tensors:
             mode.scalars.append(made)
         entry.is_suspect |= bool(facts.nonfinite or facts.shadow_nonfinite)
-        if facts.flushed and self.operator.name in DIFFERENCES and not made.is_backward:
+        if facts.flushed and self.operator.name in DIFFERENCES:
             shadow = mode.memory.shadow(tensor, entry)
             self._find_rounded(made, tensor, (tensor == 0) & (shadow != 0))
         has_bad_input = any(

@@ -10,6 +10,7 @@ from halfstep.shadow.walk import (
     earliest,
     find_carried_source,
     find_flushed_inputs,
+    find_large,
     first_defect,
     first_flushed,
     first_infinity,
@@ -74,6 +75,9 @@ def classify(
         return _lost(operation, facts, defect)
     if operation.beyond_fp32 is not None:
         limit = FP32.max
+        if (large := find_large(operation)) is not None:
+            defect = _outside(large, facts, symptom, step)
+            return replace(defect, value=large.largest, limit=limit, origin=site_of(operation))
         return replace(
             defect, kind="overflow", dtype="float32", value=operation.beyond_fp32, limit=limit
         )

@@ -93,10 +93,18 @@ class GradientChanges:
                     return
             if entry is None or entry.power != entry.writers[-1].power:
                 continue  # older than the step, or unscaled for another optimizer
-            edit = first_edit(entry.writers[-1])
-            if edit is not None and all_finite(gradient) and bool(gradient.any()):
+            latest = entry.writers[-1]
+            edit = first_edit(latest)
+            is_of_pass = self._pass is not None and latest.number > self._passed
+            is_unscaled = entry.power == 0 and latest.is_backward and is_of_pass
+            if not (edit or is_unscaled) or not all_finite(gradient) or not bool(gradient.any()):
+                continue
+            unscaled = latest if edit is None else _unscaled_part(edit)
+            if unscaled is not None:
+                self._report("gradients_not_scaled", unscaled)
+            elif edit is not None:
                 self._report("scaled_gradients_edited", edit)
-                return
+            return
 
     def stepping(self, optimizer: Optimizer) -> None:
         """Report that all gradients with which an optimizer steps were cleared after their pass."""
@@ -133,6 +141,13 @@ class GradientChanges:
             return operation
         place = replace(operation.place, caller_file=file, caller_line=line)
         return replace(operation, place=place)
+
+
+def _unscaled_part(edit: Operation) -> Operation | None:
+    """Return the gradient without a scale that a backward pass has added to one with it."""
+    parts = [operand.writers[-1] for operand in edit.inputs]
+    is_sum = edit.is_backward and edit.name == "add"
+    return next((part for part in parts if is_sum and part.power == 0), None)
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:

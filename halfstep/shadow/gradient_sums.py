@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from halfstep.shadow.memory import Entry
+from halfstep.shadow.memory import SHADOW_DTYPES, Entry
 from halfstep.shadow.mode import ShadowMode
 from halfstep.shadow.operators import is_readable, local
+from halfstep.shadow.walk import first_emptied
 
-#: Smaller gradients than this share of the largest one may be 0 but for rounding in fp32.
+#: Smaller gradients than this share of the largest one may be 0 but for rounding in fp32, unless a
+#: cast has made them 0.
 SMALLEST = 1e-4
 
 
@@ -63,6 +65,13 @@ def gradient_sums(mode: ShadowMode, gradients: Sequence[Tensor]) -> GradientSums
     largest = max((size for size, _ in sizes), default=0.0)
     sums.tensors = len(sizes)
     sums.emptied = [
-        entry for size, entry in sizes if entry is not None and size > SMALLEST**2 * largest
+        entry
+        for size, entry in sizes
+        if entry is not None and (size > SMALLEST**2 * largest or _is_emptied_by_cast(entry))
     ]
     return sums
+
+
+def _is_emptied_by_cast(gradient: Entry) -> bool:
+    origin = first_emptied(gradient.writers[-1])
+    return origin.name == "_to_copy" and origin.dtype in SHADOW_DTYPES

@@ -164,7 +164,10 @@ class Judge:
                     helps=("fp32",),
                 )
             )
-        if any(defect.symptom in ("loss", "gradient") for defect in self.defects):
+        is_lost = any(defect.symptom in ("loss", "gradient") for defect in self.defects)
+        if any(defect.kind == "nonfinite_input" for defect in self.defects):
+            self._overflow_without_effect(step)  # unless this is its effect
+        if is_lost:
             return
         for weight in filter(is_readable, map(local, weights)):
             entry = self._mode.memory.find(weight)
@@ -182,7 +185,8 @@ class Judge:
             if defect.kind != "nonfinite_input":  # which may be meant, as a gap in the data
                 self.found(self._of_scale(defect))
             return
-        self._overflow_without_effect(step)
+        if not self.defects:
+            self._overflow_without_effect(step)
 
     def _updates_lost(self, step: int) -> None:
         memory, changed = self._mode.memory, list(self._mode.lasting.values())
@@ -355,8 +359,9 @@ class Judge:
             if operation.is_backward or facts is None or operation.dtype not in SHADOW_DTYPES:
                 continue
             defect = classify(operation, "value", step, is_lost=True)
-            if defect.kind == "overflow" and defect.value and not self.defects:
-                self.found(replace(defect, kind="overflow_without_effect", helps=()))
+            if defect.kind == "overflow" and defect.value:
+                self.found(replace(defect, kind="overflow_without_effect"))
+                return
 
 
 def _is_bad(operation: Operation) -> bool:

@@ -44,6 +44,7 @@ from halfstep.watching.async_host_copy import is_capturing
 PURGE_EVERY = 64  # operators
 TENSOR = "TensorType"
 MOST_UNKNOWN = 20  # operators whose error is kept
+LARGE = 1e15  # beyond it a few products are beyond fp32
 #: Tensors without values.
 OWN = (FakeTensor, UninitializedBuffer, UninitializedParameter)
 #: A whole storage is searched for nonfinite values if it is not much larger than the tensor.
@@ -144,6 +145,11 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif has_numbers(tensor) and is_readable(tensor):
             self.read(tensor, entry, examine(tensor, None))
             entry.is_suspect = entry.is_suspect or not _is_whole_finite(tensor)
+            if not entry.is_suspect and LARGE < (largest := _largest(tensor)) < math.inf:
+                origin.variable, origin.is_weight = self._variable(tensor)
+                if not origin.is_weight:
+                    origin.largest, origin.is_tainted = largest, True
+                    origin.place = place_of_caller()
         return entry
 
     def read(self, tensor: Tensor, entry: Entry, facts: Facts | None) -> None:
@@ -289,6 +295,11 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if versions and versions == [tensor._version for tensor in tensors]:
         torch.autograd.graph.increment_version(tensors)
     return result
+
+
+def _largest(tensor: Tensor) -> float:
+    is_number = tensor.is_floating_point() and tensor.numel()
+    return float(tensor.detach().abs().max()) if is_number else 0.0
 
 
 def _is_whole_finite(tensor: Tensor) -> bool:

@@ -191,3 +191,9 @@ def find_carried_source(operation: Operation) -> Operation | None:
         ancestor for ancestor in ancestors(operation) if ancestor.carried and ancestor.result
     )
     return next(carried, None)
+
+
+def find_large(operation: Operation) -> Operation | None:
+    """Return the tensor with the largest numbers from outside of the step that led to a result."""
+    large = [ancestor for ancestor in ancestors(operation) if ancestor.largest]
+    return max(large, key=lambda ancestor: ancestor.largest, default=None)

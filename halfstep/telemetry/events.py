@@ -747,6 +747,13 @@ class GradientsDropped(StepEvent, frozen=True, kw_only=True, tag="gradients_drop
     scale: Scale
 
 
+class MixedScales(StepEvent, frozen=True, kw_only=True, tag="mixed_scales"):
+    """Steps with gradients of passes between which an update has changed the loss scale."""
+
+    count: Count
+    optimizer: Text
+
+
 class UnscaledLoss(StepEvent, frozen=True, kw_only=True, tag="unscaled_loss"):
     """Steps of a scaler with gradients of a loss that was not multiplied by the scale."""
 
@@ -877,15 +884,7 @@ KINDS: dict[str, type[Event]] = {
         ),
         *(Replay, NonfiniteBuffers, Schedule, Origin, ShadowStep, BadInputs, FirstNonfinite),
         *(DirectStep, NotStepped, UnscaledLoss, ScaledClip, BoundedNorms, Uncleared),
-        *(
-            GradientsDropped,
-            AccumulatedGradients,
-            NoGradient,
-            NoStep,
-            NoInfChecks,
-            CallOrder,
-            Fp16Gradients,
-        ),
-        *(AdamEps, OutsideOptimizers),
+        *(AccumulatedGradients, NoGradient, NoStep, NoInfChecks, CallOrder, Fp16Gradients),
+        *(AdamEps, OutsideOptimizers, GradientsDropped, MixedScales),
     )
 }

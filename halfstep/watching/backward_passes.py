@@ -262,6 +262,8 @@ class BackwardPasses:
         self.since_step = 0  # of them since an optimizer's last step
         self.dropped = 0  # times since then that scaled gradients were cleared without a step
         self.is_dropped = False  # that is so of those before the pass under way
+        #: By an optimizer: the scale of its first passes, if an update came before its step.
+        self.first_scales: dict[int, Tensor] = {}
         self.suspected: set[int] = set()  # optimizers whose gradients seem to be never cleared
         #: The only optimizer's, while each step has one plain pass (see `repeats`).
         self.plain: OwnLosses | None = None
@@ -450,7 +452,9 @@ class BackwardPasses:
         for identity, own in self._own.items():  # a comprehension costs a call
             if own.begins():
                 self._again.add(identity)
-            self.is_dropped |= own.is_dropped
+            if own.is_dropped:
+                self.is_dropped = True
+                self.first_scales.pop(identity, None)
         self.dropped += self.is_dropped
         if self._early is not None:
             self._note_early()
@@ -505,6 +509,13 @@ class BackwardPasses:
             losses = self._recent
         self._recent = []
         return losses
+
+    def updating(self, scale: Tensor) -> None:
+        """Keep the scale that an update may change, for gradients that no step has used yet."""
+        self._examine()
+        for identity, own in self._own.items():
+            if not own.is_first and own.is_scaled and identity not in self.first_scales:
+                self.first_scales[identity] = scale.clone()
 
     def has_changed(self, optimizer: int) -> bool:
         """Return whether a pass has ever changed an optimizer's gradients. optimizer: its id."""

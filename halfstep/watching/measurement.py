@@ -59,6 +59,11 @@ class Measurement:
                 losses = state.passes.take(optimizer)
             except Exception as error:
                 state.best_effort.lose("loss", error)
+        if state.passes.first_scales and identity in state.passes.first_scales:
+            first_scale = state.passes.first_scales.pop(identity)
+            state.evidence.record_mixed_scales(
+                state.closed_steps + 1, gradients.name, first_scale, state.current.scaler
+            )
         if state.uncleared and (before_pass := state.uncleared.pop(identity, None)) is not None:
             carried = state.passes.count_carried(identity)
             if carried:

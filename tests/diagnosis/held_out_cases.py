@@ -60,7 +60,7 @@ KINDS = {
     },
     "scaled gradients": {
         *("scaled_gradients_edited", "scaled_gradients_in_loss", "scaled_gradients_clipped"),
-        "scaled_gradients_compared",
+        *("scaled_gradients_compared", "gradients_not_scaled"),
     },
     "call order": {
         *("scaled_gradients_clipped", "scaler_call_order", "loss_not_scaled", "no_inf_checks"),
@@ -74,7 +74,7 @@ KINDS = {
 }
 #: Texts that a row of a cause that several kinds share must contain.
 WORDS = {
-    "carried": re.compile("has not been finite since|held NaN when"),
+    "carried": re.compile("has not been finite since|held NaN when|may come from there"),
     "diverges": re.compile("the training diverge[sd]"),
 }
 UNKNOWN = {"nonfinite_without_scaler", "nonfinite_buffers"}  # what is seen, not its cause

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -614,6 +615,85 @@ def test_a_loss_that_another_scaler_scales_is_seen(*, is_right: bool) -> None:
     rows = [row for row in rows_of_loop(train) if row.is_fault]
     kinds = {(row.kind, row.source) for row in rows}
     assert kinds == (set() if is_right else {("scaled_by_another", "of_loss.scale(loss)")})
+
+
+class Injected(torch.autograd.Function):
+    """A loss with a gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, gradient: Tensor, is_right: bool) -> Tensor:  # type: ignore[override]
+        """Return 0."""
+        ctx.save_for_backward(gradient)
+        ctx.is_right = is_right
+        return value.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> Any:  # type: ignore[override]
+        """Return the gradient, multiplied by the one that comes in only if that is right."""
+        (gradient,) = ctx.saved_tensors
+        return gradient * grad_output if ctx.is_right else gradient.clone(), None, None
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_gradient_without_the_scale_is_seen(*, is_right: bool, is_alone: bool) -> None:
+    """A custom Function that ignores the incoming gradient is a fault, alone or in a sum."""
+
+    def loss_of(weight: Tensor) -> Tensor:
+        injected = Injected.apply(weight * 2.0, torch.ones(4), is_right)  # type: ignore[no-untyped-call]
+        loss: Tensor = injected if is_alone else injected + (weight * 2.0).square().sum()
+        return loss
+
+    kinds = {row.kind for row in check(loss_of) if row.is_fault} - {"no_half_operators"}
+    assert kinds == (set() if is_right else {"gradients_not_scaled"})
+
+
+def test_a_fill_value_is_named_as_what_fp32_cannot_hold() -> None:
+    """An operator beyond fp32 is the fault of the data that holds such numbers."""
+    target = torch.tensor([1.0, 9.96921e36, 2.0, 3.0])
+    row = first(check(lambda weight: (weight * 1.0 - target).square().mean()))
+    assert (row.kind, row.symptom, row.value) == (
+        "nonfinite_input",
+        "loss",
+        pytest.approx(9.96921e36),
+    )
+    assert "(weight * 1.0 - target).square()" in row.text
+
+
+def test_an_overflow_that_comes_back_from_outside_is_the_fault() -> None:
+    """What overflowed without effect is named for the NaN that the loop then reads from NumPy."""
+    kept = np.ones(4, np.float32)
+
+    def loss_of(weight: Tensor) -> Tensor:
+        share = torch.from_numpy(kept / kept.max())
+        loss = (share * weight).sum()
+        kept[0] = float((weight.detach().half() * 300.0).square()[0])
+        return loss
+
+    with np.errstate(invalid="ignore"):
+        row = first(check(loss_of, steps=3))
+    assert (row.kind, row.value) == ("overflow", pytest.approx(90_000, rel=0.01))
+    assert "may come from there" in row.text
+
+
+@pytest.mark.parametrize("weight", [1e-9, 0.0])
+def test_a_head_whose_gradients_a_cast_empties_is_seen(weight: float) -> None:
+    """Gradients that are 0 only since their loss was cast are a fault next to any larger ones."""
+
+    def train() -> None:
+        net, head = nn.Linear(4, 4), nn.Linear(4, 1)
+        optimizer = torch.optim.SGD([*net.parameters(), *head.parameters()], lr=1e-3)
+        for _ in range(4):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=HALF):
+                hidden = net(torch.ones(2, 4))
+                loss = hidden.float().square().sum()
+                loss = loss + weight * head(hidden.detach()).float().square().mean()
+            loss.backward()
+            optimizer.step()
+
+    kinds = [row.kind for row in rows_of_loop(train) if row.is_fault]
+    assert kinds == (["gradients_underflow"] if weight else [])
 
 
 def test_a_loss_that_the_loop_scales_itself_is_reported_unscaled() -> None:

@@ -125,6 +125,7 @@ HONEST: dict[str, dict[str, Any]] = {
     },
     "direct_step": {"step": 7, "count": 2, "optimizer": "SGD", "is_scaled": False},
     "not_stepped": {"step": 7, "count": 2},
+    "mixed_scales": {"step": 7, "count": 2, "optimizer": "SGD"},
     "unscaled_loss": {"step": 7, "count": 2, "optimizer": "SGD"},
     "scaled_clip": {"step": 7, "count": 2, "optimizer": "SGD", "max_norm": 1.0},
     "bounded_norms": {"step": 40, "steps": 40, "norm": 1.0},

@@ -242,6 +242,29 @@ def test_gradients_that_the_loop_drops_are_counted_from_the_last_step_on(
     assert finding.is_certain_fault == (limit > 4)
 
 
+@pytest.mark.parametrize("interval", [3, 100])
+def test_an_update_between_added_gradients_is_counted_if_it_changes_the_scale(
+    tmp_path: Path, interval: int
+) -> None:
+    """Gradients of two passes with different loss scales are one mistake of each such step."""
+    weight, other = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+    rare, often = torch.optim.SGD([weight], 0.0), torch.optim.SGD([other], 0.0)
+    scaler = GradScaler("cpu", init_scale=4.0, growth_interval=interval)
+    with halfstep.watch(folder=tmp_path, name="it", mode="offline"):
+        for k in range(1, 9):
+            often.zero_grad()
+            scaler.scale(other.sum()).backward()
+            scaler.step(often)
+            scaler.scale(weight.sum()).backward()
+            if k % 2 == 0:
+                scaler.step(rare)
+            scaler.update()
+            if k % 2 == 0:
+                rare.zero_grad()
+    events = Written(tmp_path / "it").of("mixed_scales")
+    assert [event["count"] for event in events] == ([1] if interval == 3 else [])
+
+
 class Ascent(torch.optim.Optimizer):
     """Sharpness-aware minimization around another optimizer, as commonly written."""
 
