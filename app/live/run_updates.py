@@ -90,6 +90,12 @@ class SkippedStep:
         return text_of(msgspec.convert(defect, Defect)) if defect else ""
 
     @property
+    def overflows_by_scale(self) -> bool:
+        """Whether a smaller loss scale would have removed the overflow, and no precision need."""
+        defect = self.replay and self.replay.get("defect")
+        return bool(defect) and "smaller_scale" in defect.get("helps", ())
+
+    @property
     def culprits(self) -> list[dict[str, Any]]:
         """The parameters that overflowed, with counts of the step or of its exact replay."""
         replayed = self.replay.get("culprits", []) if self.replay and self.replay["exact"] else []

@@ -229,7 +229,7 @@ def _scale_too_large(observation: Observation) -> str:
     return (
         f"{steps_of(observation)} gradients overflow at the loss scale of the step. In step "
         f"{defect.step:,}, at {scale_text(defect.scale)}, {named(defect.site)} "
-        f"{_beyond(defect)}. The gradients fit below {number(observation.smallest_fit, 3)}."
+        f"{_beyond(defect)}. They fit at a scale below {number(observation.smallest_fit, 3)}."
     )
 
 

@@ -18,7 +18,7 @@ from halfstep.shadow.repair import Repair
 from halfstep.shadow.reproduction import Reproduction
 from halfstep.shadow.scale import Power, is_unknown
 from halfstep.shadow.search import LineSearch
-from halfstep.shadow.walk import first_emptied, first_scaled
+from halfstep.shadow.walk import first_defect, first_emptied, first_scaled
 
 #: A finite loss is wrong if it is this far from its shadow, relative to it: the first number if
 #: half precision has lost values in the step, else the second.
@@ -29,7 +29,8 @@ REPAIR_BYTES = 2**30  # of the values of a step in which a line computes in fp32
 REPRODUCED: tuple[Kind, ...] = ("overflow", "rounding", "loss_differs", "scale_too_large")
 UNDERFLOW = 0.1  # share of the squared norm of the gradients
 GRADIENTS_DIFFER = 0.5  # relative distance
-#: The loss has grown if its last values are above this factor of the first ones' median.
+#: The loss has grown if it is above this factor of the first ones' median, and the last ones are
+#: all above the first ones or this factor.
 GROWN, FIRST_LOSSES, LAST_LOSSES = 100.0, 5, 3
 MOST_LOSSES = 10_000
 
@@ -236,21 +237,25 @@ class Judge:
         losses = self._shadow_losses
         if len(losses) < FIRST_LOSSES + LAST_LOSSES:
             return None
-        first = sorted(losses[:FIRST_LOSSES])[FIRST_LOSSES // 2]
-        growth = min(losses[-LAST_LOSSES:]) / first if first else 0.0
+        first, last = losses[:FIRST_LOSSES], losses[-LAST_LOSSES:]
+        usual = sorted(first)[FIRST_LOSSES // 2]
+        if not usual:
+            return None
+        growth = (last[-1] if min(last) > max(first) else min(last)) / usual
         return growth if growth > GROWN else None
 
     def _nonfinite_gradients(
         self, step: int, sums: GradientSums, loss: SeenLoss | None, *, are_dropped: bool = False
     ) -> None:
-        """Add the defect of the gravest of the nonfinite gradients: what no scale helps first.
+        """Add the first defect of those that led to nonfinite gradients: what no scale helps first.
 
         are_dropped: the loop leaves out such steps, so only what half precision loses is a defect.
         """
+        written = [entry.writers[-1] for entry in sums.nonfinite]
         traced = [
-            trace(entry.writers[-1], "gradient", step)
-            for entry in sums.nonfinite
-            if entry.writers[-1].result is not None
+            trace(writer, "gradient", step)
+            for writer in sorted(written, key=lambda writer: first_defect(writer).number)
+            if writer.result is not None
         ]
         if are_dropped:
             traced = [candidate for candidate in traced if is_out_of_range(candidate.kind)]
