@@ -17,6 +17,7 @@ NONFINITE: frozenset[Kind] = frozenset(
 )
 #: Kinds that explain skips and losses that are not finite.
 EXPLAINING_SKIPS: frozenset[Kind] = NONFINITE | {"scale_too_large"}
+OVERFLOWS: frozenset[Kind] = frozenset({"overflow", "scale_too_large"})
 MILD: frozenset[Kind] = CONSEQUENCES | {"update_lost", "overflow_without_effect"}
 #: Kinds from which gradients of 0 follow.
 ZEROING: frozenset[Kind] = NONFINITE | {"gradients_underflow"}
@@ -30,6 +31,7 @@ EDITS: frozenset[Kind] = frozenset(
     }
 )
 MOST_STEPS = 1000  # numbers kept of an observation
+LAST_LOSSES = 3  # that have all grown, where the training diverges
 #: A scale is at fault, and not the search for it, if it overflows so often without having fallen.
 NOT_FALLING = 3
 SLOWEST_FALL = 0.75  # of the scale from one overflow to the next step's
@@ -83,18 +85,23 @@ class Observations:
 
     def __init__(self) -> None:
         self._groups: dict[tuple[Kind, str, Site | int | None], Observation] = {}
+        self._grown: Defect | None = None  # the first one of a loss that had grown
 
     def add(self, defects: Sequence[Defect]) -> None:
         """Add what a step has shown."""
         for defect in defects:
             group = self._groups.setdefault(_key(defect), Observation(defect))
             group.add(defect)
+            if defect.has_grown is not None and self._grown is None:
+                self._grown = defect
 
     def found(self, armed_steps: int) -> list[Observation]:
         """Return all observations: faults, the gravest and the earliest first, then notes.
 
         armed_steps: those that ran with their shadows.
         """
+        for group in self._groups.values():
+            self._add_growth(group)
         groups = _link_inputs(list(self._groups.values()))
         faults = [group for group in groups if group.first.kind in (*NONFINITE, *EDITS)]
         first_lost = min((fault.steps[0] for fault in faults), default=None)
@@ -115,6 +122,14 @@ class Observations:
             if not (_joins(group, groups) or (not group.is_fault and group.first.site in sites))
         ]
         return sorted(merged, key=_gravity)
+
+    def _add_growth(self, group: Observation) -> None:
+        """Add the growth of the loss to an overflow that came with it, before it was known."""
+        first, grown = group.first, self._grown
+        if grown is None or first.has_grown is not None or first.kind not in OVERFLOWS:
+            return
+        if 0 <= grown.step - first.step < LAST_LOSSES:
+            group.first = structs.replace(first, has_grown=grown.has_grown)
 
 
 def _link_inputs(groups: list[Observation]) -> list[Observation]:

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from halfstep.diagnosis.defect import Defect, Kind, Site
+from halfstep.diagnosis.observations import LAST_LOSSES
 from halfstep.shadow.classify import classify, is_out_of_range, site_of, trace
 from halfstep.shadow.gradient_sums import GradientSums, gradient_sums
 from halfstep.shadow.memory import SHADOW_DTYPES, Entry
@@ -29,9 +30,8 @@ REPAIR_BYTES = 2**30  # of the values of a step in which a line computes in fp32
 REPRODUCED: tuple[Kind, ...] = ("overflow", "rounding", "loss_differs", "scale_too_large")
 UNDERFLOW = 0.1  # share of the squared norm of the gradients
 GRADIENTS_DIFFER = 0.5  # relative distance
-#: The loss has grown if it is above this factor of the first ones' median, and the last ones are
-#: all above the first ones or this factor.
-GROWN, FIRST_LOSSES, LAST_LOSSES = 100.0, 5, 3
+#: The loss has grown if its last values are above this factor of the first ones' median.
+GROWN, FIRST_LOSSES = 100.0, 5
 MOST_LOSSES = 10_000
 
 
@@ -237,11 +237,8 @@ class Judge:
         losses = self._shadow_losses
         if len(losses) < FIRST_LOSSES + LAST_LOSSES:
             return None
-        first, last = losses[:FIRST_LOSSES], losses[-LAST_LOSSES:]
-        usual = sorted(first)[FIRST_LOSSES // 2]
-        if not usual:
-            return None
-        growth = (last[-1] if min(last) > max(first) else min(last)) / usual
+        first = sorted(losses[:FIRST_LOSSES])[FIRST_LOSSES // 2]
+        growth = min(losses[-LAST_LOSSES:]) / first if first else 0.0
         return growth if growth > GROWN else None
 
     def _nonfinite_gradients(
