@@ -9,9 +9,10 @@
 Blocks of metrics are COLUMNS of `metric_points.NAMES`; FLUSH, FLUSHES and METRIC_LOWS are described
 in db.telemetry.metric_points and metric_blocks.
 
-A frame is shuffled, all first bytes first, and compressed by zlib. Integers are stored as their
-differences to the one before, those of `lr` as the differences of the differences of its bits;
-floats take four bytes if that changes none of them. All numbers are little-endian.
+A frame is shuffled, all first bytes first, and compressed by zlib. Each byte of floats begins a
+block of zlib, which stores noise as it is. Integers are stored as their differences to the one
+before, those of `lr` as the differences of the differences of its bits; floats take four bytes if
+that changes none of them. All numbers are little-endian.
 """
 
 import struct
@@ -212,8 +213,11 @@ def _encode_column(name: str, values: NDArray[Any]) -> tuple[bytes, bytes]:
         short = values.astype("<f4")
     if np.array_equal(short.astype(np.float64), values, equal_nan=True):
         values = short
-    frame = zlib.compress(_shuffle(values), LEVEL)
-    return _HEAD.pack(values.dtype.itemsize, 0, len(frame)), frame
+    size, coder, frame = values.dtype.itemsize, zlib.compressobj(LEVEL), b""
+    for place in np.frombuffer(_shuffle(values), np.uint8).reshape(size, -1):
+        frame += coder.compress(place) + coder.flush(zlib.Z_BLOCK)
+    frame += coder.flush()
+    return _HEAD.pack(size, 0, len(frame)), frame
 
 
 def _decode_column(name: str, frame: bytes, size: int, firsts: int, number: int) -> NDArray[Any]:

@@ -24,12 +24,12 @@ BLOCK_POINTS = 1024
 #: A block has summaries of the smallest size of which it has at most so many.
 MOST_LOWS = 32
 #: Points of a tail that are distributed: for each metric, at least, and at most.
-NAME_POINTS, LEAST_POINTS, MOST_POINTS = 128, 4096, 2**18
+NAME_POINTS, LEAST_POINTS, MOST_POINTS = 128, 2**14, 2**18
 #: Metrics whose blocks one flush writes: other writers of SQLite wait meanwhile.
 MOST_NAMES = 512
 #: Rows of a tail from which on they are joined to one; fewer of rows with so many points.
 JOINED_ROWS, JOINED_LONG_ROWS, LONG_ROW_POINTS = 64, 8, 1024
-#: The tail of an ended run is distributed if it has so many points for each metric.
+#: The tail of an ended run is distributed if it has LEAST_POINTS, and so many for each metric.
 ENDED_POINTS = 64
 #: Last step of a metric without earlier points.
 NEVER = -1
@@ -105,7 +105,7 @@ def end_tail(connection: Connection, run_id: int, *, is_live: bool = True) -> No
     """
     rows = _read_tail(connection, run_id)
     points = sum(row.points for row in rows)
-    if points >= ENDED_POINTS * max(_count_names(connection, run_id), ENDED_POINTS):
+    if points >= max(ENDED_POINTS * _count_names(connection, run_id), LEAST_POINTS):
         while len(rows) > is_live:
             _seal(connection, run_id, rows[:-1] if is_live else rows)
             rows = _read_tail(connection, run_id)
@@ -254,6 +254,8 @@ def _insert(connection: Connection, run_id: int, rows: Sequence[dict[str, Any]])
     """Insert blocks and replace those with the same first step."""
     if not rows:
         return
+    # SQLite packs the pages of full blocks only if those that are written again lie apart.
+    rows = sorted(rows, key=lambda row: not row["lows"])
     columns: dict[str, bulk_writes.Column] = {
         name: [row[name] for row in rows] for name in ("name", "lows", "data")
     }

@@ -436,9 +436,9 @@ def test_a_deep_check_names_damaged_blocks(site: Site, tmp_path: Path) -> None:
     environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
     offer_digits(site.database)
     running = start_run(site.database, site.owner)
-    points = [make_metric(step, 0.5) for step in range(5000)]
+    points = [make_metric(step, 0.5) for step in range(17_000)]
     record(site.database, running, make_steps([1.0] * 9000), events=points)
-    record(site.database, running, events=[make_metric(5000, 0.5)])
+    record(site.database, running, events=[make_metric(17_000, 0.5)])
     assert "0 do not match" in halfstep("storage", "check", "--deep", **environment).stdout
     with site.database.writing() as session:
         its = StepBlock.first == 4096

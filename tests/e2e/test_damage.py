@@ -14,9 +14,9 @@ def test_a_damaged_run_says_what_it_lacks_wherever_it_is_drawn(
     database: Database, running: Run, page: Page
 ) -> None:
     """Its page and comparisons name steps and metrics, at any zoom and in any tab."""
-    points = [make_metric(step, 0.5) for step in range(5000)]
+    points = [make_metric(step, 0.5) for step in range(17_000)]
     record(database, running, make_steps([1.0] * 9000), events=points)
-    record(database, running, events=[make_metric(5000, 0.5)])  # after it, blocks have the others
+    record(database, running, events=[make_metric(17_000, 0.5)])  # after it, blocks have the others
     notice = page.locator("[data-damage]")
     page.goto("/runs/1")
     expect(page.get_by_role("tab", name="Charts")).to_be_visible()

@@ -28,9 +28,9 @@ STREAMS = ("/live", "/stream", "/events/stream")
 @pytest.fixture
 def recorded(database: Database, running: Run) -> Run:
     """A run with two blocks of steps, two of a metric, and a tail."""
-    points = [make_metric(step, 0.5) for step in range(5000)]
+    points = [make_metric(step, 0.5) for step in range(17_000)]
     record(database, running, make_steps([1.0] * 9000, skipped=[7]), events=points)
-    record(database, running, events=[make_metric(5000, 0.5)])
+    record(database, running, events=[make_metric(17_000, 0.5)])
     return running
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, func, select, text, update
 
 from db.database import Database
 from db.queue import queue
@@ -282,6 +282,32 @@ def test_a_flush_is_one_row_and_a_short_run_ends_as_one(database: Database, runn
         assert session.scalar(count) == 1
         assert session.scalar(select(func.count()).select_from(MetricBlock)) == 0
         assert len(read_logged_points(session)) == 12
+
+
+def test_points_take_little_more_than_their_noise(
+    database: Database, running: Run, other: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A short run ends as one row; of a longer one, SQLite's pages of blocks are full."""
+    monkeypatch.undo()
+    noise = np.random.default_rng(0).standard_normal((1536, 40))
+    short = [(f"m{n}", step, step, noise[step, n]) for n in range(20) for step in range(300)]
+    log(database, other, short)
+    with database.writing() as session:
+        queue.end(session, other.id, other.attempt, Status.FINISHED)
+        tail = select(MetricTail.points, func.length(MetricTail.data))
+        [(points, size)] = session.execute(tail.where(MetricTail.run_id == other.id))
+        assert size < 7.2 * points == 7.2 * len(short)
+        assert session.scalar(select(func.count()).select_from(MetricBlock)) == 0
+    monkeypatch.setattr(metric_block_writer, "LEAST_POINTS", 4096)
+    for first in range(0, 1536, 128):
+        steps = range(first, first + 128)
+        values = noise.astype(np.float32).tolist()
+        log(database, running, [(f"m{n}", s, s, values[s][n]) for n in range(40) for s in steps])
+    if database.engine.dialect.name == "sqlite":
+        with database.reading() as session:
+            pages = "SELECT sum(pgsize), sum(payload) FROM dbstat WHERE name = 'metric_blocks'"
+            size, content = session.execute(text(pages)).one()
+            assert size < 1.25 * content
 
 
 def test_many_names_are_sealed_some_at_a_time(

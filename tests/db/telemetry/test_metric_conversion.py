@@ -41,7 +41,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def recorded(database: Database, running: Run) -> dict[str, Any]:
     """What readers return of a run with dense and sparse metrics and odd values."""
-    points = [("dense", step, math.sin(step)) for step in range(6000)]
+    points = [("dense", step, math.sin(step)) for step in range(18_000)]
     points += [("sparse", 500 * step, float(step)) for step in range(40)]
     points += [(f"n{number}", 7, 0.1) for number in range(30)]
     odd = [math.nan, math.inf, -math.inf, 1e-300, 0.5]
@@ -232,4 +232,4 @@ def test_a_downgrade_writes_the_rows_again(
     step_conversion.convert(database, running.id)
     assert everything(database, running) == recorded
     with database.reading() as session:
-        assert metric_blocks.count(session.connection(), running.id) == 6075
+        assert metric_blocks.count(session.connection(), running.id) == 18_075

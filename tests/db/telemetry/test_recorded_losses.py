@@ -63,14 +63,14 @@ def test_damaged_points_of_metrics_are_named_after_they_were_joined(
     database: Database, running: Run
 ) -> None:
     """Those of a tail without their names, those of a block with its steps."""
-    record(database, running, events=[make_metric(step, 0.5) for step in range(5000)])
-    record(database, running, events=[make_metric(5000, 0.5)])
+    record(database, running, events=[make_metric(step, 0.5) for step in range(20_000)])
+    record(database, running, events=[make_metric(20_000, 0.5)])
     with database.reading() as session:
         block = session.scalars(select(MetricBlock).order_by(MetricBlock.first)).all()[-1]
     damage_block(database, MetricBlock, first=block.first)
     assert len(find_damage(database)) == 1
-    for first in range(5001, 12_000, 400):
-        events = [make_metric(step, 0.5) for step in range(first, first + 400)]
+    for first in range(20_001, 40_000, 800):
+        events = [make_metric(step, 0.5) for step in range(first, first + 800)]
         record(database, running, events=events)
     with database.reading() as session:
         assert not list(damage_search.find_in_blocks(session.connection()))
@@ -78,5 +78,5 @@ def test_damaged_points_of_metrics_are_named_after_they_were_joined(
     assert (lost.kind, lost.name, lost.last) == ("metric", "val/accuracy", block.last)
     damage_block(database, MetricTail, run_id=1)
     with database.writing() as session:
-        telemetry.truncate(session, 1, 1, after=11_000)
+        telemetry.truncate(session, 1, 1, after=39_000)
     assert {part.kind for part in find_damage(database)} == {"metric", "flush"}
