@@ -1,6 +1,7 @@
 """Growth of response times with the number of runs and with the steps of a run.
 
     python -m benchmarks.growth [--rounds 15] [--most-steps 10000000] [--save]
+        [--databases SQLite PostgreSQL] [--of runs steps]
 
 A slope is that of the time over the amount, both on a log scale: 0 is no growth, and 1 is growth in
 proportion. The times of pages and workers must not grow; a backup copies everything, so it grows.
@@ -28,7 +29,9 @@ from db.tables import Status
 
 RUN_COUNTS = (100, 1000, 10_000)
 STEP_COUNTS = (10_000, 100_000, 1_000_000, 10_000_000)
-COMPARED, RECORDED = 20, 1000
+COMPARED, RECORDED = 20, (10, 1000)
+#: Steps of the flushes that are timed.
+SEALED = 16_384
 BAR = 0.2
 BACKUP = "backup, s"
 DATABASES: dict[str, Callable[[], AbstractContextManager[Database]]] = {
@@ -120,19 +123,23 @@ def of_steps(
                 "comparison's curves": f"/api/v1/comparison/series?runs={short},{long}&series=loss",
             }
             found = of_requests(site, addresses, rounds)
-            recorded = of_recording(database, long, steps, rounds)
-            return {**found, f"recording of {RECORDED:,}": recorded, BACKUP: of_backup(site)}
+            found |= of_recording(database, long, steps)
+            return {**found, BACKUP: of_backup(site)}
 
 
-def of_recording(database: Database, run_id: int, steps: int, rounds: int) -> float:
-    """Return the median of recording further steps durably, in milliseconds."""
-    found = []
-    more = synthetic.flushes(steps + rounds * RECORDED, RECORDED, first=steps + 1)
-    for flush in more:
-        started = time.perf_counter()
-        synthetic.record(database, run_id, flush)
-        found.append((time.perf_counter() - started) * 1000)
-    return statistics.median(found)
+def of_recording(database: Database, run_id: int, steps: int) -> dict[str, float]:
+    """Return the mean CPU time of flushes of further steps, seals included, in milliseconds."""
+    found = {}
+    for number in RECORDED:
+        last = steps + SEALED
+        flushes = list(synthetic.flushes(last, number, first=steps + 1))
+        started = time.process_time()
+        for flush in flushes:
+            synthetic.record(database, run_id, flush)
+        seconds = time.process_time() - started
+        found[f"flush of {number:,}, CPU"] = seconds / len(flushes) * 1000
+        steps = last
+    return found
 
 
 def slope(amounts: list[int], times: list[float]) -> float:
@@ -145,15 +152,16 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--most-steps", type=int, default=STEP_COUNTS[-1])
+    parser.add_argument("--databases", nargs="+", choices=DATABASES, default=[*DATABASES])
+    parser.add_argument("--of", nargs="+", choices=("runs", "steps"), default=["runs", "steps"])
     options = parser.parse_known_args()[0]
     step_counts = [each for each in STEP_COUNTS if each <= options.most_steps]
     rows: list[tuple[str, ...]] = []
     slopes: dict[str, float] = {}
-    for name, opened in DATABASES.items():
-        for what, amounts, measure in (
-            ("runs", list(RUN_COUNTS), of_runs),
-            ("steps", step_counts, of_steps),
-        ):
+    kinds = {"runs": (list(RUN_COUNTS), of_runs), "steps": (step_counts, of_steps)}
+    for name, opened in ((name, DATABASES[name]) for name in options.databases):
+        for what in options.of:
+            amounts, measure = kinds[what]
             measured = [measure(opened, amount, options.rounds) for amount in amounts]
             for key in measured[0]:
                 times = [each[key] for each in measured]

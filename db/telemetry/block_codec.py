@@ -215,7 +215,7 @@ def _encode_column(name: str, values: NDArray[Any]) -> tuple[bytes, bytes]:
         values = short
     size, coder, frame = values.dtype.itemsize, zlib.compressobj(LEVEL), b""
     for place in np.frombuffer(_shuffle(values), np.uint8).reshape(size, -1):
-        frame += coder.compress(place) + coder.flush(zlib.Z_BLOCK)
+        frame += coder.compress(place.tobytes()) + coder.flush(zlib.Z_BLOCK)
     frame += coder.flush()
     return _HEAD.pack(size, 0, len(frame)), frame
 

@@ -9,24 +9,17 @@ Flagged steps are rows of `steps` as well.
 """
 
 from collections.abc import Sequence
-from functools import cache
 from itertools import dropwhile, pairwise
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, delete, func, select, update
 
 from db.errors import StepsMissing
 from db.tables import IN_TAIL, Step, StepBucket
 from db.telemetry import block_codec, bulk_writes
 from db.telemetry.block_codec import NAMES, Columns, Records
-from db.telemetry.pyramid import (
-    END,
-    SIZES,
-    STEP_SERIES,
-    siblings,
-    sum_up,
-)
+from db.telemetry.pyramid import END, SIZES, STEP_SERIES, siblings, sum_up
 from db.telemetry.recorded_losses import record_losses
 from db.telemetry.step_blocks import (
     BLOCKS,
@@ -261,12 +254,7 @@ def _row(columns: Columns) -> dict[str, Any]:
 
 def _insert(connection: Connection, run_id: int, rows: Sequence[dict[str, Any]]) -> None:
     if rows:
-        connection.execute(_insert_query(), [{"run_id": run_id, **row} for row in rows])
-
-
-@cache
-def _insert_query() -> Any:
-    return insert(BLOCKS)
+        connection.execute(BLOCKS.insert(), [{"run_id": run_id, **row} for row in rows])
 
 
 def _delete_tail(connection: Connection, run_id: int) -> None:

@@ -229,11 +229,6 @@ def read_columns(
     return block_codec.chosen(block_codec.join(parts), slice(0, most))
 
 
-def steps_of(block: Block) -> Columns:
-    """Return the steps of a block; none if it is damaged."""
-    return join_steps([block], NAMES)
-
-
 def read_converted(connection: Connection, run_id: int, first: int, last: int) -> Columns:
     """Return the steps of a range of a run that is being converted."""
     query = select(*(BLOCKS.c[name] for name in (*Block._fields[:-1], "data")))

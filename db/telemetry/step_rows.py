@@ -71,7 +71,7 @@ def rows_at(session: Session, run_id: int, steps: Collection[int]) -> list[StepR
 def first_loss(session: Session, run_id: int, step: int) -> float | None:
     """Return the first finite loss from a step on. Raises StepsNotConverted."""
     for block in step_blocks.blocks(session.connection(), run_id, (step, END)):
-        columns = step_blocks.steps_of(block)
+        columns = step_blocks.join_steps([block], block_codec.NAMES)
         finite = np.isfinite(columns["loss"]) & (columns["step"] >= step)
         if finite.any():
             return float(columns["loss"][finite][0])

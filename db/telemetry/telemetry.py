@@ -45,21 +45,6 @@ from halfstep.telemetry.event_codec import fields_of
 from halfstep.telemetry.events import Sample, StepEvent
 from halfstep.telemetry.flags import NONFINITE_LOSS, NOT_STEPPED, SKIPPED, UNKNOWN_LOSS
 
-#: Columns of a batch of steps, in the order of the spool's records.
-STEP_COLUMNS = (
-    "step",
-    "elapsed_ms",
-    "step_us",
-    "loss",
-    "scale",
-    "grad_norm",
-    "grad_norm_clipped",
-    "lr",
-    "flags",
-    "data_us",
-)
-
-
 SPEED_STEPS = 200  # over which a run's speed is averaged
 SPIKE = "spike"
 #: Events of a step that stay recorded when the training rolls back beyond the step.
@@ -92,7 +77,7 @@ class LogRow:
 class Flush:
     """Rows of one transaction."""
 
-    # Structured arrays with the fields STEP_COLUMNS.
+    # Structured arrays with the fields of the spool's records.
     steps: list[np.ndarray[Any, Any]] = field(default_factory=list)
     events: list[StepEvent] = field(default_factory=list)
     log_lines: list[LogRow] = field(default_factory=list)
@@ -144,26 +129,22 @@ def record(session: Session, run_id: int, attempt: int, flush: Flush) -> None:
         _count(run, steps)
         _summarise(run, steps)
         skips = int(np.count_nonzero(steps["flags"] & SKIPPED))
-        run.skipped = run.skipped + skips if are_new else _count_skips(connection, run_id)
+        run.skipped += skips
+        if not are_new:
+            run.skipped = _count_flagged(connection, run_id, "skipped")
     if run.not_stepped or any((batch["flags"] & NOT_STEPPED).any() for batch in flush.steps):
-        run.not_stepped = _count_not_stepped(connection, run_id)
+        run.not_stepped = _count_flagged(connection, run_id, "not_stepped")
     _record_events(connection, run, flush.events)
     _record_lines(connection, run_id, flush.log_lines)
     _upsert(connection, SystemSample, [_sample_row(run_id, sample) for sample in flush.samples])
     run.revision += 1
 
 
-def _count_skips(connection: Connection, run_id: int) -> int:
-    """Count the skipped steps of a run."""
-    query = select(func.count(Step.step)).where(Step.run_id == run_id, FLAGGED["skipped"])
-    hinted = query.with_hint(Step, "INDEXED BY ix_steps_skipped", "sqlite")
-    return connection.scalar(hinted) or 0
-
-
-def _count_not_stepped(connection: Connection, run_id: int) -> int:
-    """Count the steps in which a loop updated its scaler but stepped no optimizer."""
-    query = select(func.count(Step.step)).where(Step.run_id == run_id, IS_NOT_STEPPED)
-    hinted = query.with_hint(Step, "INDEXED BY ix_steps_not_stepped", "sqlite")
+def _count_flagged(connection: Connection, run_id: int, flag: str) -> int:
+    """Count the steps of a run that are skipped, or not stepped by a loop that updates a scaler."""
+    condition = {**FLAGGED, "not_stepped": IS_NOT_STEPPED}[flag]
+    query = select(func.count(Step.step)).where(Step.run_id == run_id, condition)
+    hinted = query.with_hint(Step, f"INDEXED BY ix_steps_{flag}", "sqlite")
     return connection.scalar(hinted) or 0
 
 
@@ -229,8 +210,8 @@ def _delete_after(session: Session, run: Run, after: int, *, retained: Sequence[
     diagnoses = delete(Diagnosis).where(Diagnosis.run_id == run.id, Diagnosis.step > after)
     session.execute(diagnoses.where(Diagnosis.kind.not_in(retained)))
     run.step = after
-    run.skipped = _count_skips(connection, run.id)
-    run.not_stepped, run.zero_steps = _count_not_stepped(connection, run.id), 0
+    run.skipped = _count_flagged(connection, run.id, "skipped")
+    run.not_stepped, run.zero_steps = _count_flagged(connection, run.id, "not_stepped"), 0
     run.last_elapsed_ms, run.lost_since = step_blocks.end_of(connection, run.id)
 
 

@@ -14,13 +14,7 @@ from typing import Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import (
-    Connection,
-    case,
-    func,
-    select,
-    text,
-)
+from sqlalchemy import Connection, case, func, select, text
 from sqlalchemy.orm import Session
 
 from db.tables import FLAGGED, ScalerEvent
@@ -122,7 +116,7 @@ def windows_of(
     series_names = None if names is None else {"loss", *names}
     if series_names and series_names & NORMS:
         series_names.add("lr")  # without one, a norm is unknown, see `_is_unknown`
-    spans = step_blocks.spans(connection, run_ids, (limits["first"], limits["last"]))
+    spans = step_blocks.spans(connection, run_ids, limits)
     there = [(StepSource.of(run_id, series_names), span) for run_id, span in spans.items()]
     return {
         stretch.source.key["run_id"]: _window(connection, stretch, most)
@@ -190,16 +184,16 @@ def metrics_of_runs(
     """
     connection, limits = session.connection(), _limits(first, last)
     by_run: dict[int, dict[str, Line]] = {run_id: {} for run_id in run_ids}
-    span = (limits["first"], limits["last"])
-    sources = metric_blocks.sources(connection, run_ids, names, span, columns=metric_blocks.DRAWN)
-    for stretch in _read_metrics(connection, sources, limits, most):
+    drawn = metric_blocks.DRAWN
+    sources = metric_blocks.sources(connection, run_ids, names, limits, columns=drawn)
+    for stretch in _read_metrics(connection, sources, most):
         key = stretch.source.key
         by_run[key["run_id"]][key["name"]] = dict(stretch.lines())["value"]
     return {run_id: dict(sorted(lines.items())) for run_id, lines in by_run.items()}
 
 
 def _read_metrics(
-    connection: Connection, sources: Sequence[MetricSource], limits: dict[str, int], most: int
+    connection: Connection, sources: Sequence[MetricSource], most: int
 ) -> Iterator["_Raw | _Stretch"]:
     """Yield the data to draw for each metric with points, reading those with few ones together."""
     _check_most(most)
@@ -210,7 +204,7 @@ def _read_metrics(
             few.append(source)
             points += source.most_points
         elif (span := source.span(connection)) is not None:
-            yield _long(connection, source, span, limits, most)
+            yield _long(connection, source, span, most)
         if few and (points >= ROWS or index == len(sources) - 1):
             for each, part in metric_blocks.read_points(connection, few):
                 if len(part):
@@ -257,14 +251,14 @@ def measure_by_run(
     }
 
 
-def _limits(first: int | None, last: int | None) -> dict[str, int]:
-    return {"first": -END if first is None else first, "last": END if last is None else last}
+def _limits(first: int | None, last: int | None) -> StepRange:
+    return (-END if first is None else first, END if last is None else last)
 
 
 def _read(
     connection: Connection,
     there: Sequence[tuple[StepSource, StepRange]],
-    limits: dict[str, int],
+    limits: StepRange,
     most: int,
 ) -> Iterator["_Raw | _Stretch"]:
     """Yield the data to draw for each run, reading several short ones in one query.
@@ -277,12 +271,11 @@ def _read(
     size = max(1, ROWS // (2 * most))
     for at in range(0, len(short), size):
         sources = [spans[run_id][0] for run_id in short[at : at + size]]
-        window = (limits["first"], limits["last"])
-        for source, points in StepSource.read_points_of_runs(connection, sources, window):
+        for source, points in StepSource.read_points_of_runs(connection, sources, limits):
             _, span = spans.pop(source.key["run_id"])
             yield _drawn(source, span, points, most)
     for source, span in spans.values():
-        yield _long(connection, source, span, limits, most)
+        yield _long(connection, source, span, most, is_whole=limits == _limits(None, None))
 
 
 def _check_most(most: int) -> None:
@@ -291,12 +284,14 @@ def _check_most(most: int) -> None:
 
 
 def _long(
-    connection: Connection, source: AnySource, span: StepRange, limits: dict[str, int], most: int
+    connection: Connection, source: AnySource, span: StepRange, most: int, *, is_whole: bool = False
 ) -> "_Raw | _Stretch":
-    """Read a long span from the pyramid, or all of its steps if only few exist."""
+    """Read a long span from the pyramid, or all of its steps if only few exist.
+
+    is_whole: the run has no steps outside of it.
+    """
     first, last = span
     bucket = next((size for size in SIZES if (last - first) // size <= 2 * most), SIZES[-1])
-    is_whole = isinstance(source, StepSource) and limits == _limits(None, None)
     if is_whole:  # no bucket has steps outside of it
         ranges, stones = [(first, first), (last, last)], [(bucket, first // bucket, last // bucket)]
     else:

@@ -33,6 +33,7 @@ from db.tables import (
     User,
 )
 from db.telemetry import series, step_conversion, step_rows, telemetry
+from halfstep.telemetry.spool import STEP_DTYPE
 from tests.db.conftest import submit
 from tests.db.files.backup_made import contents, empty_database
 from tests.db.telemetry import earlier_metrics
@@ -54,13 +55,12 @@ def store(database: Database, running: Run) -> MemoryStore:
     file = {"kind": "checkpoint", "size_bytes": 7, "sha256": hashlib.sha256(content).hexdigest()}
     event = {"step": 2, "reason": "end", "files": [file]}
     sample = {"step": 2, "name": "a.txt", **file}
-    fields = [(name, "u4" if name == "flags" else "f8") for name in telemetry.STEP_COLUMNS]
     steps = np.array(
         [
             (1, 5, 900, np.nan, 2.0**16, np.inf, np.inf, 1e-3, 3, 40),
             (2, 9, 900, 0.5, 2.0**15, 1, 1, 1, 0, -1),
         ],
-        fields,
+        STEP_DTYPE,
     )
     for key in (CHECKPOINT, ARTIFACT):
         obstore.put(store, key, content)
@@ -323,14 +323,14 @@ def test_summaries_are_the_same_after_a_restore(
     database: Database, running: Run, tmp_path: Path
 ) -> None:
     """No backup has summaries: the points lead to the same bytes, in whatever flushes they came."""
-    for first in range(1, 9000, 900):
+    for first in range(1, 18_000, 1800):
         events = [
             make_metric(step, step / 7, name)
-            for step in range(first, first + 900)
+            for step in range(first, first + 1800)
             for name in ("every", "often", "seldom")
             if step % {"every": 1, "often": 10, "seldom": 100}[name] == 0
         ]
-        record(database, running, make_steps([1.0] * 900, first=first), events=events)
+        record(database, running, make_steps([1.0] * 1800, first=first), events=events)
     before = contents(database)
     back_up(database, MemoryStore(), tmp_path / "backup")
     target = Database(f"sqlite:///{tmp_path / 'other.db'}")

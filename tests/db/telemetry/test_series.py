@@ -10,13 +10,13 @@ from db.queue import queue
 from db.tables import Run, Status, Worker
 from db.telemetry import series, telemetry
 from db.telemetry.series import Cursor
+from halfstep.telemetry.spool import STEP_DTYPE
 from tests.db.conftest import claim
 
 
 def steps(first: int, last: int, loss: float = 0.5) -> np.ndarray[Any, Any]:
-    fields = [(name, "u4" if name == "flags" else "f8") for name in telemetry.STEP_COLUMNS]
     rows = [(step, step, 900, loss, 1.0, 1.0, 1.0, 1e-3, 0, 90) for step in range(first, last + 1)]
-    return np.array(rows, fields)
+    return np.array(rows, STEP_DTYPE)
 
 
 def record(database: Database, run: Run, attempt: int, *batches: np.ndarray[Any, Any]) -> None:
