@@ -24,6 +24,7 @@ CLAIMS = (
     "recording",
     "ingest",
     "many_names",
+    "metric_points",
     "disk",
     "opening",
     "opening_page",

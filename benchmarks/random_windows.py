@@ -1,4 +1,4 @@
-"""1,000 random windows of 10,000,000 steps: how long each takes, and whether it is true."""
+"""1,000 random windows of 10,000,000 steps: CPU time of each, and whether it is true."""
 
 import math
 import random
@@ -22,9 +22,9 @@ def main() -> None:
         first = choose.randint(1, synthetic.LONG_STEPS - length + 1)
         last = first + length - 1
         with database.reading() as session:
-            started = time.perf_counter()
+            started = time.process_time()
             window = windows.window(session, 1, first=first, last=last)
-            times.append((time.perf_counter() - started) * 1000)
+            times.append((time.process_time() - started) * 1000)
             assert window is not None
             most = max(most, *(len(line.x) for line in window.series.values()))
             if number < CHECKED:
@@ -35,18 +35,18 @@ def main() -> None:
     p50, p99, worst = times[WINDOWS // 2], times[WINDOWS * 99 // 100 - 1], times[-1]
     report(
         "random_windows",
-        "p99 ≤ 50 ms, ≤ 5,000 points, true minimum and maximum always there",
+        "p99 ≤ 40 ms of CPU time, ≤ 5,000 points, true minimum and maximum always there",
         (
             "windows",
-            "ms, p50",
-            "ms, p99",
-            "ms, worst",
+            "CPU ms, p50",
+            "CPU ms, p99",
+            "CPU ms, worst",
             "most points",
             "wrong extremes of 100 checked",
         ),
         [(WINDOWS, f"{p50:.1f}", f"{p99:.1f}", f"{worst:.1f}", most, wrong)],
         measured=f"{p99:.1f} ms, {most:,} points, {wrong} wrong",
-        passed=p99 <= 50 and most <= 5000 and not wrong,
+        passed=p99 <= 40 and most <= 5000 and not wrong,
     )
 
 

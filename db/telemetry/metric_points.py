@@ -38,23 +38,16 @@ class MetricPoints:
         """Convert spool events to points; the last event of a metric and step counts."""
         names: dict[str, int] = {}
         indexes: dict[str, int] = {}  # by original name, to clean each only once
-        rows: dict[tuple[int, int], tuple[int, float]] = {}
+        rows: list[tuple[int, int, int, float]] = []
         for event in events:
             if (index := indexes.get(event.name)) is None:
                 index = names.setdefault(clean(event.name), len(names))
                 indexes[event.name] = index
-            rows[index, event.step] = event.elapsed_ms, float(event.value)
-        keys = np.array(list(rows), np.int64).reshape(-1, 2)
-        elapsed_ms, values = zip(*rows.values(), strict=True) if rows else ((), ())
-        return cls._in_order(
-            list(names),
-            {
-                "owner": keys[:, 0],
-                "step": keys[:, 1],
-                "elapsed_ms": np.array(elapsed_ms, np.int64),
-                "value": np.array(values, np.float64),
-            },
-        )
+            rows.append((index, event.step, event.elapsed_ms, float(event.value)))
+        columns = zip(*rows, strict=True) if rows else [()] * len(LAYOUT)
+        kinds = (np.int64, np.int64, np.int64, np.float64)
+        arrays = (np.array(column, kind) for column, kind in zip(columns, kinds, strict=True))
+        return cls._in_order(list(names), dict(zip(LAYOUT, arrays, strict=True)))
 
     @classmethod
     def _in_order(cls, names: list[str], columns: Columns) -> Self:
