@@ -133,11 +133,11 @@ class _PlainSource:
 def _plain_lines(
     run_id: int, expected: Plain, span: tuple[int | None, int | None], most: int
 ) -> Iterator[tuple[str, Any]]:
-    limits = windows._limits(*span)
+    low, high = windows._limits(*span)
     nowhere: Any = None
     for name in sorted({name for name, _ in expected}):
         rows = sorted((step, *rest) for (each, step), rest in expected.items() if each == name)
-        rows = [row for row in rows if limits["first"] <= row[0] <= limits["last"]]
+        rows = [row for row in rows if low <= row[0] <= high]
         if not rows:
             continue
         step, elapsed_ms, value = (np.array(column) for column in zip(*rows, strict=True))
@@ -147,7 +147,7 @@ def _plain_lines(
         if len(step) <= 2 * most:
             stretch = windows._drawn(source, ends, points, most)
         else:
-            stretch = windows._long(nowhere, source, ends, limits, most)
+            stretch = windows._long(nowhere, source, ends, most)
         yield name, dict(stretch.lines())["value"]
 
 
