@@ -33,8 +33,9 @@ PIXELS, NARROW_PIXELS, LABEL_PIXELS = 920, 300, 90
 LOG_LABELS = 5  # of a logarithmic axis
 #: Share of the axis that Plotly leaves free beyond the outermost values.
 FREE = 0.05
-#: Metrics drawn with the loss, as in `app/static/charts/figure.js`.
-MOST_LOSSES = 8
+#: Metrics drawn with the loss, and the share by which a copy of it differs, as in
+#: `app/static/charts/figure.js`.
+MOST_LOSSES, SAME = 8, 1e-5
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ def static_charts(session: Session, run: Run, *, is_scaled: bool) -> dict[str, S
             own[name] = own[name].until(window.last, json_safe(value))
     first = min([window.first, *(curve.x[0] for curve in others.values() if curve.x)])
     x_axis = _Axis(first, window.last)
+    others = {name: curve for name, curve in others.items() if not _is_copy(curve, own["loss"])}
     charts = {"loss": _loss_chart(own["loss"], others, x_axis)}
     curves = {"loss": [own["loss"], *others.values()]}
     if is_scaled:
@@ -135,6 +137,22 @@ class _Curve:
     def until(self, step: int, value: float | str | None) -> "_Curve":
         """Return the curve with the value of a last step."""
         return _Curve([*self.x, step], [*self.y, _finite(value)], value, self.nonfinite)
+
+
+def _is_copy(metric: _Curve, loss: _Curve) -> bool:
+    """Return whether a script has logged the steps' losses again, with steps from 1 or from 0."""
+    own = dict(zip(loss.x, loss.y, strict=True))
+
+    def is_same(step: int, value: float | None) -> bool:
+        known = own.get(step)
+        if value is None or known is None:
+            return False
+        return math.isclose(value, known, rel_tol=SAME)
+
+    points = list(zip(metric.x, metric.y, strict=True))
+    return bool(points) and any(
+        all(is_same(step + shift, value) for step, value in points) for shift in (0, 1)
+    )
 
 
 _Drawn = tuple[list[StaticLine], list[Label]]

@@ -1,7 +1,7 @@
 """The run that `wandb.init` returns.
 
-Values are logged at the last optimizer step, like those of `Watch.log`. In a script without
-observed optimizer steps they are logged at W&B's own counter of calls.
+Values are logged at the last optimizer step, like those of `Watch.log`, or at the number that the
+script has given it. Without observed optimizer steps they are logged at W&B's own counter of calls.
 """
 
 import os
@@ -72,6 +72,7 @@ class Run:
         if watch._run:
             watch._run.before_end = self._close
         self.step = 0
+        self._given: int | None = None  # step of the last call with one
         #: Between W&B's steps, which begin at 0, and ours, if the losses of a script are its steps.
         self._shift = 0
         self._reached: int | None = None  # last step of earlier attempts
@@ -149,7 +150,7 @@ class Run:
             say_once("log() after finish() is ignored")
             return
         if step is not None:
-            step = step_number(step)
+            self._given = step = step_number(step)
             if not self._has_begun:
                 self._begin_at(step, data)
             if step < self.step:  # W&B drops these
@@ -426,10 +427,15 @@ class Run:
         self._is_logging = False
 
     def _at(self, step: int | None) -> int | None:
-        """Return the step to log at; None: the last observed step."""
+        """Return the step to log at; None: the last observed step.
+
+        Without `step`, the one that the script has given it, whether it counts from 0 or 1.
+        """
         if step is not None:
             return step
         is_observed = self._watch.step and not self._watch.has_no_torch
+        if is_observed and self._given in (self._watch.step - 1, self._watch.step):
+            return self._given
         return None if is_observed or self._watch.is_relayed else self.step + self._shift
 
     def _step_of_children(self) -> int:

@@ -87,14 +87,14 @@ export const rowsOf = (points, view, { scaled, proven = true, examples, onlyMetr
   ]
 }
 
-/** Return whether a metric has the values of the steps' losses, which a script may log again. @param {import('points').Line|undefined} metric @param {import('points').Line} loss */
+/** Return whether a metric has the values of the steps' losses, which a script may log again, with steps from 1 or from 0. @param {import('points').Line|undefined} metric @param {import('points').Line} loss */
 const isCopy = (metric, loss) => {
   if (!metric?.x.length) return false
   const at = new Map(loss.x.map((step, i) => [step, loss.y[i]]))
-  return metric.x.every((step, i) => {
-    const [value, own] = [metric.y[i], at.get(step)]
+  return [0, 1].some((shift) => metric.x.every((step, i) => {
+    const [value, own] = [metric.y[i], at.get(step + shift)]
     return typeof value === 'number' && typeof own === 'number' && Math.abs(value - own) <= SAME * Math.abs(own)
-  })
+  }))
 }
 
 /** Metrics that are drawn with the loss. @param {Iterable<string>} names */

@@ -56,6 +56,19 @@ def test_page_has_the_charts_of_the_run(
     assert re.search(r'class="stepped" d="M0 \d+H', scale)
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_loss_that_is_logged_again_is_drawn_once(
+    first: int, database: Database, running: Run, browser: TestClient
+) -> None:
+    """Scripts count their steps from 1 or from 0."""
+    losses = [3.0, 2.0, 1.0]
+    logged = [make_metric(step, loss, "train/loss") for step, loss in enumerate(losses, first)]
+    record(database, running, make_steps(losses), events=logged)
+    loss = _chart(browser.get("/runs/1").text, "loss")
+    assert 'data-last="loss"' in loss
+    assert 'data-last="train/loss"' not in loss
+
+
 def test_charts_of_another_view_are_left_to_the_scripts(
     database: Database, running: Run, browser: TestClient
 ) -> None:

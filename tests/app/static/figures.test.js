@@ -257,10 +257,12 @@ test('an axis of counts has none below 0', () => {
   assert.deepEqual(dotTicks([-1, 1])[0] < -0.9, true)
 })
 
-test('a loss that is logged again as a metric is drawn once', () => {
+test('a loss that is logged again as a metric, with steps from 1 or 0, is drawn once', () => {
   const metricOf = (x, y) => ({ x, y, mean_x: [], mean_y: [], nonfinite: null })
-  const points = pointsOf({ loss: [1, 2, 3] }, { 'train/loss': metricOf([1, 2, 3], [1, 2, 3]), 'val/loss': metricOf([2], [5]) })
-  assert.deepEqual(panel('loss', points).lines.map(({ name }) => name), ['loss', 'val/loss'])
+  for (const steps of [[1, 2, 3], [0, 1, 2]]) {
+    const points = pointsOf({ loss: [1, 2, 3] }, { 'train/loss': metricOf(steps, [1, 2, 3]), 'val/loss': metricOf([2], [5]) })
+    assert.deepEqual(panel('loss', points).lines.map(({ name }) => name), ['loss', 'val/loss'])
+  }
 })
 
 test('a scale has ticks at powers of two, however far it falls', () => {

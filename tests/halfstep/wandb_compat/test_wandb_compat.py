@@ -426,6 +426,33 @@ def test_a_run_that_only_logs_continues(without_torch: None) -> None:
     assert (resumed["step"], resumed["exact"]) == (2, True)
 
 
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("is_before", [True, False])
+def test_log_without_step_follows_the_one_with_it(first: int, is_before: bool) -> None:
+    """Also in a script that counts its optimizer steps from 0, or logs before them."""
+    wandb: Any = halfstep
+    wandb.init(name="counted")
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(first, first + 6):
+        loss = model(torch.ones(2, 4)).square().mean()
+        loss.backward()
+        if is_before:
+            wandb.log({"train/loss": loss}, step=step)
+        optimizer.step()
+        if not is_before:
+            wandb.log({"train/loss": loss}, step=step)
+        if step % 3 == 2:
+            wandb.log({"accuracy": 0.5})
+    wandb.log({"epoch": 1}, step=1)  # in another unit
+    wandb.log({"test": 0.5})
+    wandb.finish()
+    numbers = read_logged("counted")
+    assert [step for step, _ in numbers["train/loss"]] == [*range(first, first + 6)]
+    assert [step for step, _ in numbers["accuracy"]] == [2, 5]
+    assert [step for step, _ in numbers["test"]] == [6]
+
+
 def test_steps_that_a_script_runs_again_are_replaced(without_torch: None) -> None:
     """After a resume from a step before the last one, by the step that it logs first."""
     wandb: Any = halfstep
