@@ -21,7 +21,7 @@ from app.sweeps import search_space, sweep_submission
 from app.sweeps.new_sweep_pages import FIELDS, KIND_TITLES, PRUNER_TITLES, TYPED, plan
 from app.sweeps.sweep_submission import SpaceGiven, SweepSubmission
 from db.errors import Invalid
-from db.sweeps.sweeps import MAXIMISE, MINIMISE
+from db.sweeps.sweeps import MAXIMIZE, MINIMIZE
 from halfstep.telemetry.plain_json import JsonObject
 
 router = APIRouter()
@@ -121,7 +121,7 @@ def _form(
         settings=text,
         most_characters=MOST_CHARACTERS,
         kinds=KIND_TITLES,
-        goals=(MINIMISE, MAXIMISE),
+        goals=(MINIMIZE, MAXIMIZE),
         pruners=PRUNER_TITLES,
         projects=may_submit_to(session, principal.grants),
         values=values,

@@ -23,7 +23,7 @@ from app.sweeps.sweep_submission import SweepSubmission
 from db.access import secrets
 from db.errors import Invalid
 from db.queue import workers
-from db.sweeps.sweeps import MAXIMISE, MINIMISE
+from db.sweeps.sweeps import MAXIMIZE, MINIMIZE
 from halfstep.field_errors import bound, of_pydantic
 
 router = APIRouter()
@@ -97,7 +97,7 @@ def _form(
         searched=space,
         parameter_kinds=command_form.KINDS,
         kinds=KIND_TITLES,
-        goals=(MINIMISE, MAXIMISE),
+        goals=(MINIMIZE, MAXIMIZE),
         pruners=PRUNER_TITLES,
         known_secrets=secrets.names(session),
         offered=workers.recipes(session),

@@ -24,7 +24,7 @@ from app.sweeps.search_space import GRID, KINDS
 from app.sweeps.sweep_submission import SweepSubmission
 from db.errors import Invalid, NotFound
 from db.queue import workers
-from db.sweeps.sweeps import LOSS, MAXIMISE, MINIMISE
+from db.sweeps.sweeps import LOSS, MAXIMIZE, MINIMIZE
 from db.tables import Sweep
 from halfstep.telemetry.plain_json import JsonObject
 
@@ -222,7 +222,7 @@ def _form(
         projects=may_submit_to(session, principal.grants),
         kinds=KIND_TITLES,
         pruners=PRUNER_TITLES,
-        goals=(MINIMISE, MAXIMISE),
+        goals=(MINIMIZE, MAXIMIZE),
         errors=errors or {},
         runs=runs,
         key=secrets.token_hex(16),

@@ -22,7 +22,7 @@ from app.sweeps.search_space import (
     Space,
     is_active,
 )
-from db.sweeps.sweeps import COMPLETE, MAXIMISE, OPEN
+from db.sweeps.sweeps import COMPLETE, MAXIMIZE, OPEN
 from db.tables import Sweep, Trial
 from halfstep.telemetry.plain_json import JsonObject
 
@@ -82,7 +82,7 @@ def _quieten() -> None:
 def _study(goal: str, **options: Any) -> "optuna.Study":
     from optuna import create_study
 
-    return create_study(direction="maximize" if goal == MAXIMISE else "minimize", **options)
+    return create_study(direction="maximize" if goal == MAXIMIZE else "minimize", **options)
 
 
 def _frozen(trial: Trial, space: Space) -> "optuna.trial.FrozenTrial":

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from sqlalchemy.orm import Session
 
 from app.auth import project_parameters
@@ -37,7 +37,7 @@ from db.names import clean
 from db.queue import quotas, workers
 from db.queue.idempotency import hash_of_request, made_by
 from db.sweeps import sweeps
-from db.sweeps.sweeps import LOSS, MAXIMISE, MINIMISE, PAUSED, RUNNING
+from db.sweeps.sweeps import LOSS, MAXIMIZE, MINIMIZE, PAUSED, RUNNING
 from db.tables import TRAIN, Sweep, User
 from halfstep.cli import command_line
 from halfstep.telemetry.plain_json import JsonObject
@@ -92,7 +92,9 @@ class SweepSubmission(BaseModel):
     ] = None
     metric: Annotated[str, Field(description="Metric whose last value counts, or loss")] = LOSS
     goal: Annotated[
-        str, Field(description="minimise or maximise; empty: derived from the metric's name")
+        str,
+        AfterValidator(lambda goal: goal.replace("mise", "mize")),
+        Field(description="minimize or maximize; empty: derived from the metric's name"),
     ] = ""
     runs: Annotated[
         int | None, Field(description="Number of runs; null: every point of a grid, or 20")
@@ -283,9 +285,9 @@ def _check_plan(submission: SweepSubmission) -> dict[str, str]:
         errors["metric"] = text
     elif wrong := flaw(submission.metric):
         errors["metric"] = wrong
-    if submission.goal not in ("", MINIMISE, MAXIMISE):
+    if submission.goal not in ("", MINIMIZE, MAXIMIZE):
         errors["goal"] = (
-            f"{submission.goal[:100]!r} is not valid; allowed: {MINIMISE} or {MAXIMISE}"
+            f"{submission.goal[:100]!r} is not valid; allowed: {MINIMIZE} or {MAXIMIZE}"
         )
     return errors
 
@@ -310,8 +312,8 @@ def _goal(submission: SweepSubmission, config: JsonObject) -> tuple[str, dict[st
     is_low = metric_direction.lowest(submission.metric, [config])
     if is_low is None:
         text = f"it is unknown whether a lower {submission.metric[:100]!r} is better"
-        return "", {"goal": f"{text}; allowed: {MINIMISE} or {MAXIMISE}"}
-    return MINIMISE if is_low else MAXIMISE, {}
+        return "", {"goal": f"{text}; allowed: {MINIMIZE} or {MAXIMIZE}"}
+    return MINIMIZE if is_low else MAXIMIZE, {}
 
 
 def _submission(

@@ -27,7 +27,7 @@ FINISHED = "finished"
 OPEN, COMPLETE, PRUNED, LOST = "open", "complete", "pruned", "failed"
 #: State of a failed trial that is to be run again.
 WAITING = "waiting"
-MINIMISE, MAXIMISE = "minimise", "maximise"
+MINIMIZE, MAXIMIZE = "minimize", "maximize"
 #: Kind of a pruner, see app.sweeps.pruning.
 HYPERBAND = "hyperband"
 LOSS = "loss"
@@ -109,7 +109,7 @@ def tallies(session: Session, some: Collection[Sweep]) -> dict[int, Tally]:
     ):
         counts[sweep_id][state] = count
         if state == COMPLETE:
-            counts[sweep_id]["best"] = lowest if goals[sweep_id] == MINIMISE else highest
+            counts[sweep_id]["best"] = lowest if goals[sweep_id] == MINIMIZE else highest
     return {sweep_id: Tally(**count) for sweep_id, count in counts.items()}
 
 
@@ -141,7 +141,7 @@ def trials(
     best_first: complete trials by value, then pruned ones, then those without a value.
     after: number of trials to skip.
     """
-    value = Trial.value.asc() if sweep.goal == MINIMISE else Trial.value.desc()
+    value = Trial.value.asc() if sweep.goal == MINIMIZE else Trial.value.desc()
     best = (Trial.state == PRUNED, value.nulls_last(), Trial.number)
     order = best if best_first else (Trial.number.desc(),)
     query = select(Trial, Run).join(Run, Run.id == Trial.run_id)

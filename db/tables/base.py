@@ -35,6 +35,16 @@ def clean(text: str) -> str:
     return whole.replace("\x00", "\N{REPLACEMENT CHARACTER}")
 
 
+class Goal(CleanText):
+    """Goal of a sweep; earlier versions stored `minimise` and `maximise`."""
+
+    cache_ok = True
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
+        """Return the spelling of today."""
+        return value and value.replace("mise", "mize")
+
+
 class Table(DeclarativeBase):
     """Base of all tables."""
 

@@ -16,7 +16,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, mapped_column
 
 from db.clock import now
-from db.tables.base import OfProject, OfRun, Table
+from db.tables.base import Goal, OfProject, OfRun, Table
 from halfstep.telemetry.flags import NONFINITE_LOSS
 from halfstep.telemetry.plain_json import JsonObject
 
@@ -313,7 +313,7 @@ class Sweep(OfProject, Table):
     # Rule by which weak runs are ended early, see app.sweeps.pruning.
     pruner: Mapped[JsonObject | None] = mapped_column(JSON(none_as_null=True))
     metric: Mapped[str]  # name of a metric, or loss
-    goal: Mapped[str]  # minimise or maximise
+    goal: Mapped[str] = mapped_column(Goal)  # minimize or maximize
     seed: Mapped[int] = mapped_column(BigInteger)
     runs_total: Mapped[int]
     at_once: Mapped[int]  # limit of concurrent runs

@@ -37,7 +37,7 @@ class SweepCalls(Connection):
         space: by path of a setting, a list of values, or "16..64 step 16", "uniform(a, b)",
         "loguniform(a, b)", "integers(a, b)", "normal(mean, std)".  kind: grid, random, tpe, cmaes
         or qmc.  pruner: hyperband, median or patient, or an object with further settings, see
-        docs/reference/client.md.  goal: minimise or maximise; by default derived from the metric's
+        docs/reference/client.md.  goal: minimize or maximize; by default derived from the metric's
         name.  further: seed, name, priority, nodes, devices_per_node.
         """
         body: JsonObject = {"recipe": recipe, "space": dict(space)}

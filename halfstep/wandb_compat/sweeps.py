@@ -40,7 +40,7 @@ def sweep(
         "kind": KINDS.get(str(config.get("method", "")), ""),
         "pruner": _pruner(config.get("early_terminate")),
         "metric": str(metric.get("name", "loss")),
-        "goal": goal and ("maximise" if goal.startswith("max") else "minimise"),
+        "goal": goal and ("maximize" if goal.startswith("max") else "minimize"),
         "runs": config.get("run_cap"),
         "name": str(config.get("name") or ""),
         "project": project or config.get("project"),

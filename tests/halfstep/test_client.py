@@ -671,13 +671,14 @@ def test_sweeps_by_the_client_and_the_command(
     space = {"training.batch_size": [16, 32]}
     begun = client.begin_sweep("digits", space, {"training": {"steps": 5}}, goal="minimise")
     assert (begun["status"], begun["runs_total"], begun["open"]) == ("running", 2, 1)
+    assert begun["goal"] == "minimize"
     environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
 
     def run_command(*words: str) -> str:
         return halfstep("sweep", *words, **environment).stdout
 
     words = ("digits", "--search", "training.max_grad_norm=uniform(0.5, 2)", "--kind", "random")
-    more = ("--goal", "minimise", "--runs", "3", "--at-once", "2", "--set", "training.steps=7")
+    more = ("--goal", "minimize", "--runs", "3", "--at-once", "2", "--set", "training.steps=7")
     found = json.loads(run_command("begin", *words, *more, "--json"))
     assert (found["id"], found["open"], found["config"]["training"]["steps"]) == (2, 2, 7)
     listed = run_command("list").splitlines()[1]

@@ -14,14 +14,14 @@ const running = (values, goal) => {
   /** @type {number|null} */
   let best = null
   return values.map((value) => {
-    if (best === null || (goal === 'minimise' ? value < best : value > best)) best = value
+    if (best === null || (goal === 'minimize' ? value < best : value > best)) best = value
     return best
   })
 }
 
 /** Opacity by rank, of trials with values. @param {any[]} trials @param {string} goal @returns {(trial: any) => number} */
 const strengths = (trials, goal) => {
-  const ranked = trials.toSorted((a, b) => (goal === 'minimise' ? a.value - b.value : b.value - a.value))
+  const ranked = trials.toSorted((a, b) => (goal === 'minimize' ? a.value - b.value : b.value - a.value))
   const ranks = new Map(ranked.map(({ number }, i) => [number, i]))
   return ({ number }) => 1 - (1 - FAINT) * (ranks.get(number) ?? 0) / Math.max(ranked.length - 1, 1)
 }

@@ -77,9 +77,8 @@ def begin(
     ] = None,
     metric: Annotated[str, typer.Option(help="Metric to compare by its last value")] = "loss",
     goal: Annotated[
-        Literal["minimise", "maximise"] | None,
-        typer.Option(help="Goal for the metric; default: derived from its name"),
-    ] = None,
+        str, typer.Option(help="minimize or maximize the metric; default: derived from its name")
+    ] = "",
     runs: Annotated[
         int | None, typer.Option(help="Runs in total; default: all points of a grid, else 20")
     ] = None,
@@ -112,7 +111,7 @@ def begin(
         raise typer.BadParameter(
             "--set and --precision are only for recipes; with --command use --param"
         )
-    options: dict[str, Any] = {"kind": kind, "metric": metric, "goal": goal or "", "runs": runs}
+    options: dict[str, Any] = {"kind": kind, "metric": metric, "goal": goal, "runs": runs}
     options |= {"at_once": at_once, "seed": seed, "name": name, "project": project}
     options["tags"] = tags or []
     if pruner:

@@ -189,7 +189,7 @@ test('what somebody called something is no markup, wherever Plotly is told of it
   for (const made of [
     pictured(panel(name, pointsOf({}, measured))),
     parallelFigure({ ids: ['1'], labels: { 1: name }, columns: new Map([[name, [name]]]), settings: [name], up: name }, {}),
-    trialsFigure({ trials: [trial], metric: name, goal: 'minimise' }, {}),
+    trialsFigure({ trials: [trial], metric: name, goal: 'minimize' }, {}),
   ]) {
     const { layout, data } = made
     const said = JSON.stringify([layout, data.map(({ hoverinfo, name: called, ...trace }) => [trace, hoverinfo ? '' : called])])
@@ -302,5 +302,5 @@ test('what a scale loses is counted without the zeros', () => {
 test('the best until then never gets worse, whichever way is up', () => {
   const trials = [3, 5, 1, 4].map((value, i) => ({ number: i + 1, value, state: 'complete', name: `t${i}`, run_id: i }))
   const best = (goal) => trialsFigure({ trials, metric: 'loss', goal }, {}).data[0].y
-  assert.deepEqual([best('minimise'), best('maximise')], [[3, 3, 1, 1], [3, 5, 5, 5]])
+  assert.deepEqual([best('minimize'), best('maximize')], [[3, 3, 1, 1], [3, 5, 5, 5]])
 })

@@ -75,7 +75,7 @@ def test_the_form_offers_agents_without_a_recipe(browser: TestClient) -> None:
         ({"settings": "a = 1..2000"}, "settings", "allowed: "),
         ({"runs": "many"}, "runs", "many is not valid; allowed: a whole number"),
         ({"kind": "hyperband"}, "kind", "allowed: grid, random, tpe"),
-        ({"goal": ""}, "goal", "allowed: minimise or maximise"),
+        ({"goal": ""}, "goal", "allowed: minimize or maximize"),
     ],
 )
 def test_errors_stand_at_their_fields(

@@ -10,7 +10,7 @@ import pytest
 
 from app.sweeps import optuna_study, search_space
 from app.sweeps.search_space import Space, grid, grid_size, guess, in_words
-from db.sweeps.sweeps import COMPLETE, MAXIMISE, MINIMISE, OPEN
+from db.sweeps.sweeps import COMPLETE, MAXIMIZE, MINIMIZE, OPEN
 from db.tables import Sweep, Trial
 
 SQUARE: Space = {
@@ -32,8 +32,8 @@ def search_points(
     """Try so many points one after the other."""
     trials: list[Trial] = []
     for number in range(1, runs + 1):
-        point = optuna_study.suggest(space, kind, MINIMISE, 7, trials)
-        assert point == optuna_study.suggest(space, kind, MINIMISE, 7, trials)
+        point = optuna_study.suggest(space, kind, MINIMIZE, 7, trials)
+        assert point == optuna_study.suggest(space, kind, MINIMIZE, 7, trials)
         trials.append(Trial(number=number, params=point, state=COMPLETE, value=value(point)))
     return trials
 
@@ -52,11 +52,11 @@ def test_cmaes_continues_as_if_it_had_never_stopped() -> None:
     """To the digits that are stored, although its state is in no row."""
     sampler = optuna.samplers.CmaEsSampler(seed=7, warn_independent_sampling=False)
     study, trials = optuna.create_study(sampler=sampler), list[Trial]()
-    study.enqueue_trial(optuna_study.suggest(SQUARE, "cmaes", MINIMISE, 7, []))
+    study.enqueue_trial(optuna_study.suggest(SQUARE, "cmaes", MINIMIZE, 7, []))
     for number in range(1, 31):
         asked = study.ask()
         point = {name: asked.suggest_float(name, -5, 5) for name in SQUARE}
-        suggested = optuna_study.suggest(SQUARE, "cmaes", MINIMISE, 7, trials)
+        suggested = optuna_study.suggest(SQUARE, "cmaes", MINIMIZE, 7, trials)
         assert suggested == pytest.approx(point, rel=1e-5)
         value = (point["x"] - 1) ** 2 + (point["y"] - 2) ** 2
         study.tell(asked, value)
@@ -68,7 +68,7 @@ def test_open_trials_get_no_second_run() -> None:
     for kind in ("random", "tpe", "cmaes", "qmc"):
         trials: list[Trial] = []
         for number in range(1, 6):
-            point = optuna_study.suggest(SQUARE, kind, MAXIMISE, 1, trials)
+            point = optuna_study.suggest(SQUARE, kind, MAXIMIZE, 1, trials)
             trials.append(Trial(number=number, params=point, state=OPEN, value=None))
         assert len({str(trial.params) for trial in trials}) == 5, kind
 
@@ -135,7 +135,7 @@ def test_a_grid_has_each_point_once() -> None:
 
 def prune(pruner: dict[str, Any], rows: list[list[float]], new: int) -> set[int]:
     """Return which trials are weak: all but the last `new` ones are complete."""
-    sweep = Sweep(id=1, goal=MINIMISE, pruner={"first": 1, "factor": 3, "last": None} | pruner)
+    sweep = Sweep(id=1, goal=MINIMIZE, pruner={"first": 1, "factor": 3, "last": None} | pruner)
     trials, turn, since = [], 0, 0
     for number, values in enumerate(rows, 1):
         is_new = number > len(rows) - new

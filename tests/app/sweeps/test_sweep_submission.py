@@ -489,7 +489,7 @@ def test_a_random_search_takes_more_runs(database: Database, ada: User, offered:
          "training.max_grad_norm", "inf"),
         ({"kind": "annealing"}, "kind", "grid, random, tpe"),
         ({"metric": "val/thing", "goal": ""}, "goal", "unknown whether a lower"),
-        ({"goal": "best"}, "goal", "minimise or maximise"),
+        ({"goal": "best"}, "goal", "minimize or maximize"),
         ({"at_once": 0}, "at_once", "from 1 to 100"),
         ({"runs": 1001}, "runs", "from 1 to 1000"),
         ({"seed": -1}, "seed", "from 0"),

@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 from starlette.testclient import TestClient
 
 from app.live import sweep_updates
@@ -40,6 +41,15 @@ FORM = {
     "priority": "0",
     "devices_per_node": "1",
 }
+
+
+def test_goal_has_one_spelling(database: Database, offered: None, script: TestClient) -> None:
+    """Also if a request or a row of an earlier version has the British one."""
+    assert script.post("/api/v1/sweeps", json=SWEEP).json()["goal"] == "minimize"
+    with database.writing() as session:
+        session.execute(text("UPDATE sweeps SET goal = 'maximise'"))
+    assert script.get("/api/v1/sweeps/1").json()["goal"] == "maximize"
+    assert "maximize <b>loss</b>" in script.get("/sweeps/1").text
 
 
 def test_a_script_begins_a_sweep_and_reads_it(
