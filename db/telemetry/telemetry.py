@@ -271,11 +271,14 @@ def _summarise(run: Run, steps: np.ndarray[Any, Any]) -> None:
     run.steps_per_second = _speed(run, steps["step_us"][-SPEED_STEPS:])
 
 
-def _speed(run: Run, step_us: np.ndarray[Any, Any]) -> float:
+def _speed(run: Run, step_us: np.ndarray[Any, Any]) -> float | None:
     """Return the mean steps per second of about the last 200 steps; step_us: of the newest.
 
-    A run's first step is left out once there are others: it compiles, and fills caches.
+    A run's first step is left out once there are others: it compiles, and fills caches. Of a
+    logged one the duration is unknown.
     """
+    if not step_us.any():
+        return run.steps_per_second
     has_first, count = run.recorded_steps <= len(step_us), len(step_us)
     latest = max(float(step_us[1 if has_first and count > 1 else 0 :].mean()), 1.0)
     share = count / min(SPEED_STEPS, max(run.recorded_steps - 1, count))

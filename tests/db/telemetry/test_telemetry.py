@@ -145,6 +145,18 @@ def test_a_slow_first_step_does_not_count_for_the_speed(
         assert session.get_one(Run, running.id).steps_per_second == pytest.approx(1000)
 
 
+def test_steps_without_durations_have_no_speed(database: Database, running: Run) -> None:
+    """As the first one that a script logs; the next ones count as they come."""
+    steps = make_steps([3.0, 2.0])
+    steps["step_us"] = [0, 4000]
+    record(database, running, steps[:1])
+    with database.reading() as session:
+        assert session.get_one(Run, running.id).steps_per_second is None
+    record(database, running, steps[1:])
+    with database.reading() as session:
+        assert session.get_one(Run, running.id).steps_per_second == 250
+
+
 def test_a_short_pause_changes_the_speed_little(database: Database, running: Run) -> None:
     """The speed is that of about the last 200 steps."""
     steps, slow = make_steps([3.0] * 300), make_steps([3.0] * 2, first=301)
