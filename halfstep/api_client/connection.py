@@ -1,5 +1,6 @@
 """Connection to one server: requests, pages of rows, and downloads."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from email.message import Message
@@ -29,8 +30,9 @@ class Connection:
         """
         login = credentials.find(url, token, otherwise=URL)
         if login is None:
-            advice = "create one on the account page, then run `halfstep login` or set"
-            raise ApiError(0, f"no API token: {advice} HALFSTEP_TOKEN")
+            page = f"{(url or os.environ.get('HALFSTEP_URL') or URL).rstrip('/')}/account"
+            advice = f"create one at {page}, then run `halfstep login` or set HALFSTEP_TOKEN"
+            raise ApiError(0, f"no API token: {advice}")
         self._http = httpx2.Client(
             base_url=login.url,
             headers={"Authorization": f"Bearer {login.token}"},

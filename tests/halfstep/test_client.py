@@ -361,12 +361,14 @@ def test_a_damaged_download_is_not_kept(client: Client, saved: Path, tmp_path: P
 
 
 def test_login_tries_the_token_once(address: str, token: str) -> None:
-    """An unknown token is not stored, nor one for another kind of server."""
+    """An unknown token is not stored, nor one for another kind of server; one for a server that
+    does not answer replaces another login only with --force.
+    """
     command = [sys.executable, "-m", "halfstep.cli.main", "login"]
 
-    def login(url: str, typed: str) -> subprocess.CompletedProcess[str]:
+    def login(url: str, typed: str, *more: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*command, url], input=typed, capture_output=True, text=True, check=False
+            [*command, url, *more], input=typed, capture_output=True, text=True, check=False
         )
 
     for url, typed, result in (
@@ -380,6 +382,13 @@ def test_login_tries_the_token_once(address: str, token: str) -> None:
     ended = login(address, token)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert credentials.find() == (address, token, str(credentials.place()))
+    away = f"http://127.0.0.1:{free_port()}"
+    ended = login(away, "hs_other")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "--force" in ended.stderr
+    assert credentials.find() == (address, token, str(credentials.place()))
+    assert login(away, "hs_other", "--force").returncode == 0
+    assert credentials.find() == (away, "hs_other", str(credentials.place()))
 
 
 def test_without_a_token_the_error_says_where_to_create_one(
@@ -388,7 +397,7 @@ def test_without_a_token_the_error_says_where_to_create_one(
 ) -> None:
     """Without a token nothing is requested; a wrong one is rejected by the server."""
     monkeypatch.delenv("HALFSTEP_TOKEN", raising=False)
-    with pytest.raises(ApiError, match="create one on the account page"):
+    with pytest.raises(ApiError, match=f"create one at {address}/account"):
         Client(address)
     with Client(address, "wrong") as client, pytest.raises(ApiError) as refused:
         next(client.runs())

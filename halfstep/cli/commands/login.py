@@ -20,6 +20,9 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 @single()
 def app(
     url: Annotated[str, typer.Argument(metavar="URL", help="Address of the server")] = DEFAULT_URL,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a login although the server does not answer")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Store a server's URL and a token, in a file that only you can read."""
@@ -34,6 +37,8 @@ def app(
     if wrong := credentials.flaw(token):
         raise typer.BadParameter(wrong)
     notes = _check_token(url, token)
+    if notes and not force and credentials.place().exists():
+        raise ApiError(0, f"{notes[0]}; the stored login stays: --force replaces it")
     path = credentials.store(Credentials(url.rstrip("/"), token))
     print_result(
         {"url": url, "path": str(path)}, f"The token for {url} is stored in {path}", as_json=as_json
