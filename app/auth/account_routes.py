@@ -20,7 +20,7 @@ from app.http.parameters import Body, RowId, Text
 from db.access import accounts, login_attempts, projects
 from db.access.permissions import Permission
 from db.errors import Invalid
-from db.tables import FULL, LARGEST_ID, SignInSession, User
+from db.tables import FULL, LARGEST_ID, ONE_RUN, SignInSession, User
 
 api = APIRouter(prefix="/tokens", tags=["tokens"])
 pages = APIRouter(prefix="/account")
@@ -115,6 +115,13 @@ def revoke_token(token_id: RowId, session: Db, principal: SignedIn) -> None:
 
 #: Form value for a token of all projects; no project can have this name.
 ANY = "*"
+NEW_TOKEN = {
+    "name": "",
+    "kind": FULL,
+    "project": ANY,
+    "run_id": "",
+    "days": str(accounts.TOKEN_DAYS),
+}
 KINDS = {
     "full": "full access",
     **permissions.KINDS,
@@ -185,11 +192,13 @@ def post_token(
             name,
             kind,
             project=project,
-            run_id=_number("run_id", run_id, LARGEST_ID),
+            run_id=_number("run_id", run_id, LARGEST_ID) if kind == ONE_RUN else None,
             days=_number("days", days, accounts.MOST_TOKEN_DAYS),
         )
     except Invalid as error:
-        return _account(request, session, principal, at_browser, errors=error.errors)
+        given = {"name": name, "kind": kind, "run_id": run_id, "days": days}
+        given["project"] = ANY if project is None else project
+        return _account(request, session, principal, at_browser, errors=error.errors, given=given)
     return _account(request, session, principal, at_browser, token=token)
 
 
@@ -230,7 +239,9 @@ def _account(
     changed: str = "",
     token: str = "",
     errors: dict[str, str] | None = None,
+    given: dict[str, str] | None = None,
 ) -> HTMLResponse:
+    """Show the page. given: fields of a token that could not be created."""
     user = session.get_one(User, principal.user.id)
     return page(
         request,
@@ -242,7 +253,7 @@ def _account(
         tokens=accounts.api_tokens(session, principal.user),
         kinds=KINDS,
         projects=[row.name for row in projects.list_projects(session, principal.grants.projects)],
-        days=accounts.TOKEN_DAYS,
+        given=given or NEW_TOKEN,
         sign_ins=accounts.sign_ins(session, principal.user),
         this=at_browser.token_hash,
         changed=changed,

@@ -344,11 +344,12 @@ def make_api_token(
         session.get(Project, project) is None or (seen is not None and project not in seen)
     ):
         raise Invalid({"project": f"there is no project {project[:100]!r}; allowed: your projects"})
-    if (run_id is not None) != (kind == ONE_RUN) or (
-        run_id and not _may_upload(session, user, run_id)
-    ):
-        allowed = "for kind 'run' a watched run that you may upload, for other kinds none"
-        raise Invalid({"run_id": f"{run_id} is not valid; allowed: {allowed}"})
+    if kind == ONE_RUN and not (run_id and _may_upload(session, user, run_id)):
+        given = "none" if run_id is None else run_id
+        allowed = "the number of a watched run that you may upload"
+        raise Invalid({"run_id": f"{given} is not valid; allowed: {allowed}"})
+    if kind != ONE_RUN and run_id is not None:
+        raise Invalid({"run_id": f"{run_id} is not valid; allowed: none with the kind {kind}"})
     name = check_name(name, most=NAME_CHARACTERS)
     token = f"hs_{secrets.token_urlsafe(32)}"
     mine = select(func.count()).where(ApiToken.user_id == user.id)

@@ -172,7 +172,7 @@ def test_a_token_for_one_run_names_a_watched_run_of_ones_own(
     tmp_path: Path,
 ) -> None:
     """Only a token of kind `run` names a run: a watched one of the user, not a missing one, a
-    worker's or another user's.
+    worker's or another user's. The form keeps what was typed, and ignores a run of other kinds.
     """
     uploader = Uploader(stranger, write_token(database, ada), tmp_path)
     mine = uploader.begin().json()["run"]
@@ -181,13 +181,16 @@ def test_a_token_for_one_run_names_a_watched_run_of_ones_own(
         projects.set_role(session, bob, "digits", "member")
     uploader.headers = {"Authorization": f"Bearer {write_token(database, bob)}"}
     theirs = uploader.begin().json()["run"]
-    for kind, run_id in (("run", ""), ("run", running.id), ("run", theirs), ("write", mine)):
-        form = {"name": "x", "kind": kind, "run_id": str(run_id)}
+    for run_id in ("", running.id, theirs):
+        form = {"name": "typed", "kind": "run", "run_id": str(run_id), "days": "7"}
         refused = browser.post("/account/tokens", data=form)
-        assert (refused.status_code, "is not valid; allowed: for kind" in refused.text) == (
-            422,
-            True,
-        )
+        assert refused.status_code == 422
+        for text in ('value="typed"', '<option value="run" selected>', 'value="7"'):
+            assert text in refused.text
+    form = {"name": "x", "kind": "write", "run_id": str(mine)}
+    assert browser.post("/account/tokens", data=form).status_code == 200
+    refused = browser.post("/api/v1/tokens", json=form | {"run_id": mine})
+    assert refused.json()["errors"]["run_id"].endswith("allowed: none with the kind write")
     for run_id in ("x", "0", str(2**63), "9" * 400):
         form = {"name": "x", "kind": "run", "run_id": run_id}
         assert browser.post("/account/tokens", data=form).status_code == 422
