@@ -162,7 +162,7 @@ def _format_estimate(seconds: float) -> str:
 
 
 storage = App(
-    "Manage storage: list usage by run, delete old files, check files.", cls=ServiceCommand
+    "Manage storage: list runs by size, delete old files, check files.", cls=ServiceCommand
 )
 
 

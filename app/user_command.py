@@ -91,7 +91,7 @@ def _change(
     change: Annotated[str, typer.Argument(metavar="CHANGE", help=", ".join(people.CHANGES))],
     as_json: AsJson = False,
 ) -> None:
-    """Change an account: deactivate, reactivate, remove or reset it, or change its permissions."""
+    """Change an account: deactivate, activate, remove or reset it, or change its permissions."""
     if change not in people.CHANGES:
         allowed = ", ".join(people.CHANGES)
         raise Invalid({"change": f"{change[:100]!r} is not valid; allowed: {allowed}"})

@@ -105,7 +105,12 @@ def __getattr__(name: str) -> Any:
 
         return plan.precision_plan
     if name == "plot" or name in ADAPTERS:  # an adapter imports its framework too
-        return importlib.import_module(f"halfstep.{name}")
+        try:
+            return importlib.import_module(f"halfstep.{name}")
+        except ModuleNotFoundError as error:
+            package = str(error.name).partition(".")[0].replace("hydra", "hydra-core")
+            text = f"halfstep.{name} needs {package}: pip install {package}"
+            raise ModuleNotFoundError(text, name=error.name) from None
     if not name.startswith("_"):
         from halfstep.wandb_compat.unsupported import ERRORS, UNSERVED, Unserved
 

@@ -671,6 +671,19 @@ def test_runs_are_deleted_and_restored(client: Client, address: str, token: str)
     assert halfstep("run", "edit", str(first), **known).returncode == 2
 
 
+def test_documented_requests_of_a_shell_log_a_run(
+    address: str, token: str, client: Client, running: Run
+) -> None:
+    """Those of docs/reference/client.md, also on a server that has other runs."""
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "client.md").read_text()
+    script = text.partition("## Other languages")[2].partition("```sh\n")[2].partition("```")[0]
+    script = script.replace("http://127.0.0.1:8000", address).replace("hs_…", token)
+    subprocess.run(["bash", "-ec", script], check=True, capture_output=True)
+    run = next(client.runs())
+    assert run["id"] != running.id
+    assert (run["name"], run["status"], run["step"]) == ("from a shell", "finished", 1)
+
+
 def test_sweeps_by_the_client_and_the_command(
     client: Client, address: str, token: str, database: Database
 ) -> None:

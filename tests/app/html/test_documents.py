@@ -19,6 +19,10 @@ ROOT = Path(__file__).parents[3]
 LINKS = re.compile(r'(?<![\w"\'])/help/(\w+)(?:#([\w-]+))?')
 
 
+GUIDES = ("tutorial", "how-to")
+QUOTED = re.compile(r'"([A-Z][^"`]{2,40})"|(?<![*\w])\*([A-Z][^*`]{1,40})\*(?![*\w])')
+
+
 class Seen(HTMLParser):
     """Collects anchors and links of a page."""
 
@@ -31,6 +35,25 @@ class Seen(HTMLParser):
     def handle_starttag(self, _tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.anchors += [value or "" for name, value in attrs if name == "id"]
         self.links += [value or "" for name, value in attrs if name == "href"]
+
+
+def test_labels_that_guides_quote_are_on_pages() -> None:
+    """A quoted or emphasized label is in the sources of pages and commands."""
+    spoken = " ".join(
+        " ".join(path.read_text().split())
+        for folder in ("app", "halfstep", "trainer")
+        for path in (ROOT / folder).rglob("*.*")
+        if path.suffix in (".html", ".js", ".py")
+    )
+    texts = [path.read_text() for part in GUIDES for path in (ROOT / "docs" / part).glob("*.md")]
+    quoted = [
+        " ".join("".join(found).split()).rstrip(".,…")
+        for text in texts
+        for found in QUOTED.findall(re.sub(r"```.*?```|`[^`]*`", "`", text, flags=re.DOTALL))
+    ]
+    assert len(quoted) > 50
+    torchs = "Found no NVIDIA driver on your system"
+    assert [label for label in quoted if label not in spoken and label != torchs] == []
 
 
 def test_help_is_behind_the_sign_in(stranger: TestClient, browser: TestClient) -> None:

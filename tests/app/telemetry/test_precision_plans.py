@@ -495,11 +495,11 @@ def lab_card_of(browser: TestClient) -> str:
 
 def test_card_of_the_lab_has_one_button_by_state(ended: Run, browser: TestClient) -> None:
     """Measure, cancel while it is measured, and measure again if that failed."""
-    assert re.findall(r"<button>(.*?)<", lab_card_of(browser)) == ["Measure in fp16"]
+    assert re.findall(r"<button title.*?>(.*?)<", lab_card_of(browser)) == ["Plan precision"]
     queued = browser.post("/api/v1/runs/1/measurements", json={"task": "precision_plan"}).json()
     assert re.findall(r"<button>(.*?)<", lab_card_of(browser)) == ["Cancel"]
     browser.post(f"/api/v1/runs/{queued['id']}/cancellation")
-    assert re.findall(r"<button>(.*?)<", lab_card_of(browser)) == ["Measure again"]
+    assert re.findall(r"<button title.*?>(.*?)<", lab_card_of(browser)) == ["Plan again"]
 
 
 def test_card_of_the_lab_has_the_result(planned: Run, browser: TestClient) -> None:
