@@ -189,7 +189,7 @@ def _evidence(row: Row, steps: int) -> list[tuple[str, Markup | str]]:
     fits = scale(row.fits_below) if row.fits_below is not None else ""
     parts = "Parameters" if row.kind == "gradients_underflow" else "Elements"
     rows = (
-        ("Seen", f"{_steps(row)} of {count(steps)}" if row.count else ""),
+        ("Seen", _steps(row, steps) if row.count else ""),
         ("Value", value),
         (parts, f"{count(affected)} of {count(elements)}" if elements else ""),
         ("Loss", loss.removesuffix(", ")),
@@ -201,13 +201,11 @@ def _evidence(row: Row, steps: int) -> list[tuple[str, Markup | str]]:
     return [(name, text) for name, text in rows if text]
 
 
-def _steps(row: Row) -> str:
+def _steps(row: Row, total: int) -> str:
     shown = ", ".join(map(count, row.steps[:STEPS_SHOWN]))
-    if row.count == 1:
-        return f"step {shown}"
     if row.count > STEPS_SHOWN:
-        return f"{count(row.count)} steps, the first ones {shown},"
-    return f"steps {shown}"
+        return f"{count(row.count)} of {quantity(total, 'step')}, the first ones {shown}"
+    return f"step{'' if row.count == 1 else 's'} {shown} of {count(total)}"
 
 
 def _tiles(report: Report, losses: Sequence[Row], calls: Sequence[Row]) -> list[Tile]:

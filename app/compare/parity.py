@@ -512,7 +512,8 @@ def _conclusion(result: PairedTest, is_low: bool | None) -> Conclusion:
 
 
 def _named(columns: Sequence[Column]) -> str:
-    return few([f"run {column.run.id} ({column.run.status})" for column in columns])
+    runs = sorted((column.run for column in columns), key=lambda run: run.id)
+    return few([f"run {run.id} ({run.status})" for run in runs])
 
 
 def few(names: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from app.runs.filters import quote
 from db.health.health_statement import health_statement
 from db.terminal_codes import without_codes
 from halfstep import number_formats
-from halfstep.number_formats import count, duration, number, percent, size
+from halfstep.number_formats import count, duration, number, percent, quantity, size
 from halfstep.run_labels import FAILURE_KINDS, HEALTHS, STATES
 
 memory = size  # of a device or an upload
@@ -133,6 +133,7 @@ FILTERS = {
     "with_code": with_code,
     "recipe_name": recipe_name,
     "sentence": sentence,
+    "quantity": quantity,
     "quote": quote,
     "number": number,
     "metric": metric,

@@ -51,7 +51,8 @@ async def resolve(host: str, port: int, *, private: bool) -> str:
     if not private:
         for address in addresses:
             if not is_public(address):
-                raise Forbidden(f"{host} is {address}, within the server's own network")
+                resolved = f"{host} is {address}," if host != address else f"{host} is"
+                raise Forbidden(f"{resolved} within the server's own network")
     return addresses[0]
 
 

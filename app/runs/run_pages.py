@@ -40,6 +40,7 @@ from db.sweeps import sweeps
 from db.tables import ENDED, PRECISION_DIFF, PRECISION_PLAN, TRAIN, Run
 from db.telemetry import histograms, ingest, series, system, windows
 from halfstep.cli import command_line
+from halfstep.number_formats import quantity
 
 router = APIRouter()
 
@@ -229,7 +230,7 @@ def _command(run: Run) -> dict[str, Any] | None:
         ("Command line", command["line"]),
         ("Repository", command["git"]),
         ("Commit", command["commit"]),
-        ("Patch", f"{patch.count(chr(10)):,} lines" if (patch := command.get("patch")) else ""),
+        ("Patch", quantity(patch.count("\n"), "line") if (patch := command.get("patch")) else ""),
         ("Folder", command["folder"]),
         ("Virtual environment", command["venv"]),
         *((f"Variable {name}", value) for name, value in command["variables"].items()),

@@ -47,7 +47,7 @@ export const createLog = (section, api) => {
 
   const countHits = () => {
     const hits = box.querySelectorAll(':scope > :not([hidden])').length
-    found.textContent = searchText() || rank.value !== '' ? `${hits} of ${box.children.length} lines` : ''
+    found.textContent = searchText() || rank.value !== '' ? `${hits} of ${box.children.length} ${box.children.length === 1 ? 'line' : 'lines'}` : ''
   }
 
   box.addEventListener('scroll', () => {

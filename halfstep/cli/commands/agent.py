@@ -8,6 +8,7 @@ import typer
 from halfstep.cli.application import App
 from halfstep.cli.options import AsJson, SweepId
 from halfstep.cli.output import print_result
+from halfstep.number_formats import quantity
 
 app = App("Run a command for each point of a sweep.")
 
@@ -43,7 +44,7 @@ def agent(
         raise typer.BadParameter(str(error)) from error
     except FileNotFoundError as error:
         sys.exit(f"halfstep: {error.filename} cannot be started: {error.strerror}")
-    text = f"sweep {sweep_id}: {succeeded} runs succeeded, {failed} failed"
+    text = f"sweep {sweep_id}: {quantity(succeeded, 'run')} succeeded, {failed} failed"
     fields = {"sweep": sweep_id, "succeeded": succeeded, "failed": failed}
     print_result(fields, text, as_json=as_json)
     if failed:

@@ -8,6 +8,7 @@ from halfstep.cli.application import App, ListingGroup
 from halfstep.cli.connection import connect
 from halfstep.cli.options import AsJson
 from halfstep.cli.output import print_list, print_result
+from halfstep.number_formats import quantity
 
 if TYPE_CHECKING:
     from halfstep.api_client.response_types import WorkerState
@@ -60,7 +61,7 @@ def _worker_id(client: "Client", name: str) -> int:
 
 
 def _print_worker(worker: "WorkerState", *, as_json: bool) -> None:
-    text = f"{worker['name']}: {len(worker['devices'])} devices, {_state(worker)}"
+    text = f"{worker['name']}: {quantity(len(worker['devices']), 'device')}, {_state(worker)}"
     print_result(worker, text, as_json=as_json)
 
 

@@ -111,6 +111,7 @@ def test_nothing_goes_into_ones_own_network(
     for host in ("localhost", "127.0.0.1", "2130706433", "0x7f.1", "[::1]"):
         outcome = sent(outside, "slack", f"http://{host}:{hook.port}/")
         assert "within the server's own network" in outcome.answer
+        assert f"{host} is {host}" not in outcome.answer
         assert outcome.is_final
     known = socket.getaddrinfo
 

@@ -158,6 +158,19 @@ def test_a_page_escapes_what_it_shows(browser: TestClient, database: Database, a
     assert "<script>alert" not in browser.get("/checks").text
 
 
+def test_a_row_names_the_steps_in_which_it_was_seen(
+    browser: TestClient, database: Database, ada: User
+) -> None:
+    """Of many only the first ones; one line of a source is not "1 lines"."""
+    every = [*range(1, 21)]
+    seen = row("overflow", 1, steps=[3], count=1), row("rounding", 1, steps=every, count=20)
+    check_id = add_check(database, ada, report(*seen), sources={SCRIPT: "x = 1"})
+    text = browser.get(f"/checks/{check_id}").text
+    assert "step 3 of 20" in text
+    assert "20 of 20 steps, the first ones 1, 2, 3, 4, 5<" in text
+    assert "1 lines" not in text
+
+
 def test_a_check_without_mistakes_has_its_figures(
     browser: TestClient, database: Database, ada: User
 ) -> None:

@@ -70,7 +70,9 @@ def test_several_seeds_are_a_group_each(database: Database, ada: User, script: T
     query = {"runs": ",".join(map(str, answer["queued"])), "metric": "val/accuracy"}
     parity = script.get("/api/v1/comparison/parity", params=query).json()
     assert [group["result"]["pairs"] for group in parity["groups"]] == [3, 3, 3]
-    assert parity["groups"][0]["result"]["reason"].startswith("not finished: run 3 (queued)")
+    assert parity["groups"][0]["result"]["reason"].startswith(
+        "not finished: run 2 (queued), run 3 (queued)"
+    )
 
 
 def test_the_form_leads_to_the_parity_of_its_seeds(
@@ -87,7 +89,7 @@ def test_the_form_leads_to_the_parity_of_its_seeds(
     page = browser.get(location).text
     assert '<option value="val/accuracy" selected>' in page
     assert "None of these runs has" not in page
-    assert "Unknown for fp16: not finished: run 4 (queued)" in page
+    assert "Unknown for fp16: not finished: run 2 (queued), run 4 (queued), run 6 (queued)" in page
     one = browser.post("/runs/1/comparison", data={"seeds": "1", "metric": "loss", "margin": ""})
     assert one.headers["location"] == "/groups/10"
     for field, value, text in (("seeds", "9", "at most 8"), ("margin", "-1", "more than 0")):

@@ -152,7 +152,7 @@ def test_an_unknown_run_name_is_reported(listed: None, browser: TestClient) -> N
     ]
     assert "did you mean val/accuracy?" in browser.get("/runs", params=query).text
     shown = browser.get("/runs?columns=status,batchsize").text
-    assert "There is no setting or metric batchsize; did you mean batch_size?" in shown
+    assert "There is no setting or metric batchsize; did you mean batch_size?<" in shown
     assert browser.get("/api/v1/runs?values=batchsize").json()["notes"] == answer["notes"][1:]
 
 
