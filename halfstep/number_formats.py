@@ -50,6 +50,13 @@ def _without_zeros(digits: str) -> str:
     return "0" if text == "-0" else text
 
 
+def metric(value: float | str | None, name: str) -> str:
+    """Format a metric; its name may end with its unit."""
+    if name.endswith("_bytes") and isinstance(value, int | float) and math.isfinite(value):
+        return size(value)
+    return number(value)
+
+
 def percent(share: float | None) -> str:
     """Format a share of 1 in per cent; only the whole is 100 %."""
     if share is None:

@@ -257,6 +257,7 @@ class _Printer:
         self._last_steps: dict[str, int] = {}  # the latest step of each metric
         # Metrics of every step: the latest one is printed with the line.
         self._held: dict[str, Metric] = {}
+        self._line: tuple[int, str] | None = None  # a step's, after events of earlier steps
 
     def event(self, event: Event) -> None:
         if isinstance(event, Metric):
@@ -265,10 +266,20 @@ class _Printer:
             if before == step - 1:
                 self._held[name] = event
                 return
+        if isinstance(event, events.LayerNorms):
+            return  # not printed
+        if self._line and getattr(event, "step", math.inf) >= self._line[0]:
+            self._print_line()
         print_event(event)
 
+    def _print_line(self) -> None:
+        if self._line:
+            _print(self._line[1])
+            self._line = None
+
     def flush(self) -> None:
-        """Print pending metrics."""
+        """Print the pending line and metrics."""
+        self._print_line()
         for event in self._held.values():
             print_event(event)
         self._held.clear()
@@ -276,10 +287,11 @@ class _Printer:
     def steps(self, records: Steps) -> None:
         self.flush()
         last = records[-1]
-        _print(
+        self._line = (
+            int(last["step"]),
             f"step {last['step']:>6}/{self._steps}  loss {number(last['loss']):<10}"
             f" scale {scale_text(last['scale']):<10} grad norm {number(last['grad_norm']):<10}"
-            f" lr {number(last['lr'])}  {duration(records['step_us'].mean() / 1e6)}/step"
+            f" lr {number(last['lr'])}  {duration(records['step_us'].mean() / 1e6)}/step",
         )
 
 

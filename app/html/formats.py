@@ -13,7 +13,7 @@ from app.runs.filters import quote
 from db.health.health_statement import health_statement
 from db.terminal_codes import without_codes
 from halfstep import number_formats
-from halfstep.number_formats import count, duration, number, percent, quantity, size
+from halfstep.number_formats import count, duration, metric, number, percent, quantity, size
 from halfstep.run_labels import FAILURE_KINDS, HEALTHS, STATES
 
 memory = size  # of a device or an upload
@@ -28,13 +28,6 @@ def scale(value: float | None) -> Markup:
     if power is None:
         return Markup(number(value))  # noqa: S704 - digits only
     return Markup("2<sup>{}</sup>").format(str(power).replace("-", "−"))
-
-
-def metric(value: float | None, name: str) -> str:
-    """Format a metric; its name may end with its unit."""
-    if name.endswith("_bytes") and value is not None and math.isfinite(value):
-        return size(value)
-    return number(value)
 
 
 def progress(value: float) -> str:

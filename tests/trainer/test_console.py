@@ -104,7 +104,9 @@ def test_a_runs_history_is_json(capsys):
 
 
 def test_a_run_prints_its_story(capsys, tmp_path):
-    """Steps, skips, metrics, checkpoint and totals come out without server or database."""
+    """Steps, skips, metrics, checkpoint and totals come out without server or database, in order
+    of steps.
+    """
     folder = str(tmp_path / "out")
     main(["digits", "--precision", "fp16", "--set", "training.steps=30", "--checkpoints", folder])
     text = capsys.readouterr().out
@@ -119,6 +121,10 @@ def test_a_run_prints_its_story(capsys, tmp_path):
         "finished after 30 steps",
     ):
         assert part in text
+    lines = [line for line in text.splitlines() if "replayed" not in line]  # by another thread
+    steps = [int(found[1]) for line in lines if (found := re.match(r"step +(\d+)", line))]
+    assert len(steps) > 10
+    assert steps == sorted(steps)
     main(["digits", "--set", "training.steps=31", "--resume", f"{tmp_path}/out/step-00000030.pt"])
     assert "resumed after step 30: training.steps was 30, is 31" in capsys.readouterr().out
 

@@ -294,5 +294,7 @@ def _cell(row: dict[str, Any], name: str) -> str:
         return number_formats.UNKNOWN
     value = row[name]
     return (
-        number_formats.number(value) if isinstance(value, float) else number_formats.setting(value)
+        number_formats.metric(value, name)
+        if isinstance(value, float)
+        else number_formats.setting(value)
     )

@@ -3,7 +3,7 @@
 import pytest
 
 from halfstep.cli import formats
-from halfstep.cli.commands import sweep
+from halfstep.cli.commands import run_data, sweep
 from tests.halfstep.cli.formats_made import RUN
 
 
@@ -61,3 +61,10 @@ def test_a_trial_has_the_label_of_its_state() -> None:
     trial = {"run_id": 7, "status": "unreachable", "value": 0.5, "params": {}}
     assert sweep._trial_row(trial, [], None, is_loss=False)[:2] == ("7", "no contact")
     assert formats.label("resting") == "resting"
+
+
+def test_compared_bytes_have_a_unit() -> None:
+    """As on the page; other numbers have none, and a run without the metric a dash."""
+    row = {"run/peak_memory_bytes": 2.951e8, "val/loss": 2.951e8}
+    cells = [run_data._cell(row, name) for name in (*row, "none")]
+    assert cells == ["281 MiB", "2.951e8", "–"]
