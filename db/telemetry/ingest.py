@@ -361,7 +361,16 @@ def end(
     if status == Status.CANCELLED:
         run.stop_reason = INTERRUPTED if how == "interrupted" else PREEMPTED
     run.ended_at = min(run.ended_at or 0.0, _last_moment(session, run))
+    _date_history(session, run)
     return True
+
+
+def _date_history(session: Session, run: Run) -> None:
+    """Set the times of an ended attempt in the history, which may be long before the upload."""
+    for number, row in enumerate(runs.statuses(session, run.id)):
+        if row.attempt == run.attempt:
+            latest = run.ended_at if number else run.started_at
+            row.time = min(row.time, latest or row.time)
 
 
 def _reason(how: str | None, error: str | None, exit_code: int | None) -> str | None:

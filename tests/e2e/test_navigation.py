@@ -5,6 +5,7 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
+from db.access import projects
 from db.database import Database
 from db.files import checkpoints
 from db.queue import queue
@@ -17,6 +18,23 @@ from tests.spool_made import checkpoint_of
 
 #: A point of the loss panel's plot, in parts of its width.
 PLOT = "[data-plot=loss] .nsewdrag"
+
+
+def test_pages_for_actions_without_permission_are_hidden(
+    page: Page, database: Database, ada: User
+) -> None:
+    """A viewer, as of `halfstep show`, has no use for workers, trash and retention."""
+    page.goto("/runs")
+    places = [f'.rail [href="/{name}"]' for name in ("runs", "workers", "recipes")]
+    places += [f'#account-menu [href="/{name}"]' for name in ("trash", "storage", "retention")]
+    for role, count in (("member", 7), ("viewer", 2)):  # the list of runs has two links
+        with database.writing() as session:
+            user = session.get_one(User, ada.id)
+            user.is_admin = False
+            projects.set_role(session, user, "", role)
+        page.reload()
+        page.get_by_label("Account menu").click()
+        expect(page.locator(", ".join(places)).locator("visible=true")).to_have_count(count)
 
 
 def test_the_rail_leads_everywhere(page: Page) -> None:
