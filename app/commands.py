@@ -396,7 +396,7 @@ def rebuild(
             step_block_writer.rebuild(session.connection(), run, lost=lost)
             metric_block_writer.rebuild(session.connection(), run)
             audit.note_typed(session, "rebuild", f"run {run}")
-            steps = f"{row.step:,} steps, {row.skipped:,} of them skipped"
+            steps = f"{quantity(row.step, 'step')}, {row.skipped:,} of them skipped"
         text = f"run {run} ({row.name}): rebuilt the data of its charts: {steps}"
         fields = {"run": run, "name": row.name, "steps": row.step, "skipped": row.skipped}
         print_result(fields, text, as_json=as_json)

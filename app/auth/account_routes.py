@@ -236,12 +236,10 @@ def _account(
     principal: Principal,
     at_browser: SignInSession,
     *,
-    changed: str = "",
-    token: str = "",
     errors: dict[str, str] | None = None,
-    given: dict[str, str] | None = None,
+    **shown: str | dict[str, str],
 ) -> HTMLResponse:
-    """Show the page. given: fields of a token that could not be created."""
+    """Show the page. shown: changed, token, and given: fields of a token not created."""
     user = session.get_one(User, principal.user.id)
     return page(
         request,
@@ -253,11 +251,9 @@ def _account(
         tokens=accounts.api_tokens(session, principal.user),
         kinds=KINDS,
         projects=[row.name for row in projects.list_projects(session, principal.grants.projects)],
-        given=given or NEW_TOKEN,
         sign_ins=accounts.sign_ins(session, principal.user),
         this=at_browser.token_hash,
-        changed=changed,
-        token=token,
         roles=projects.memberships(session, principal.user),
         errors=errors or {},
+        **{"changed": "", "token": "", "given": NEW_TOKEN} | shown,
     )

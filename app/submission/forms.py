@@ -113,6 +113,8 @@ class FieldSet:
 
 def _with_value(title: str, text: str) -> str:
     """Return a title with its value, in the place of "…" if it has one."""
+    if text == "1" and title.endswith(" … steps"):
+        return title.replace(" … steps", " step")
     return title.replace("…", text) if "…" in title else f"{title} {text}"
 
 
