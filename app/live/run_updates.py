@@ -93,7 +93,7 @@ class SkippedStep:
     def overflows_by_scale(self) -> bool:
         """Whether a smaller loss scale would have removed the overflow, and no precision need."""
         defect = self.replay and self.replay.get("defect")
-        return bool(defect) and "smaller_scale" in defect.get("helps", ())
+        return bool(defect and "smaller_scale" in defect.get("helps", ()))
 
     @property
     def culprits(self) -> list[dict[str, Any]]:
