@@ -2,22 +2,21 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from msgspec.structs import replace
 from torch import Tensor
 
 from halfstep.diagnosis.defect import Defect, Kind, Site
-from halfstep.diagnosis.observations import LAST_LOSSES
 from halfstep.shadow.classify import classify, is_out_of_range, site_of, trace
 from halfstep.shadow.gradient_sums import GradientSums, gradient_sums
+from halfstep.shadow.losses import LossHistory, SeenLoss
 from halfstep.shadow.memory import SHADOW_DTYPES, Entry
 from halfstep.shadow.mode import ShadowMode
 from halfstep.shadow.operations import Operation
 from halfstep.shadow.operators import is_readable, local
 from halfstep.shadow.repair import Repair
 from halfstep.shadow.reproduction import Reproduction
-from halfstep.shadow.scale import Power, is_unknown
+from halfstep.shadow.scale import is_unknown
 from halfstep.shadow.search import LineSearch
 from halfstep.shadow.walk import first_defect, first_emptied, first_scaled
 
@@ -30,35 +29,6 @@ REPAIR_BYTES = 2**30  # of the values of a step in which a line computes in fp32
 REPRODUCED: tuple[Kind, ...] = ("overflow", "rounding", "loss_differs", "scale_too_large")
 UNDERFLOW = 0.1  # share of the squared norm of the gradients
 GRADIENTS_DIFFER = 0.5  # relative distance
-#: The loss has grown if its last values are above this factor of the first ones' median.
-GROWN, FIRST_LOSSES = 100.0, 5
-MOST_LOSSES = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class SeenLoss:
-    """A loss as it was given to `scale` or to `backward`."""
-
-    value: float
-    shadow: float
-    writer: Operation
-    power: Power  # of the loss scale
-    repaired: float | None  # with one line in fp32
-
-
-def new_loss(mode: ShadowMode, loss: Tensor, *, is_scaled: bool) -> SeenLoss | None:
-    """Return a loss of one element; None for any other tensor.
-
-    is_scaled: it is the root of a pass, which the loop itself may have scaled.
-    """
-    if not loss.is_floating_point() or loss.numel() != 1 or not is_readable(loss):
-        return None
-    entry, detached = mode.entry(loss), loss.detach()
-    writer = entry.writers[-1]
-    scale = writer.loss_scale if is_scaled else 1.0
-    value, shadow = float(detached.sum()) / scale, float(mode.shadow(detached).sum()) / scale
-    repaired = None if mode.repair is None else mode.repair.loss(detached)
-    return SeenLoss(value, shadow, writer, entry.power, repaired and repaired / scale)
 
 
 class Judge:
@@ -66,7 +36,7 @@ class Judge:
 
     def __init__(self, mode: ShadowMode) -> None:
         self._mode = mode
-        self._shadow_losses: list[float] = []
+        self._history = LossHistory()
         self._search = LineSearch()
         self.reproductions: dict[Site, Reproduction] = {}  # by the site of a defect
         self.begin()
@@ -91,8 +61,7 @@ class Judge:
     def add(self, loss: SeenLoss) -> None:
         """Add a loss of the step."""
         self._losses.append(loss)
-        if math.isfinite(loss.shadow) and len(self._shadow_losses) < MOST_LOSSES:
-            self._shadow_losses.append(abs(loss.shadow))
+        self._history.add(loss.shadow)
 
     def judge(self, step: int, gradients: Sequence[Tensor], *, is_scaled: bool) -> None:
         """Judge the new losses, and the gradients with which an optimizer is about to step.
@@ -218,7 +187,7 @@ class Judge:
 
     def _with_loss(self, defect: Defect, loss: SeenLoss | None, sums: GradientSums) -> Defect:
         """Add the step's loss, and keep only remedies that make all of the step finite."""
-        defect = replace(defect, scale=self._mode.scale, has_grown=self._growth())
+        defect = replace(defect, scale=self._mode.scale, has_grown=self._history.growth())
         if loss is None:
             return defect
         is_finite = math.isfinite(loss.shadow) and sums.are_shadows_finite
@@ -232,14 +201,6 @@ class Judge:
             are_gradients_finite=sums.are_shadows_finite,
             helps=helps,
         )
-
-    def _growth(self) -> float | None:
-        losses = self._shadow_losses
-        if len(losses) < FIRST_LOSSES + LAST_LOSSES:
-            return None
-        first = sorted(losses[:FIRST_LOSSES])[FIRST_LOSSES // 2]
-        growth = min(losses[-LAST_LOSSES:]) / first if first else 0.0
-        return growth if growth > GROWN else None
 
     def _nonfinite_gradients(
         self, step: int, sums: GradientSums, loss: SeenLoss | None, *, are_dropped: bool = False
@@ -286,7 +247,7 @@ class Judge:
             return
         lost = [operation for operation in self._mode.first_lost if not operation.is_backward]
         limit = LOSS_DIFFERS[0] if lost else LOSS_DIFFERS[1]
-        usual = max(abs(loss.shadow), SMALLEST_LOSS * self._first_loss())
+        usual = max(abs(loss.shadow), SMALLEST_LOSS * self._history.usual())
         is_far = abs(loss.value - loss.shadow) > limit * usual
         has_lost_gradients = lost and not sums.nonfinite and sums.lost > UNDERFLOW * sums.shadow > 0
         if not is_far and not has_lost_gradients:
@@ -327,10 +288,6 @@ class Judge:
         dtype = str(source.dtype).removeprefix("torch.")
         repaired = None if was_found else loss.repaired
         return replace(defect, site=site_of(source), dtype=dtype, loss_repaired=repaired)
-
-    def _first_loss(self) -> float:
-        first = sorted(self._shadow_losses[:FIRST_LOSSES])
-        return first[len(first) // 2] if first else 0.0
 
     def _finite_gradients(self, step: int, sums: GradientSums, *, is_scaled: bool) -> None:
         if sums.nonfinite or sums.shadow <= 0:

@@ -16,8 +16,9 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 
 from halfstep.diagnosis.defect import Defect, Kind, Site
 from halfstep.shadow.gradient_changes import GradientChanges, gradients_of, parameters_of
-from halfstep.shadow.judge import Judge, new_loss
+from halfstep.shadow.judge import Judge
 from halfstep.shadow.lines import ModuleNames
+from halfstep.shadow.losses import new_loss
 from halfstep.shadow.memory import SHADOW_DTYPES, Entry
 from halfstep.shadow.mode import ShadowMode
 from halfstep.shadow.operations import OUTSIDE, Carried, Operation
