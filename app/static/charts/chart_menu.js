@@ -1,5 +1,5 @@
 // The menu of each panel: pinning its metric, and files of what it shows.
-import { placeBelow } from 'menus'
+import { placeBelow, toggleFullScreen } from 'menus'
 import { setLog, setRange, setTrimmed, unkept } from 'panel_axes'
 import { askRange, showTable } from 'panel_dialogs'
 
@@ -72,6 +72,7 @@ export const createPanelMenu = (section, name, charts, arrangement = unkept(), o
       onArrange()
     })
   }
+  const home = menu.parentElement
   section.addEventListener('click', ({ target }) => {
     const button = /** @type {Found} */ (target).closest('[data-more]')
     if (!button) return
@@ -83,13 +84,14 @@ export const createPanelMenu = (section, name, charts, arrangement = unkept(), o
       ...(panel.row.metric ? [pin(panel.row.metric)] : []),
       ...(!charts.view || panel.row.isLog ? [] : [axis(row)]),
       ...(charts.view && panel.drawn ? [fixed(row, panel.element), outliers(row)] : []),
-      item('Full screen', () => panel.element.requestFullscreen()),
+      item(document.fullscreenElement ? 'Leave full screen' : 'Full screen', () => toggleFullScreen(panel.element)),
       ...(row === 'parallel' ? [] : [item('Show as table', () => showTable(panel.element.getAttribute('aria-label') ?? row, panel.drawn?.lines ?? [], charts.mode()))]),
       item('Save as PNG', () => charts.picture(file, 'png', row)),
       item('Save as SVG', () => charts.picture(file, 'svg', row)),
       item('Save as CSV', () => download(`${file}.csv`, 'text/csv', csvOf(panel.drawn?.lines ?? [], charts.mode()))),
       ...(charts.hide ? [item('Hide', () => charts.hide?.(row))] : []),
     )
+    ;(document.fullscreenElement ?? home).append(menu) // outside of what is in full screen nothing can be pressed
     menu.showPopover()
     placeBelow(menu, button)
   })

@@ -11,7 +11,7 @@ const dialogOf = (title, content) => {
   dialog.setAttribute('aria-labelledby', 'panel-dialog-title')
   Object.assign(/** @type {Found} */ (dialog.querySelector('h2')), { textContent: title, id: 'panel-dialog-title' })
   dialog.addEventListener('close', () => dialog.remove())
-  document.body.append(dialog)
+  ;(document.fullscreenElement ?? document.body).append(dialog)
   dialog.showModal()
   return dialog
 }

@@ -121,7 +121,6 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
     })
     plot.addEventListener('mouseleave', () => at(null))
     layout.attach(element.querySelector('[data-move]'), element.querySelector('[data-resize]'))
-    element.querySelector('[data-full]').addEventListener('click', () => panelOf().element.requestFullscreen())
     return { parts: [...element.children], plot, draw: () => draw({}) }
   }
   /** Parts of panels that have left the view, for those that come into it. @type {Shell[]} */
@@ -184,10 +183,6 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
     element.setAttribute('aria-label', row.title)
     return { element, row, shell: null, drawn: null }
   }
-  section.addEventListener('keydown', ({ key, target, ctrlKey, metaKey, altKey }) => {
-    const element = /** @type {Found} */ (target)
-    if (key.toLowerCase() === 'f' && element.matches('.chart-panel') && !ctrlKey && !metaKey && !altKey) element.requestFullscreen()
-  })
   /** Where the panels of a group are. @param {string} group */
   const boxOf = (group) => {
     if (!group) return hero

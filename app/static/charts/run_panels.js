@@ -90,10 +90,6 @@ export const createRunPanel = (element, { view, runsOf = (_, runs) => runs, onPo
     onPoint(at !== null && WHOLE.includes(view.x) ? Math.round(at) : at) // a mean has points in between
   })
   plot.addEventListener('mouseleave', () => onPoint(null))
-  element.querySelector('[data-full]').addEventListener('click', () => element.requestFullscreen())
-  element.addEventListener('keydown', (event) => {
-    if (event.key.toLowerCase() === 'f' && event.target === element && !event.ctrlKey && !event.metaKey && !event.altKey) element.requestFullscreen()
-  })
   return {
     name, element, draw,
     row: { metric: undefined, isLog: ALWAYS_LOG.includes(name) },

@@ -89,13 +89,11 @@ export const createMedia = (section, table, onCount) => {
     element.addEventListener('click', ({ target }) => {
       const button = /** @type {Found} */ (target).closest('button')
       if (button?.dataset.by) move(card, card.at + Number(button.dataset.by))
-      if (button?.dataset.full !== undefined) element.requestFullscreen()
     })
     element.addEventListener('keydown', (event) => {
       if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches('[type=search]')) return
       const { key } = event
       if (key === '[' || key === ']') move(card, card.at + (key === ']' ? 1 : -1))
-      else if (key.toLowerCase() === 'f') element.requestFullscreen()
       else return
       event.preventDefault()
       event.stopPropagation()

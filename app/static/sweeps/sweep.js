@@ -34,7 +34,6 @@ createPanelMenu(article, `sweep ${sweep}`, {
   mode: () => 'x',
   picture: (file, format, row) => plots.get(row)?.savePicture(file, {}, format),
 })
-for (const button of article.querySelectorAll('[data-full]')) button.addEventListener('click', () => button.closest('section').requestFullscreen())
 
 const fetchWords = async () => {
   const page = await (await insisted(location.href)).text()
