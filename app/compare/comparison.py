@@ -13,8 +13,8 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from app.compare import run_colors
-from app.html import formats
+from app.compare import run_colors, run_labels
+from app.compare.run_labels import MISSING
 from app.runs.summary import RunSummary, summarise_all
 from app.submission import config_schema
 from app.submission.submission import LENGTHS, Submission, most_priority, submit
@@ -30,18 +30,15 @@ from db.runs.groups import FP8, TF32
 from db.settings import Settings
 from db.tables import ENDED, RECIPE, TRAIN, Run, User
 from db.telemetry import latest_metrics, windows
-from halfstep import number_formats
 from halfstep.telemetry.plain_json import JsonObject
 
 #: Metrics of every recipe; the recipe's own metrics follow.
-MEASURED = {"run/seconds": "Time", "run/peak_memory_bytes": "Peak memory"}
+MEASURED = {"run/seconds": "Training time", "run/peak_memory_bytes": "Peak memory"}
 #: Time of the last steps, comparable between runs of different length, such as a run and its fork.
 STEP = "run/step_ms"
-LABELS = {STEP: "Time per step", **MEASURED, "seconds": "Duration", "loss": "Last loss"}
+LABELS = {STEP: "Time per step", **MEASURED, "seconds": "Time with setup", "loss": "Last loss"}
 #: Lower is better, but only between complete runs of the same length.
 OF_LENGTH = ("run/seconds", "seconds")
-#: Value of a setting that a run does not have.
-MISSING = object()
 MOST_RUNS = 50
 #: Limit of the seeds that a comparison in all precisions is queued with, so that it has fewer runs.
 MOST_SEEDS = MOST_RUNS // len(groups.VARIANTS)
@@ -53,10 +50,6 @@ SEEDS = 2**32
 NAME_OF_VARIANT = 60
 #: With more runs, runs are the rows of the table.
 MOST_COLUMNS = 8
-#: Limit of characters of a setting's value in a run's label.
-LONG_VALUE = 18
-#: Limit of settings in a run's label.
-MOST_IN_LABEL = 3
 #: Limit of compared metrics; those that most of the runs have are preferred.
 MOST_METRICS = 100
 
@@ -181,10 +174,10 @@ class Comparison:
         is_implied = bool(precisions) and len(pairs) == len(set(precisions))
         return [row for row in differing if row[0] != "scaler.enabled" or not is_implied]
 
-    @property
-    def legend_figures(self) -> list[str]:
+    def legend_figures(self, pinned: Sequence[str] = ()) -> list[str]:
         """Names of the figures in the legend: the loss and a metric, where runs have them."""
         metrics = sorted((name for name in self.names if name not in LABELS), key=self.relevance)
+        metrics.sort(key=lambda name: name not in pinned)
         return [name for name in ["loss", *metrics[:1]] if self.runs_with(name)]
 
     def runs_with(self, name: str) -> int:
@@ -202,19 +195,9 @@ class Comparison:
 
     @property
     def labels(self) -> dict[int, str]:
-        """Labels by run id: the values that differ, if few and short; else names.
-
-        All are different: of equal ones the run's number becomes a part.
-        """
+        """Labels by run id, all different."""
         names = [column.label for column in self.columns]
-        rows = [_named(path, values) for path, values in self._labelling]
-        short = [" · ".join(texts) for texts in zip(*rows, strict=True)] or names
-        counts = Counter(short)
-        numbered = [
-            label if counts[label] == 1 else f"{label} · {run_id}"
-            for label, run_id in zip(short, self.ids, strict=True)
-        ]
-        return dict(zip(self.ids, numbered, strict=True))
+        return run_labels.label(self.ids, names, self._labelling)
 
     @property
     def label_settings(self) -> list[str]:
@@ -222,27 +205,12 @@ class Comparison:
         return [path for path, _values in self._labelling]
 
     @property
-    def _labelling(self) -> list[tuple[str, list[Any]]]:
-        """The settings of the labels: those of training first, and no more than make a difference.
-
-        Empty if they would say less than the names, which are all different.
-        """
+    def _labelling(self) -> run_labels.Settings:
+        """The settings of the labels; empty: they are names."""
         if self.reference:
             return []
-        usable = [
-            (path, values)
-            for path, values in sorted(self._distinguishing, key=lambda row: _is_aside(row[0]))
-            if MISSING not in values and max(map(len, _named(path, values))) <= LONG_VALUE
-        ]
-        chosen: list[tuple[str, list[Any]]] = []
-        for row in usable:
-            if len(chosen) == MOST_IN_LABEL or len(_combinations(chosen)) == len(self.columns):
-                break
-            if len(_combinations([*chosen, row])) > len(_combinations(chosen)):
-                chosen.append(row)
-        own_names = {column.run.name for column in self.columns}
-        is_unique = len(_combinations(chosen)) == len(self.columns)
-        return chosen if is_unique or len(own_names) < len(self.columns) else []
+        own_names = [column.run.name for column in self.columns]
+        return run_labels.choose_settings(self._distinguishing, own_names)
 
     @property
     def is_sideways(self) -> bool:
@@ -254,7 +222,7 @@ class Comparison:
         empty: list[Any] = [None] * len(self.columns)
         differing = self._differing
         for path, values in differing:
-            yield Row("config", path, path, _texts(values), differs=_has_several(values))
+            yield Row("config", path, path, run_labels.texts(values), differs=_has_several(values))
         for name, label in (("status", "Status"), ("health", "Health"), ("step", "Steps")):
             yield Row("fact", name, label, empty)
         yield Row("fact", "skipped", "Skipped", empty, self.winners["skipped"])
@@ -270,7 +238,7 @@ class Comparison:
         shown = {path for path, _values in differing}
         for path, values in self.settings if every_setting else ():
             if path not in shown:
-                yield Row("config", path, path, _texts(values))
+                yield Row("config", path, path, run_labels.texts(values))
 
     @property
     def has_devices_that_differ(self) -> bool:
@@ -491,41 +459,9 @@ def differences(settings: Sequence[tuple[str, list[Any]]]) -> list[tuple[str, li
     return sorted(differing, key=lambda row: not _has_several(row[1]))
 
 
-def _is_aside(path: str) -> bool:
-    """Return whether a setting changes what is measured or kept, and not the training."""
-    return path.startswith(("diagnosis.", "checkpoints.", "evaluation.", "lab.", "alerts."))
-
-
-def _combinations(rows: Sequence[tuple[str, list[Any]]]) -> set[tuple[str, ...]]:
-    """Return the different values of settings together."""
-    return set(zip(*(map(repr, values) for _path, values in rows), strict=True))
-
-
 def _has_several(values: list[Any]) -> bool:
     """Return whether runs that have a setting have different values of it."""
     return len({repr(value) for value in values if value is not MISSING}) > 1
-
-
-def _texts(values: list[Any]) -> list[str]:
-    return ["–" if value is MISSING else number_formats.setting(value) for value in values]
-
-
-def _short(values: list[Any]) -> list[str]:
-    """Format values for the legend: four digits of a number."""
-    texts = _texts(values)
-    return [
-        number_formats.number(value) if isinstance(value, float) else text
-        for value, text in zip(values, texts, strict=True)
-    ]
-
-
-def _named(path: str, values: list[Any]) -> list[str]:
-    """Format values for a label: true and false with the name of their setting."""
-    name = formats.setting_name(path)
-    return [
-        f"{name} {text}" if isinstance(value, bool) else text
-        for value, text in zip(values, _short(values), strict=True)
-    ]
 
 
 def _select_own_metrics(run: Run, measured: list[windows.Measured]) -> list[windows.Measured]:
@@ -591,12 +527,10 @@ def _winners(
 
 
 def _least_skipped(summaries: list[RunSummary]) -> frozenset[int]:
-    """Return the runs with the lowest share of skips; only runs with a loss scale count."""
-    shares = [
-        run.skipped / run.own_steps if run.own_steps and run.is_scaled else None
-        for run in summaries
-    ]
-    return metric_direction.best(shares, is_lowest=True)
+    """Return the runs with the lowest share of skips; none if one without a loss scale has less."""
+    shares = [run.skipped / run.own_steps if run.own_steps else None for run in summaries]
+    best = metric_direction.best(shares, is_lowest=True)
+    return best if all(summaries[place].is_scaled for place in best) else frozenset()
 
 
 def settings_of(some_runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:

@@ -16,8 +16,9 @@ from typing import Any, Literal
 
 from sqlalchemy.orm import Session
 
-from app.compare.comparison import LABELS, MISSING, Column, Comparison, differences
+from app.compare.comparison import LABELS, Column, Comparison, differences
 from app.compare.equivalence import PairedTest, compare_pairs
+from app.compare.run_labels import MISSING
 from db.errors import Invalid, StepsNotConverted
 from db.runs import curves, groups
 from db.runs.curves import CurveRange

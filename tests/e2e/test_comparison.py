@@ -228,7 +228,7 @@ def test_panels_and_legend_fit_the_first_screen(
     assert (side["width"], side["x"] + side["width"] < panels[0]["x"]) == (396, True)  # type: ignore[index]
     legend = page.locator("[data-legend]")
     expect(legend.locator("th")).to_have_text(["Shown", "lr", "loss", "val/accuracy", "Actions"])
-    expect(legend.locator("tbody tr").nth(1)).to_contain_text("0.2 2")
+    expect(legend.locator("tbody tr").nth(1)).to_contain_text("lr 0.22run of")
     assert legend.bounding_box()["width"] <= 396  # type: ignore[index]
     dots = page.locator("[data-dots] li")
     expect(dots).to_have_count(5)  # the last one is the axis
@@ -326,7 +326,9 @@ def _drawn_rows(page: Page) -> list[str]:
 
 
 def test_a_legend_names_its_lines(database: Database, ada: User, page: Page) -> None:
-    """In each panel of runs side by side, and in a narrow panel of one run with two lines."""
+    """In each panel of runs side by side, by number where names have no room; the table beside
+    has names and numbers, all whole. Likewise in a narrow panel of one run with two lines.
+    """
     page.set_viewport_size({"width": 1440, "height": 900})
     for name in ("fp16", "a-much-longer-name-of-a-run", "bf16"):
         with database.writing() as session:
@@ -334,11 +336,17 @@ def test_a_legend_names_its_lines(database: Database, ada: User, page: Page) -> 
             run = session.get_one(Run, watched.run_id)
         record(database, run, make_steps([1.5] * 20))
     page.goto("/compare?runs=1,2,3")
-    labels = page.locator("[data-row=loss] [data-values] .cut")
-    expect(labels).to_have_text(["fp16", "a-much-longer-name-of-a-run", "bf16"])
+    values = page.locator("[data-row=loss] [data-values]")
+    expect(values.locator("> span > span")).to_have_text(["1", "2", "3"])
     whole = "(labels) => labels.map((each) => each.scrollWidth <= each.clientWidth)"
-    is_whole = labels.evaluate_all(whole)
-    assert (is_whole[0], is_whole[2]) == (True, True)
+    named = page.locator("[data-legend] .name :is(a, .quiet), [data-dots] li > :first-child")
+    for width in (1440, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert all(named.evaluate_all(whole))
+        assert values.evaluate("(each) => each.scrollHeight <= each.clientHeight")
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.goto("/compare?runs=1,3")
+    expect(values.locator("> span > span")).to_have_text(["fp16", "bf16"])
     page.goto("/runs/1")
     labels = page.locator("[data-row=norm] .panel-lines .cut")
     if page.locator("[data-row=norm]").bounding_box():

@@ -5,7 +5,6 @@ import { place, pointedAt, snapped, valueAt } from 'crosshair'
 import { escaped, number, scale as scaleText } from 'formats'
 
 const DIGITS = 3 // of the values of many runs beside each other
-const [CROWDED, SHORT] = [5, 8] // lines whose short names are cut too; characters of a short name
 /** X axes with whole numbers. */
 const WHOLE = ['step', 'applied', 'examples']
 
@@ -23,7 +22,7 @@ export const createRunPanel = (element, { view, runsOf = (_, runs) => runs, onPo
   const readout = element.querySelector('[data-pointed]')
   /** @type {any} */
   let drawn = null
-  let isPointed = false
+  let [isPointed, width] = [false, 0]
   /** @type {string|undefined} */
   let forward
   const values = element.querySelector('[data-values]')
@@ -31,15 +30,13 @@ export const createRunPanel = (element, { view, runsOf = (_, runs) => runs, onPo
   const showValues = (x) => {
     if (!values || !drawn) return
     const lines = drawn.recorded()
-    const key = JSON.stringify(drawn.strokes)
-    if (values.dataset.key !== key) {
+    const key = JSON.stringify([drawn.strokes, lines.map(({ run }) => run.label), width])
+    const isNew = values.dataset.key !== key
+    if (isNew) {
       values.dataset.key = key
       values.replaceChildren(...lines.map(({ run }, i) => {
         const item = Object.assign(document.createElement('span'), { title: run.label })
-        item.append(Object.assign(document.createElement('i'), { style: `background: ${drawn.strokes[i].color}` }), Object.assign(document.createElement('span'), { className: 'cut', textContent: run.label }), document.createElement('b'))
-        // Long names give way.
-        const shrink = lines.length > CROWDED || run.label.length > SHORT ? run.label.length ** 3 : 0
-        for (const each of [item, /** @type {HTMLElement} */ (item.children[1])]) each.style.flexShrink = String(shrink)
+        item.append(Object.assign(document.createElement('i'), { style: `background: ${drawn.strokes[i].color}` }), Object.assign(document.createElement('span'), { textContent: run.label }), document.createElement('b'))
         return item
       }))
     }
@@ -48,6 +45,8 @@ export const createRunPanel = (element, { view, runsOf = (_, runs) => runs, onPo
       const cell = values.children[i].lastElementChild
       if (cell.innerHTML !== text) cell.innerHTML = text
     })
+    // Where the labels have no room, the numbers of the runs stand for all of them.
+    if (isNew && values.scrollHeight > values.clientHeight) lines.forEach(({ run }, i) => { values.children[i].children[1].textContent = run.id ?? run.label })
   }
   /** The run that is pointed at is seen before the others. */
   const arrange = () => {
@@ -59,6 +58,7 @@ export const createRunPanel = (element, { view, runsOf = (_, runs) => runs, onPo
   }
   const compose = (wanted, colors, size) => {
     drawn = runsFigure({ ...wanted, runs: runsOf(name, wanted.runs), row: { name, title } }, colors, size)
+    width = size.width
     element.toggleAttribute('data-blank', !drawn.lines.length)
     if (!isPointed) readout.textContent = drawn.signs
     showValues(null)

@@ -7,7 +7,7 @@ import { duration, escaped, number, size } from 'formats'
 import { parallelFigure } from 'parallel'
 import { placesOf } from 'run_colors'
 
-const FIGURES = { 'run/step_ms': 'Time per step, ms', 'run/seconds': 'Time, s', 'run/peak_memory_bytes': 'Peak memory, bytes', seconds: 'Duration, s', loss: 'Last loss' }
+const FIGURES = { 'run/step_ms': 'Time per step, ms', 'run/seconds': 'Training time, s', 'run/peak_memory_bytes': 'Peak memory, bytes', seconds: 'Time with setup, s', loss: 'Last loss' }
 const LOG_FROM = 20 // how many times the smallest the largest is, for a log axis
 
 /** Return the columns that can be drawn, by name, with a value per run, and the names of numeric ones. @param {any} found as /api/v1/comparison answers */
@@ -117,7 +117,7 @@ export const createScatter = (article, ids, labels, { low, paint: color }) => {
       const isMean = members.length > 1
       const band = isMean ? `<i class="band line-${(places.get(id) ?? 0) % 10}" style="left: ${at(mean - deviation)}; width: calc(${at(mean + deviation)} - ${at(mean - deviation)})"></i>` : ''
       item.innerHTML = `<span class="track">${band}${isMean ? members.map(({ value }) => mark('seed', value, id)).join('') : ''}${mark('dot', mean, id)}</span><b>${withUnit(own, mean)}${isMean ? ` <small>± ${withUnit(own, deviation)}</small>` : ''}</b>`
-      item.prepend(Object.assign(document.createElement('span'), { className: 'cut', textContent: name, title: name }))
+      item.prepend(Object.assign(document.createElement('span'), { textContent: name, title: name }))
       return item
     }), Object.assign(document.createElement('li'), { className: 'axis', innerHTML: `<span></span><span class="track">${ticks.map((tick) => `<span style="left: ${at(tick)}">${withUnit(own, tick)}</span>`).join('')}</span><b></b>` }))
     dots.lastElementChild.ariaHidden = 'true'

@@ -32,7 +32,7 @@ export const createListCharts = (section, list) => {
   let places = placesOf(ids)
 
   const boxes = () => [...list.querySelectorAll('[name=run]')]
-  const labelOf = (id) => list.querySelector(`tr[data-key="${id}"] .name a`)?.title ?? `run ${id}`
+  const labelOf = (id) => `${list.querySelector(`tr[data-key="${id}"] .name a`)?.title ?? 'run'} ${id}`
   const chosen = () => {
     const ticked = boxes().filter(({ checked }) => checked)
     return (ticked.length ? ticked : boxes()).slice(0, most).map(({ value }) => value)

@@ -262,16 +262,29 @@ def test_runs_are_labelled_by_the_few_settings_that_differ(
     legend = page.partition("data-legend>")[2].partition("</table>")[0]
     assert re.findall(r'<th[^>]* title="(.*?)"', legend)[0] == "precision, training.lr"
     assert re.findall(r'data-label="(.*?)"', legend) == [
-        *("fp16 · 0.1", "fp16 · 0.3", "fp32 · 0.1", "fp32 · 0.3"),
+        *("fp16 · lr 0.1", "fp16 · lr 0.3", "fp32 · lr 0.1", "fp32 · lr 0.3"),
     ]
     train(database, ada, [1.0], lr=0.1, a=1, b=2, c=3)
     page = browser.get("/compare?runs=1,5").text
-    assert 'data-label="run of' in page
+    assert '<th title="">run</th>' in page
     for shuffle in (True, False):
         train(database, ada, [1.0], lr=0.1, shuffle=shuffle)
     page = browser.get("/compare?runs=6,7").text
-    assert 'data-label="shuffle true"' in page
-    assert 'data-label="shuffle false"' in page
+    assert 'data-label="shuffle"' in page
+    assert 'data-label="no shuffle"' in page
+
+
+def test_no_star_stands_beside_fewer_skips(
+    database: Database, ada: User, running: Run, browser: TestClient
+) -> None:
+    """A run without a loss scale, which skips nothing, leaves those with one without a star."""
+    record(database, running, make_steps([1.0] * 3, skipped=[2]), events=[make_skip(2)])
+    unscaled = train(database, ada, [1.0] * 3)
+    with database.writing() as session:
+        other = session.get_one(Run, unscaled.id)
+        other.precision, other.config = "bf16", other.config | {"precision": "bf16"}
+    page = browser.get(f"/compare?runs={running.id},{unscaled.id}").text
+    assert "the best" not in "".join(cells(page, "skipped"))
 
 
 def test_a_setting_that_a_run_lacks_names_no_run_in_the_legend(
