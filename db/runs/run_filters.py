@@ -57,7 +57,7 @@ COMPARISONS: MappingProxyType[str, Callable[[Any, Any], Any]] = MappingProxyType
 )
 #: Alternative names of columns and short names of settings.
 SYNONYMS = MappingProxyType({"skips": "skipped", "speed": "steps_per_second"})
-SHORT_NAMES = MappingProxyType({"lr": "learning_rate"})
+SHORT_NAMES = MappingProxyType({"lr": "learning_rate", "learning_rate": "lr"})
 METRICS, SETTINGS = "metrics.", "settings."
 #: A first attempt in any other status has not been paused.
 _PERHAPS_PAUSED = (Status.PAUSED, Status.QUEUED, Status.CANCELLED)

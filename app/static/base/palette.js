@@ -3,8 +3,8 @@ import { fetched, inTurn } from 'http'
 import { quoted } from 'completion'
 import { root } from 'root'
 
-/** Limit for the server's results; pages and actions are few. */
-const MOST_RUNS = 8
+/** Limits of the runs that are shown, and of those among which one with just this name is; pages and actions are few. */
+const [MOST_RUNS, MOST_READ] = [8, 50]
 
 /** @typedef {{text: string, hint: string, go: () => void}} Entry */
 
@@ -34,7 +34,7 @@ export const openPalette = (showKeys) => {
 const show = (entries) => {
   shown = entries
   list.replaceChildren(...entries.map(item))
-  status.textContent = entries.length ? `${entries.length} found` : 'No match.'
+  status.textContent = entries.length ? `${entries.length}${left ? ` of ${entries.length + left}` : ''} found` : 'No match.'
   point(0)
 }
 
@@ -57,20 +57,28 @@ const point = (i) => {
   box.setAttribute('aria-activedescendant', row.id)
 }
 
-/** Runs whose name holds a text, and the one of that number, newest first. @param {string} text @returns {Promise<Entry[]>} */
+/** Number of runs that were found and are not shown. */
+let left = 0
+
+/** Runs whose name holds a text, and the one of that number, first those with just this name, newest first. @param {string} text @returns {Promise<Entry[]>} */
 const runs = async (text) => {
-  const filters = [...(/^\d{1,9}$/.test(text) ? [`id=${text}`] : []), `name:${quoted(text)}`]
+  const id = /^(?:run )?#?(\d{1,9})$/i.exec(text)?.[1]
+  const filters = [...(id ? [`id=${id}`] : []), `name:${quoted(text)}`]
   const pages = await Promise.all(filters.map(async (filter) => {
-    const query = new URLSearchParams({ filter, limit: String(MOST_RUNS) })
-    return (await (await fetched(`${root}/api/v1/runs?${query}`)).json()).runs
+    const query = new URLSearchParams({ filter, limit: String(MOST_READ) })
+    return (await fetched(`${root}/api/v1/runs?${query}`)).json()
   }))
-  const found = new Map(pages.flat().map((run) => [run.id, run]))
-  return [...found.values()].slice(0, MOST_RUNS).map(({ id, name, status }) => (
+  const known = new Map(pages.flatMap((page) => page.runs).map((run) => [run.id, run]))
+  const isOther = ({ id: own, name }) => Number(String(own) !== id && name.toLowerCase() !== text.toLowerCase())
+  const found = [...known.values()].sort((a, b) => isOther(a) - isOther(b)).slice(0, MOST_RUNS)
+  left = Math.max(known.size, pages.at(-1).total) - found.length
+  return found.map(({ id, name, status }) => (
     { text: name, hint: `run ${id}, ${status}`, go: () => location.assign(`${root}/runs/${id}`) }))
 }
 
 /** Pages and actions at once: Enter shall never take what was shown for fewer letters. */
 const find = () => {
+  left = 0
   show(own())
   if (box.value.trim()) findRuns()
 }

@@ -171,6 +171,7 @@ export const createSeries = (section, api, { name, recipe, skipped, revision = I
     view.search = target.value.trim()
     showView()
     draw()
+    if (view.search) bar.scrollIntoView() // what was found is below
     want()
   })
   bar?.addEventListener('submit', (event) => event.preventDefault())

@@ -21,7 +21,7 @@ const move = (choice, step, button) => {
   write()
 }
 
-/** Add a setting or a metric behind the last ticked column. */
+/** Add a setting or a metric next to the name, where it is in sight. */
 const add = () => {
   const name = own.value.trim().replaceAll(',', '')
   if (!name) return
@@ -37,9 +37,7 @@ const add = () => {
   }
   const box = choice.querySelector('input')
   Object.assign(box, { checked: true, value: name })
-  const last = [...choices.querySelectorAll('li:has(:checked)')].filter((each) => each !== choice).at(-1)
-  if (last) last.after(choice)
-  else choices.prepend(choice)
+  choices.prepend(choice)
   choice.scrollIntoView({ block: 'nearest' })
   own.value = ''
   write()

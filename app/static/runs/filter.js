@@ -81,21 +81,21 @@ const take = (i) => {
   if (!isWhole) propose()
 }
 
-/** Send the words of the chips and what was typed as one filter. */
+/** Send the words of the chips and what was typed as one filter; the focus returns to the box. */
 const apply = () => {
+  sessionStorage.setItem(REFOCUS, 'yes')
   valid.value = [valid.value, box.value.trim()].filter(Boolean).join(' ')
   valid.disabled = !valid.value
   box.disabled = true // it is part of the other one
   form.submit()
 }
 
-/** Take the last chip away, and show the list without it, with the focus in the box again. */
+/** Take the last chip away, and show the list without it. */
 const removeLast = () => {
   const chip = [...form.querySelectorAll('[data-word]')].at(-1)
   if (!chip) return
   chip.remove()
   valid.value = [...form.querySelectorAll('[data-word]')].map(({ dataset }) => dataset.word).join(' ')
-  sessionStorage.setItem(REFOCUS, 'yes')
   apply()
   box.disabled = false // for the next key, should it come first
 }

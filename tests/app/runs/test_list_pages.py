@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 
 from db.database import Database
 from db.queue import pending_reasons, queue
-from db.runs import runs
+from db.runs import config_values, runs
 from db.runs.run_filters import InStatus, Term
 from db.tables import Run, Status, User
 from tests.app.conftest import submit
@@ -162,6 +162,15 @@ def test_selected_runs_are_cancelled_together(
     assert found == [Status.STOPPING, Status.CANCELLED, Status.CANCELLED]
 
 
+def test_a_run_that_no_worker_can_take_says_so(
+    database: Database, ada: User, browser: TestClient
+) -> None:
+    """Its cell has the reason instead of a place in the queue."""
+    submit(database, ada)
+    cell = browser.get("/runs").text.partition('class="queue-place"')[2].partition("</div>")[0]
+    assert ">no worker reports at the moment</span>" in cell
+
+
 @pytest.mark.sql
 def test_waiting_runs_are_put_in_another_order(
     database: Database, ada: User, running: Run, browser: TestClient
@@ -216,3 +225,16 @@ def test_two_who_cancel_the_same_runs_in_opposite_orders_do_not_wait_for_each_ot
         assert len(rows) == len(ids)
         histories = [runs.statuses(session, run.id) for run, _owner in rows]
     assert all([each.status for each in found][1:] == ["cancelled"] for found in histories)
+
+
+def test_the_learning_rate_of_a_script_has_its_column(
+    database: Database, ada: User, browser: TestClient
+) -> None:
+    """It is found under either name, as in a filter."""
+    submit(database, ada)
+    with database.writing() as session:
+        run = session.get_one(Run, 1)
+        run.config = run.config | {"lr": 0.625}
+        config_values.note(session, run)
+    for name in ("lr", "learning_rate"):
+        assert ">0.625</td>" in browser.get(f"/runs?columns=name,{name}").text
