@@ -1,5 +1,6 @@
 """Continue a run that was ended: a fork at its last checkpoint with the same configuration."""
 
+import re
 from copy import deepcopy
 from typing import Any
 
@@ -44,7 +45,7 @@ def continue_run(
     submission = Submission(
         recipe=run.recipe,
         config=_config(run),
-        name=run.name,
+        name=re.sub(r" from step \d+$", f" from step {step}", run.name),
         tags=run.tags,
         project=run.project,
         priority=most_priority(session, run.project, run.priority),

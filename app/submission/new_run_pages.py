@@ -54,8 +54,6 @@ WHOLE_NUMBERS = {
 #: Path of a setting, with at most one group.
 PATH = re.compile(r"\w{1,100}(\.\w{1,100})?")
 FP32 = "modules.fp32"
-#: Recipe that the empty list of runs offers to train.
-SAMPLE_RECIPE = "digits"
 #: Labels of the form's fields in errors.
 RUN_TITLES = {
     "name": "Name",
@@ -136,7 +134,7 @@ def new_run(
 def _name_of_fork(name: str, step: int) -> str:
     """Return a name for a run that starts from a step of another."""
     ending = f" from step {step}"
-    return name[: LENGTHS["name"] - len(ending)] + ending
+    return re.sub(r" from step \d+$", "", name)[: LENGTHS["name"] - len(ending)] + ending
 
 
 def _parent(run: Run) -> dict[str, str]:
@@ -225,10 +223,12 @@ def submit_run(
 @requires(ANY_SUBMITTER)
 def submit_sample(session: Db, principal: SignedIn) -> RedirectResponse:
     """Queue the sample run: its recipe's defaults in fp16."""
-    schema = workers.recipe(session, SAMPLE_RECIPE)["schema"]
+    schema = workers.recipe(session, workers.SAMPLE_RECIPE)["schema"]
     config = config_schema.with_defaults(schema, {"precision": "fp16"})
     project = next(iter(may_submit_to(session, principal.grants)), "")
-    submission = Submission(recipe=SAMPLE_RECIPE, config=config, name="first-run", project=project)
+    submission = Submission(
+        recipe=workers.SAMPLE_RECIPE, config=config, name="first-run", project=project
+    )
     run = submit(session, principal.user, submission)
     audit.set_runs(session, [run.id])
     return RedirectResponse(f"/runs/{run.id}", status_code=303)
@@ -295,7 +295,7 @@ def form(
     problem = (errors or {}).get("recipe", "")
     if recipe and chosen is None:
         problem = f"No worker offers the recipe {recipe!r}. Choose one below."
-    chosen = chosen or (offered[0] if offered else None)
+    chosen = chosen or workers.usual_recipe(offered)
     schema = chosen["schema"] if chosen else {}
     everyone = workers.all_workers(session)
     projects = may_submit_to(session, principal.grants)

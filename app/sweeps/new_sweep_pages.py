@@ -194,7 +194,7 @@ def _form(
     problem = (errors or {}).get("recipe", "")
     if recipe and chosen is None:
         problem = f"No worker offers the recipe {recipe[:100]!r}. Choose one below."
-    chosen = chosen or (offered[0] if offered else None)
+    chosen = chosen or workers.usual_recipe(offered)
     schema = chosen["schema"] if chosen else {}
     fields = list(config_schema.properties(schema))
     texts = {field.path: forms.input_text(field.default) for field in fields} | dict(typed)
@@ -215,6 +215,7 @@ def _form(
         precision=precision,
         unable=set(precision.rules["enum"]) - able if precision and up else (),
         texts=texts,
+        titles={field.path: field.title for field in fields},
         searched={f.path for f in fields if search_space.is_search(f, texts[f.path])},
         changed={f.path for f in fields if texts[f.path] != forms.input_text(f.default)},
         searchable={f.path for f in fields if search_space.is_searchable(f)},

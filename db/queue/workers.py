@@ -20,6 +20,8 @@ from halfstep import protocol
 
 #: A worker that has not been seen for so long is shown as gone.
 SILENCE_SECONDS = 15.0
+#: Recipe that the empty list of runs offers to train, and the usual one of forms.
+SAMPLE_RECIPE = "digits"
 ALIVE = Worker.stopped_at.is_(None) & (Worker.seen_at > now() - SILENCE_SECONDS)
 #: It may be given a run.
 TAKING = ALIVE & Worker.drained_at.is_(None)
@@ -259,6 +261,11 @@ def recipes(session: Session) -> list[dict[str, Any]]:
             if "schema" in recipe:
                 by_name.setdefault(recipe["name"], recipe)
     return sorted(by_name.values(), key=lambda recipe: str(recipe["name"]))
+
+
+def usual_recipe(offered: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the recipe of a form that names none: the sample, or else the first."""
+    return named(offered, SAMPLE_RECIPE) or next(iter(offered), None)
 
 
 def recipe(session: Session, name: str) -> dict[str, Any]:

@@ -32,7 +32,7 @@ const attach = (box, form) => {
       group.open = sought ? hasSome : Boolean(before?.get(group))
     }
     if (!sought) before = null
-    output.textContent = sought ? (found.length ? `${found.length} of ${fields.length} settings` : 'No matching setting.') : ''
+    output.textContent = sought ? (found.length ? `${found.length} found` : 'No matching setting.') : ''
   }
 
   input.addEventListener('input', show)

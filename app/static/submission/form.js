@@ -27,6 +27,19 @@ const form = /** @type {Found} */ (document.querySelector('[data-run-form]'))
 for (const link of document.querySelectorAll('[data-to-sweep]')) takeAlong(form, link, `${root}/sweeps/new`)
 for (const link of document.querySelectorAll('[data-other]')) takeAlong(form, link, `${root}/runs/new`)
 
+// The name of a run that is filled in from another says what was changed, unless the user names it.
+const name = form?.elements.filled_from && form.elements.name
+let named = name?.value
+form?.addEventListener('input', ({ target }) => {
+  if (!name || target === name || name.value !== named) return
+  const isChanged = (input) => (input.type === 'checkbox' ? input.checked !== input.defaultChecked : input.options ? !input.selectedOptions[0]?.defaultSelected : input.value !== input.defaultValue)
+  const changed = [...form.querySelectorAll('[data-setting] [name]')].filter(isChanged)
+    .map((input) => `${input.name.split('.').at(-1)}=${input.type === 'checkbox' ? input.checked : input.value.trim()}`)
+  const precision = form.querySelector('[name=precision]:checked')
+  if (precision && !precision.defaultChecked) changed.unshift(precision.value)
+  named = name.value = [name.defaultValue, ...changed].filter(Boolean).join(', ').slice(0, 200)
+})
+
 // A browser sends an invalid number as an empty value, so it is reported here.
 form?.addEventListener('submit', (event) => {
   const bad = [...form.elements].find((input) => input.validity?.badInput)

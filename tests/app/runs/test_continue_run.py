@@ -37,6 +37,20 @@ def test_a_cancelled_run_continues_from_its_last_checkpoint(
     assert (anew.status_code, anew.headers["location"]) == (303, f"/runs/{run.id + 1}")
 
 
+def test_a_continuation_is_not_called_by_an_earlier_step(
+    database: Database, running: Run, script: TestClient, browser: TestClient
+) -> None:
+    """The name of a fork has the step that the new run starts from."""
+    end(database, running, Status.CANCELLED, 40)
+    with database.writing() as session:
+        session.get_one(Run, running.id).name = "base from step 7"
+    answer = script.post(f"/api/v1/runs/{running.id}/continuation").json()
+    with database.reading() as session:
+        assert runs.get(session, answer["id"]).name == "base from step 40"
+    form = browser.get(f"/runs/new?from={running.id}&step=40").text
+    assert 'value="base from step 40"' in form
+
+
 def test_a_repeated_request_queues_one_run(
     database: Database, running: Run, script: TestClient
 ) -> None:
