@@ -158,7 +158,8 @@ def _scale_note(session: Session, run: Run) -> str:
         return "at its ceiling"
     last = session.connection().scalar(_last_event_query(), {"run_id": run.id})
     at = (last or 0) + interval
-    return f"may grow after {count(at)}" if at > run.step else ""
+    is_within = not run.steps_total or at < run.steps_total
+    return f"may grow after {count(at)}" if at > run.step and is_within else ""
 
 
 @cache

@@ -54,10 +54,12 @@ def health_statement(
 
     The scaler's events say what happened, and only the first finding says why.
     """
-    first = findings[0] if findings else None
+    first, text = findings[0] if findings else None, health.reason
+    if is_over:
+        text = text.replace(" ago", " before the end")
     if first and first.is_certain_fault and health.word in WELL:
-        return HealthStatement("warn", first.title, health.reason)
-    title, text = HEALTHS[health.word], health.reason
+        return HealthStatement("warn", first.title, text)
+    title = HEALTHS[health.word]
     if health.word == "healthy":
         title = "Loss scale healthy"
     elif health.word == "calibrating" and is_over:

@@ -344,7 +344,7 @@ class Replay(Observer):
             return
         past = _Step(step, position, None, [], None)
         past.scale = self._scales.get(step) or self._context.scaler.get_scale()
-        notes = [f"the weights are those after step {self._now:,}", "dropout masks differ"]
+        notes = [f"the weights are those after step {self._now:,}", "dropout masks, if any, differ"]
         if step not in self._scales:
             notes.append("the scale is the current one")
         self._replay(past, notes, [request])

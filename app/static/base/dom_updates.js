@@ -8,7 +8,7 @@ const PATIENCE_MS = 5000
 const CLICK_MS = 300
 const CONTROL = 'select, input:not([type=search]), textarea' // what is found is to be seen at once
 const BARS = '.rail, .top, .tabs' // they stick, and stay by themselves
-const SCROLLED = '.log, .tall' // what is in them moves by their own scrolling
+const SCROLLED = '.log, .tall' // what is in them moves by their own scrolling, see hold
 
 /** @type {Set<() => void>} */
 const waiting = new Set()
@@ -33,12 +33,23 @@ const flush = () => {
   if (changes.length) held(() => changes.forEach((change) => change()))
 }
 
+/** Scroll a box back by what was inserted above a row, until the pointer leaves the box. @param {Element} row @param {number} distance */
+const hold = (row, distance) => {
+  const box = /** @type {Element} */ (row.closest('.tall'))
+  if (!distance) return
+  if (!box.scrollTop) box.addEventListener('pointerleave', () => { box.scrollTop = 0 }, { once: true })
+  box.scrollTop += distance
+}
+
 /** @param {() => void} change */
 const held = (change) => {
-  const moved = watched(attended())
+  const element = attended()
+  const [moved, row] = [watched(element), element?.closest('.tall tr')]
+  const top = row?.getBoundingClientRect().top ?? 0
   change()
   const distance = moved()
   if (distance) scrollBy({ top: distance, behavior: 'instant' })
+  if (row?.isConnected) hold(row, row.getBoundingClientRect().top - top)
 }
 
 /** Return a function with the distance by which an element in view, or its remaining container, has moved down. @param {Element|null} element @returns {() => number} */

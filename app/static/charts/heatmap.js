@@ -48,9 +48,8 @@ export const heatFigure = ({ samples, log2scale, height }, colors) => {
     zmin: RAREST, zmax: 0, colorscale: [[0, colors.card], [1, colors.loss]], hoverongaps: true, showscale: false, hoverinfo: 'none',
     customdata: exponents.map((e) => samples.map((_, i) => [i, e])),
   }
-  // Lines go on to where the last cell ends.
-  const half = steps.length > 1 ? (steps[steps.length - 1] - steps[steps.length - 2]) / 2 : 0.5
-  const range = [steps[0] - (steps.length > 1 ? (steps[1] - steps[0]) / 2 : 0.5), steps[steps.length - 1] + half]
+  // It ends with the last step: half a cell later there was no training yet.
+  const range = steps.length > 1 ? [steps[0] - (steps[1] - steps[0]) / 2, steps[steps.length - 1]] : [steps[0] - 0.5, steps[0] + 0.5]
   const [x, of] = [[range[0], ...steps, range[1]], (values) => [values[0], ...values, values[values.length - 1]]]
   const limit = (name, exponent, color, more = {}) => ({
     x, y: of(shifts.map((shift) => exponent - shift)), name, type: 'scatter', mode: 'lines', hoverinfo: 'skip', line: { color, width: 1.6, dash: more.dash, shape: 'hvh' }, ...more.fill,

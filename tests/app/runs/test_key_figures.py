@@ -61,6 +61,19 @@ def test_the_metric_of_the_tiles_counts_nothing(
     assert (metric and metric.name) == expected
 
 
+def test_the_scale_grows_no_more_after_the_last_step(database: Database, running: Run) -> None:
+    """The note has the step of the next growth only if the run gets there."""
+    record(database, running, make_steps([1.0] * 10))
+    notes = []
+    for total in (100_000, 12):
+        with database.writing() as session:
+            run = session.get_one(Run, running.id)
+            run.steps_total, run.precision = total, "fp16"
+            run.config = run.config | {"scaler": {"growth_interval": 2000}}
+            notes.append(key_figures(session, run).scale_note)
+    assert notes == ["may grow after 2,000", ""]
+
+
 def test_the_metric_of_the_tiles_is_a_loss_if_there_is_one(
     database: Database, running: Run
 ) -> None:

@@ -228,14 +228,14 @@ def test_page_has_the_updates_that_round_away(
     assert '<td class="number">321</td>' in section
 
 
-def test_a_health_has_the_same_word_after_the_end(
+def test_no_run_calibrates_after_its_end(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """The list shows the same word; the banner says that calibration was not finished."""
+    """List and banner say that calibration was not finished."""
     record(database, running, make_steps([1.0] * 5, skipped=[1, 2]))
     with database.writing() as session:
         queue.end(session, running.id, running.attempt, Status.CANCELLED)
-    assert "Calibrating" in browser.get("/runs").text
+    assert ">Not calibrated</span>" in browser.get("/runs").text
     assert "<b>Calibration not finished.</b>" in browser.get("/runs/1").text
 
 
@@ -249,11 +249,15 @@ def test_page_has_the_last_precision_diff(
     database: Database, running: Run, browser: TestClient
 ) -> None:
     """Modules in order, with both parts of their errors, the suggestion and a fork with it."""
+    assert "Not measured: which modules" in browser.get("/runs/1").text
     healthy = make_precision_diff(50, rows=[make_precision_row("body")], suggested=[])
     record(database, running, events=[healthy | {"causes": []}])
     assert "was not measured" in section_of(browser.get("/runs/1").text)
     record(database, running, events=[make_precision_diff(100)])
-    section = section_of(browser.get("/runs/1").text)
+    page = browser.get("/runs/1").text
+    section = section_of(page)
+    assert "Not measured: which modules" not in page
+    assert "in step 100: the gradient" in page  # the card of the lab
     assert "Step 100" in section
     assert section.index("<code>(loss)</code>") < section.index("<code>body</code>")
     assert "Local 0.0003, inherited 0.0004; cosine 1, 11 bits" in section
