@@ -61,7 +61,9 @@ def test_login_stores_the_token_privately(stranger: Path) -> None:
     assert done.stderr.startswith(result)
     assert path.stat().st_mode & 0o777 == 0o600
     assert credentials.find() == ("http://there", "secret-token", str(path))
-    assert login("another", "http://there").returncode == 0
+    assert login("another", "http://there").returncode == 1  # it does not answer
+    assert credentials.find() == ("http://there", "secret-token", str(path))
+    assert login("another", "http://there", "--force").returncode == 0
     assert credentials.find() == ("http://there", "another", str(path))
     with Client() as client:
         assert client._http.headers["Authorization"] == "Bearer another"
