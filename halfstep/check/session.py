@@ -174,6 +174,11 @@ class CheckedLoop:
             return
         self._is_observed = False
         if self._sanitizer.is_armed:
+            try:
+                if not self._sanitizer.mode.is_over_budget:
+                    self._sanitizer.judge_gradients([])  # losses that no optimizer has stepped with
+            except Exception as error:
+                self._on_error(error)
             self._observe(self._sanitizer.defects)  # of a step that has not ended
             self._sanitizer.disarm()
         self._hooks.remove()

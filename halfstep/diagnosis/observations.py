@@ -176,7 +176,7 @@ def _is_fault(group: Observation, armed_steps: int, first_lost: int | None) -> b
     if kind in NOTES:
         return False
     if kind == "scale_too_large":
-        return group.not_falling >= NOT_FALLING and group.count >= MILD_SHARE * armed_steps
+        return group.not_falling >= max(NOT_FALLING, MILD_SHARE * armed_steps)
     if kind in CONSEQUENCES:
         return _is_frequent(group, armed_steps) and (first_lost is None or step < first_lost)
     if kind == "loss_differs":

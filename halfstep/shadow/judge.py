@@ -1,12 +1,13 @@
 """Defects of a shadow step, from its losses, gradients and weights. This module imports torch."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 from torch import Tensor
 
 from halfstep.diagnosis.defect import Defect, Kind, Site
+from halfstep.shadow.call import Lasting
 from halfstep.shadow.classify import classify, is_out_of_range, site_of, trace
 from halfstep.shadow.gradient_sums import GradientSums, gradient_sums
 from halfstep.shadow.losses import LossHistory, SeenLoss
@@ -134,10 +135,10 @@ class Judge:
                     helps=("fp32",),
                 )
             )
-        is_lost = any(defect.symptom in ("loss", "gradient") for defect in self.defects)
+        lost = {d.kind for d in self.defects if d.symptom in ("loss", "gradient")}
         if any(defect.kind == "nonfinite_input" for defect in self.defects):
             self._overflow_without_effect(step)  # unless this is its effect
-        if is_lost:
+        if lost - {"scale_too_large"}:
             return
         for weight in filter(is_readable, map(local, weights)):
             entry = self._mode.memory.find(weight)
@@ -145,6 +146,8 @@ class Judge:
             if facts is not None and facts.nonfinite and entry is not None:
                 self.found(trace(entry.writers[-1], "weight", step))
                 return
+        if lost:
+            return
         used = {loss.writer for loss in self._losses}
         aside = next(
             (scalar for scalar in self._mode.scalars if scalar not in used and _is_bad(scalar)),
@@ -159,23 +162,18 @@ class Judge:
             self._overflow_without_effect(step)
 
     def _updates_lost(self, step: int) -> None:
-        memory, changed = self._mode.memory, list(self._mode.lasting.values())
-        for lasting in changed:
-            if lasting.is_lost(memory) and not any(
-                other.keeps_rest_of(lasting, memory) or lasting.keeps_rest_of(other, memory)
-                for other in changed
-            ):
-                self.found(
-                    Defect(
-                        step=step,
-                        kind="update_lost",
-                        symptom="weight",
-                        site=site_of(lasting.entry.writers[-1]),
-                        dtype=str(lasting.tensor.dtype).removeprefix("torch."),
-                        elements=lasting.tensor.numel(),
-                        helps=("fp32",),
-                    )
+        for lasting in lost_updates(self._mode):
+            self.found(
+                Defect(
+                    step=step,
+                    kind="update_lost",
+                    symptom="weight",
+                    site=site_of(lasting.entry.writers[-1]),
+                    dtype=str(lasting.tensor.dtype).removeprefix("torch."),
+                    elements=lasting.tensor.numel(),
+                    helps=("fp32",),
                 )
+            )
 
     def found(self, defect: Defect) -> None:
         """Add a defect of the step, unless it is known."""
@@ -321,6 +319,17 @@ class Judge:
             if defect.kind == "overflow" and defect.value:
                 self.found(replace(defect, kind="overflow_without_effect"))
                 return
+
+
+def lost_updates(mode: ShadowMode) -> Iterator[Lasting]:
+    """Yield the tensors whose changes in this step were rounded away, and kept nowhere else."""
+    changed = list(mode.lasting.values())
+    for lasting in changed:
+        if lasting.is_lost(mode.memory) and not any(
+            other.keeps_rest_of(lasting, mode.memory) or lasting.keeps_rest_of(other, mode.memory)
+            for other in changed
+        ):
+            yield lasting
 
 
 def _is_bad(operation: Operation) -> bool:

@@ -676,6 +676,33 @@ def test_an_overflow_that_comes_back_from_outside_is_the_fault() -> None:
     assert "may come from there" in row.text
 
 
+def test_what_the_last_steps_leave_out_is_judged() -> None:
+    """Weights that an optimizer of the loop's own made NaN, and losses without a step after it."""
+
+    class Hoarder(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            self.param_groups[0]["params"][0].add_(self.kept)
+
+    def train() -> None:
+        net = nn.Linear(4, 1)
+        optimizer = Hoarder(net.parameters(), lr=1e-3)
+        optimizer.kept = torch.zeros(1, 4)  # type: ignore[attr-defined]
+        for number in range(6):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=HALF):
+                loss = net(torch.ones(2, 4)).float().square().sum()
+            (loss * 2.0 ** (30 if number == 2 else 4)).backward()
+            assert net.weight.grad is not None
+            optimizer.kept += net.weight.grad * 1e-6  # type: ignore[attr-defined]
+            if bool(net.weight.grad.isfinite().all()):
+                optimizer.step()
+
+    rows = [row for row in rows_of_loop(train) if row.is_fault]
+    assert {row.kind for row in rows} == {"overflow"}
+    assert "has not been finite since step 3" in rows[0].text
+
+
 @pytest.mark.parametrize("weight", [1e-9, 0.0])
 def test_a_head_whose_gradients_a_cast_empties_is_seen(weight: float) -> None:
     """Gradients that are 0 only since their loss was cast are a fault next to any larger ones."""
