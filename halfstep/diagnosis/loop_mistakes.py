@@ -347,8 +347,9 @@ def _find_dropped(signs: LoopSigns) -> Iterator[Finding]:
     has_grown = signs.scale is not None and float(event.scale) > signs.scale
     cause = (
         f"That began when the scale had grown from {scale_text(signs.scale)} to "
-        f"{scale_text(event.scale)}. Gradients are multiplied by it until unscale_; the limit or "
-        "average with which the loop compares them is not."
+        f"{scale_text(event.scale)}. Either the loop compares gradients, which are multiplied by "
+        "it until unscale_, with a number that is not; or they are not finite at this scale, which "
+        "only scaler.step() and scaler.update() lower."
         if has_grown and signs.scale is not None
         else "Where they are not finite, only scaler.step() and scaler.update() lower the scale."
     )

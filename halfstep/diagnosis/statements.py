@@ -101,6 +101,8 @@ def statement_of(observation: Observation) -> Statement:
         advice = DIVERGED
     if observation.carried is not None:
         text += f" {_returns(observation.carried)}"
+        if observation.carried.first.kind == "nonfinite_input":  # which may have another source
+            advice = f"{advice} {ADVICE['nonfinite_input']}"
     return Statement(title, text, advice)
 
 

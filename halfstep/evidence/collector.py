@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.amp.grad_scaler import GradScaler
 
 from halfstep.evidence.arrived_rows import BoundedNorms, FirstNonfinite
 from halfstep.evidence.buffer_evidence import BufferEvidence
@@ -141,20 +140,17 @@ class Collector:
 
         self.host_copies.send(report, scale)
 
-    def record_mixed_scales(
-        self, step: int, optimizer: str, first: Tensor, scaler: GradScaler | None
-    ) -> None:
+    def record_mixed_scales(self, step: int, optimizer: str, first: Tensor, last: Tensor) -> None:
         """Record a step with gradients of passes between which an update may change the scale.
 
-        first: the scale of the first ones.
+        first, last: the scales of the first and of the last ones.
         """
 
         def report(arrived: list[Tensor]) -> None:
             if float(arrived[0]) != float(arrived[1]):
                 self._tallies[MixedScales].add(step, optimizer=optimizer)
 
-        if scaler is not None and scaler._scale is not None:
-            self.host_copies.send(report, first, scaler._scale)
+        self.host_copies.send(report, first, last)
 
     def record_uncleared(self, step: int, optimizer: str, norms: Tensor, carried: int) -> None:
         """A pass added to gradients that nothing cleared since the last step.

@@ -15,6 +15,7 @@ from weakref import ref
 from torch import Tensor
 from torch._C import _current_graph_task_id
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.amp.grad_scaler import GradScaler
 from torch.autograd.function import BackwardCFunction
 from torch.optim import Optimizer
 
@@ -262,8 +263,8 @@ class BackwardPasses:
         self.since_step = 0  # of them since an optimizer's last step
         self.dropped = 0  # times since then that scaled gradients were cleared without a step
         self.is_dropped = False  # that is so of those before the pass under way
-        #: By an optimizer: the scale of its first passes, if an update came before its step.
-        self.first_scales: dict[int, Tensor] = {}
+        #: By an optimizer: a scaler that was updated before its step, and the scale before that.
+        self.first_scales: dict[int, tuple[GradScaler, Tensor]] = {}
         self.suspected: set[int] = set()  # optimizers whose gradients seem to be never cleared
         #: The only optimizer's, while each step has one plain pass (see `repeats`).
         self.plain: OwnLosses | None = None
@@ -510,12 +511,12 @@ class BackwardPasses:
         self._recent = []
         return losses
 
-    def updating(self, scale: Tensor) -> None:
+    def updating(self, scaler: GradScaler, scale: Tensor) -> None:
         """Keep the scale that an update may change, for gradients that no step has used yet."""
         self._examine()
         for identity, own in self._own.items():
             if not own.is_first and own.is_scaled and identity not in self.first_scales:
-                self.first_scales[identity] = scale.clone()
+                self.first_scales[identity] = scaler, scale.clone()
 
     def has_changed(self, optimizer: int) -> bool:
         """Return whether a pass has ever changed an optimizer's gradients. optimizer: its id."""

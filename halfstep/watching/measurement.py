@@ -60,10 +60,10 @@ class Measurement:
             except Exception as error:
                 state.best_effort.lose("loss", error)
         if state.passes.first_scales and identity in state.passes.first_scales:
-            first_scale = state.passes.first_scales.pop(identity)
-            state.evidence.record_mixed_scales(
-                state.closed_steps + 1, gradients.name, first_scale, state.current.scaler
-            )
+            scaler, first_scale = state.passes.first_scales.pop(identity)
+            if scaler is row.scaler and scaler._scale is not None:  # not that of another optimizer
+                number, name = state.closed_steps + 1, gradients.name
+                state.evidence.record_mixed_scales(number, name, first_scale, scaler._scale)
         if state.uncleared and (before_pass := state.uncleared.pop(identity, None)) is not None:
             carried = state.passes.count_carried(identity)
             if carried:

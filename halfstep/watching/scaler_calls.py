@@ -108,7 +108,7 @@ class ScalerCalls:
         if row.pending:
             self._measurement.measure_pending(row)
         if state.passes.since_step:
-            state.best_effort("loss", state.passes.updating, scale)
+            state.best_effort("loss", state.passes.updating, scaler, scale)
         if recorder is None:
             return
         for optimizer, own in scaler._per_optimizer_states.items():

@@ -265,6 +265,24 @@ def test_an_update_between_added_gradients_is_counted_if_it_changes_the_scale(
     assert [event["count"] for event in events] == ([1] if interval == 3 else [])
 
 
+def test_an_update_of_another_optimizers_scaler_mixes_no_scales(tmp_path: Path) -> None:
+    """Two scalers of different scales may be updated in between each other's passes and steps."""
+    weight, other = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+    first, second = torch.optim.SGD([weight], 0.0), torch.optim.SGD([other], 0.0)
+    small, large = GradScaler("cpu", init_scale=4.0), GradScaler("cpu", init_scale=64.0)
+    with halfstep.watch(folder=tmp_path, name="it", mode="offline"):
+        for _ in range(4):
+            first.zero_grad()
+            second.zero_grad()
+            small.scale(weight.sum()).backward()
+            small.step(first)
+            large.scale(other.sum()).backward()
+            small.update()
+            large.step(second)
+            large.update()
+    assert Written(tmp_path / "it").of("mixed_scales") == []
+
+
 class Ascent(torch.optim.Optimizer):
     """Sharpness-aware minimization around another optimizer, as commonly written."""
 
