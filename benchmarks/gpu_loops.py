@@ -193,6 +193,7 @@ def _product_step(case: Case, device: torch.device, folder: Path) -> Step:
                 "steps": 100_000,
                 "batch_size": size.batch,
                 "tf32": precision.is_tf32,
+                "cuda_graph": case.mode == "graph",
                 "max_grad_norm": 1.0 if case.is_clipped else None,
             },
             "scaler": {"enabled": precision.is_scaled},
@@ -210,6 +211,8 @@ def _product_step(case: Case, device: torch.device, folder: Path) -> Step:
         on_event=spool.event,
         at=clock(),
     )
+    if case.mode == "graph" and device.type != "cuda":
+        raise RuntimeError(f"a CUDA graph needs a CUDA device, not {device.type}")
     rows = (torch.split(each, size.batch) for each in (recipe.inputs, recipe.targets))
     batches = cycle(zip(*rows, strict=True))
     number = 0

@@ -140,6 +140,14 @@ class Training(Group):
         description="Mode of torch.compile. reduce-overhead: CUDA graphs, for small batches. "
         "max-autotune: CUDA graphs, and minutes of kernel tuning.",
     )
+    cuda_graph: bool = Field(
+        False,
+        title="CUDA graph (experimental)",
+        description="Replay each step from a CUDA graph, after the first 100: for small networks, "
+        "whose kernels the host queues too slowly. Every step must do the same; a recipe that "
+        "cannot be captured trains without it, and its page says why. Learning rates are rounded "
+        "to fp32.",
+    )
     channels_last: bool = Field(
         False,
         title="Channels last",

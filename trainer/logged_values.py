@@ -39,6 +39,7 @@ class Logged(Observer):
         self._step: int | None = None  # None between steps
         self._values: dict[str, list[Tensor]] = {}
         self._files: dict[str, bytes] = {}  # files of values that are not numbers
+        self.has_host_values = False  # in the step under way
         self._names: dict[str, bool] = {}  # by name of a number: whether it can be recorded
         self.save: Save | None = None
         self._host_copies, self._writer = HostCopies(), Writer()
@@ -59,6 +60,7 @@ class Logged(Observer):
         if self._step is None:
             return
         for name, value in values.items():
+            self.has_host_values |= not isinstance(value, Tensor)
             if name not in self._values and len(self._values) + len(self._files) >= MOST_NAMES:
                 raise RecipeError(f'log got "{name}"; allowed: at most {MOST_NAMES} names per step')
             if is_number(value):
@@ -71,7 +73,16 @@ class Logged(Observer):
 
     def before_step(self, step: int) -> None:
         """Accept values from now on."""
-        self._step, self._values, self._files = step, {}, {}
+        self._step, self._values, self._files, self.has_host_values = step, {}, {}, False
+
+    def take(self) -> dict[str, list[Tensor]]:
+        """Return the numbers that a captured step has logged; a replay writes them again."""
+        values, self._values = self._values, {}
+        return values
+
+    def repeat(self, values: Mapping[str, list[Tensor]]) -> None:
+        """Log the numbers of a replay."""
+        self._values = dict(values)
 
     def after_step(self, result: StepResult) -> None:
         """Queue the copy of the step's numbers, and report complete copies."""

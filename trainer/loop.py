@@ -170,7 +170,7 @@ def _roll_back(run: Run, step: int) -> Progress | None:
     context.observers.drain()
     if not (checkpoint := run.rollback.poll(run.saver.finish)):
         return None
-    progress = go_back_to(checkpoint, run.prepared, run.peaks, run.parts)
+    progress = go_back_to(checkpoint, run.prepared, run.peaks, run.parts, context.graph)
     run.schedule, run.step_observers.telemetry.skipped = run.parts["schedule"], progress.skipped
     run.rollback.report(progress, step, context.batches, run.on_event)
     return progress

@@ -3,6 +3,7 @@
 The loop calls each of them at the same hooks, in the order in which they joined:
 
     before_step     before the step's batch is drawn
+    reads_inside    whether the step has to run without a CUDA graph
     before_clip     an optimizer's gradients are complete, and not clipped yet
     before_update   the weights are about to change, for the first time in this step
     after_step      all of the step is queued on the device, except the update of the scale
@@ -46,6 +47,10 @@ class Observer:
     def after_step(self, result: "StepResult") -> None:
         """Queue the measurements of this step."""
 
+    def reads_inside(self) -> bool:
+        """Return whether this step has to run without a CUDA graph, for this observer."""
+        return False
+
     def receive(self, records: Steps) -> None:
         """Receive records, in order of their steps."""
 
@@ -62,7 +67,15 @@ class Observer:
 
 #: Of an error message in its event; the log has all of it.
 ERROR_CHARACTERS = 1000
-MOMENTS = ("before_step", "before_clip", "before_update", "after_step", "receive", "drain")
+MOMENTS = (
+    "before_step",
+    "reads_inside",
+    "before_clip",
+    "before_update",
+    "after_step",
+    "receive",
+    "drain",
+)
 
 
 class Observers:
@@ -71,7 +84,9 @@ class Observers:
     def __init__(self, on_steps: Callable[[Steps], None], on_event: Callable[[Event], None]):
         self._on_steps, self._on_event = on_steps, on_event
         self.members: dict[str, Observer] = {}
-        self._calls: dict[str, list[tuple[str, Callable[..., None]]]] = {m: [] for m in MOMENTS}
+        self._calls: dict[str, list[tuple[str, Callable[..., bool | None]]]] = {
+            m: [] for m in MOMENTS
+        }
         self._step = 0
 
     def join(self, **observers: Observer) -> None:
@@ -82,6 +97,15 @@ class Observers:
                 # An observer that does not override a hook costs nothing there.
                 if getattr(type(observer), moment) is not getattr(Observer, moment):
                     calls.append((name, getattr(observer, moment)))
+
+    @property
+    def step(self) -> int:
+        """The step under way."""
+        return self._step
+
+    def reads_inside(self) -> bool:
+        """Return whether an observer reads the step under way from the inside."""
+        return any(call() for _name, call in self._calls["reads_inside"])
 
     def before_step(self, step: int) -> None:
         """Announce the next step."""

@@ -34,6 +34,11 @@ class Schedule(Protocol):
         """Continue from a state."""
 
 
+def has_tensor_rates(training: Training) -> bool:
+    """Return whether optimizers read the rate from a tensor, as in a CUDA graph."""
+    return training.schedule_counts == "applied" or training.cuda_graph
+
+
 def make_schedule(
     training: Training,
     optimizers: Mapping[str, Optimizer],
@@ -48,7 +53,7 @@ def make_schedule(
     if training.schedule == "recipe":
         return RecipesSchedule()
     if training.schedule_counts == "attempted":
-        return AttemptedSchedule(training, optimizers, peaks)
+        return AttemptedSchedule(training, optimizers, peaks, device)
     if not training.fused:
         raise ConfigError(
             "training.schedule_counts is applied, but training.fused is False: an unfused "
@@ -95,19 +100,27 @@ class AttemptedSchedule:
         training: Training,
         optimizers: Mapping[str, Optimizer],
         peaks: Mapping[str, list[float]],
+        device: torch.device,
     ) -> None:
-        self._training = training
+        self._training, self._factor = training, math.nan
         self._groups = [
             (group, peak)
             for name, optimizer in optimizers.items()
             for group, peak in zip(optimizer.param_groups, peaks[name], strict=True)
         ]
+        if has_tensor_rates(training):
+            for group, _peak in self._groups:
+                group["lr"] = torch.zeros((), device=device)  # fp32, as fused kernels require
 
     def apply(self, step: int) -> None:
-        """Set every group's rate: a number, passed to the kernel as an argument."""
+        """Set every group's rate: a number, passed to the kernel as an argument, or a tensor."""
         factor = learning_rate_factor(self._training, step)
         for group, peak in self._groups:
-            group["lr"] = peak * factor
+            if not has_tensor_rates(self._training):
+                group["lr"] = peak * factor
+            elif factor != self._factor:
+                group["lr"].fill_(peak * factor)
+        self._factor = factor
 
     def count(self, found_inf: Mapping[str, Tensor]) -> None:
         """Do nothing: the rate depends only on the step's number."""

@@ -18,13 +18,15 @@ from halfstep.clock import clock
 from halfstep.config_groups import Training
 from halfstep.recipe import Recipe, RecipeError
 from halfstep.run_config import ConfigError, RunConfig
-from halfstep.telemetry.events import Event, Length, Resumed
+from halfstep.telemetry.events import Event, LeftOut, Length, Resumed
 from halfstep.telemetry.spool import Steps
 from trainer.checkpoints.checkpoint import Progress
 from trainer.checkpoints.checkpointing import Saver
 from trainer.checkpoints.initial_weights import start_from_weights
 from trainer.checkpoints.resume import load_parts, resume_from
 from trainer.checkpoints.rollback import Rollback
+from trainer.cuda_graph import NAME as CUDA_GRAPH
+from trainer.cuda_graph import GraphedSteps, find_obstacle
 from trainer.data.batches import Batches
 from trainer.data.datasets import check_data
 from trainer.data.sampler import UNKNOWN_SIZE, Sampler, check_batch
@@ -147,6 +149,10 @@ def prepare_run(
     peaks = peak_rates(recipe.optimizers)
 
     # ---- Mixed precision, and the observers of each step ----------------------------------------
+    if training.cuda_graph and (obstacle := find_obstacle(recipe, config, device, ranks)):
+        on_event(LeftOut(step=0, diagnosis=CUDA_GRAPH, reason=obstacle))
+        training = training.model_copy(update={"cuda_graph": False})
+        config = config.model_copy(update={"training": training})
     prepared = PreparedRecipe(recipe, modules, config, device, ranks)
     context, step_observers = make_context(
         prepared, on_steps=on_steps, on_event=on_event, at=started_at
@@ -231,15 +237,16 @@ def make_context(
     if is_scaled:
         prepare_momentum(recipe.optimizers)
 
-    context = StepContext(
-        recipe, batches, autocast, scaler, rule, optimizers, training, ranks, observers
-    )
     spikes = Spikes(config.spike, on_event)
     headroom = Headroom(modules, config, on_event)
     fp8_ranges = Fp8Ranges(modules, config, on_event)
     telemetry = Telemetry(optimizers, device, training, diagnosis, observers.receive, on_event, at)
     logged = Logged(device, telemetry.elapsed_ms, on_event)
     recipe.on_log = logged.log
+    graph = GraphedSteps(logged, on_event) if training.cuda_graph else None
+    context = StepContext(
+        recipe, batches, autocast, scaler, rule, optimizers, training, ranks, observers, graph
+    )
 
     @contextmanager
     def suspend() -> Iterator[None]:
@@ -278,7 +285,7 @@ def set_up_process(device: torch.device, training: Training) -> torch.device:
         device = torch.device("cuda", device.index or 0)  # set_device requires an index
         torch.cuda.set_device(device)
     torch.set_num_threads(training.threads)  # sums over threads differ in their last bits
-    make_deterministic(training.deterministic)
+    make_deterministic(training.deterministic, device)
     choose_fp32(tf32=training.tf32)
     seed_everything(training.seed)
     return device

@@ -26,6 +26,7 @@ from halfstep.recording.gradients import value_on_host
 from halfstep.run_config import RunConfig
 from halfstep.telemetry.events import Retry
 from trainer import several_losses
+from trainer.cuda_graph import GraphedSteps
 from trainer.data.batches import Batches
 from trainer.distributed.ranks import Ranks
 from trainer.observers import Observers
@@ -47,6 +48,7 @@ class StepContext:
     training: Training
     ranks: Ranks
     observers: Observers
+    graph: GraphedSteps | None = None
 
     def passes(
         self,
@@ -72,6 +74,8 @@ def train_step(context: StepContext, batches: Iterable[Any]) -> StepResult:
     """
     if len(context.optimizers) > 1:
         result = several_losses.train_step(context, batches, update_weights)
+    elif context.graph is not None:
+        result = context.graph.attempt(context, batches, train_step_of_one)
     else:
         result = train_step_of_one(context, batches)
     # The row of the step is queued here, before the scale changes in place.
@@ -179,7 +183,15 @@ def retry_in_fp32(
     for watched in context.optimizers.values():
         watched.takes_norms = True
     retried = train_step(
-        replace(context, autocast=off, scaler=plain, scale_rule=rule, observers=unobserved), batches
+        replace(
+            context,
+            autocast=off,
+            scaler=plain,
+            scale_rule=rule,
+            observers=unobserved,
+            graph=None,
+        ),
+        batches,
     )
     context.recipe.scaler = scaler
     norms = [norm for update in retried.updates.values() for norm in update.norms]

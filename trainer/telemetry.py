@@ -18,6 +18,7 @@ from halfstep.telemetry.spool import UNKNOWN_US, Steps
 from trainer.layers import layer_interval
 from trainer.observers import Observer
 from trainer.optimizers import StepResult, WatchedOptimizer
+from trainer.schedule import has_tensor_rates
 
 
 class Telemetry(Observer):
@@ -40,7 +41,7 @@ class Telemetry(Observer):
         self._on_steps, self._on_event = on_steps, on_event
         self._layout = Layout(
             {name: watched.names for name, watched in optimizers.items()},
-            has_rate=training.schedule_counts == "applied",
+            has_rate=has_tensor_rates(training),
             has_clipped=training.max_grad_value is not None,
             max_grad_norm=training.max_grad_norm,
         )

@@ -54,7 +54,7 @@ class Evidence:
     unused_modules: events.Uncalled | None = None
     shapes: events.Shapes | None = None  # layers that miss tensor cores
     failed: Sequence[events.FailedDiagnosis] = ()  # diagnoses that raised
-    left_out: events.LeftOut | None = None  # a diagnosis that is not possible for the run
+    left_out: Sequence[events.LeftOut] = ()  # what is not possible for the run
     variant: str = ""
     seconds: dict[str, float] = field(default_factory=dict)  # of finished runs of the group
     data_wait: DataWait | None = None  # of the latest steps
@@ -74,7 +74,7 @@ def of_run(session: Session, run: Run) -> list[Finding]:
     """Read the evidence of a run and return its findings."""
     stored = StoredEvents(session, run)
     histogram = stored.newest(events.Histogram)
-    left_out = stored.newest(events.LeftOut)
+    left_out = stored.first(events.LeftOut, most=FAILED_READ)
     is_fp16 = groups.variant(run.settings) == "fp16"
     worker = session.get(Worker, run.worker_id) if run.worker_id else None
     skips = series.skips(session, run.id, most=SKIPS_READ) if run.skipped else []
@@ -83,7 +83,8 @@ def of_run(session: Session, run: Run) -> list[Finding]:
     is_recipe = run.source == RECIPE
     health = scaling_health(session, run)
     is_training = run.status in (Status.STARTING, Status.RUNNING)
-    may_replay = is_recipe and is_training and not left_out
+    can_replay = not any(event.diagnosis == "replay" for event in left_out)
+    may_replay = is_recipe and is_training and can_replay
     evidence = Evidence(
         health=health,
         signs=causes.read(session, run, stored, skips, replays, health, may_replay=may_replay),
@@ -407,7 +408,7 @@ def _find_failed(evidence: Evidence) -> Iterator[Finding]:
             "log has the traceback.",
             part="log",
         )
-    if skipped := evidence.left_out:
+    for skipped in evidence.left_out:
         text = f"{skipped.reason[:1].upper()}{skipped.reason[1:]}."
         yield Finding(f"The {skipped.diagnosis} is not available", text)
 

@@ -220,7 +220,7 @@ class RolledBack(StepEvent, frozen=True, kw_only=True, tag="rolled_back"):
 
 
 class LeftOut(StepEvent, frozen=True, kw_only=True, tag="left_out"):
-    """A configured diagnosis that this run cannot have."""
+    """A configured diagnosis, or way to train, that this run cannot have."""
 
     diagnosis: Name
     reason: Text

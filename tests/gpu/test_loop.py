@@ -83,6 +83,8 @@ def test_a_resumed_run_is_bit_exact(run_loop, tmp_path, recipe, values):
     for name in EXACT:
         assert resumed.records[name].tobytes() == straight.records[name][20:].tobytes(), name
     ends = [torch.load(tmp_path / side / "step-00000040.pt", weights_only=True) for side in "ab"]
+    for end in ends:  # it polls for flags, which arrive sooner or later
+        del end["parts"]["replay"]
     assert_same_bits(*ends)
 
 
@@ -149,16 +151,22 @@ class FarOut(Regression):
 
 @needs_cuda
 def test_culprits_are_named_by_the_step_and_counted_by_the_replay(run_loop):
-    """On a GPU a skip has only names; its exact replay counts the elements of each."""
+    """On a GPU a skip has only names; its replay counts the elements of each.
+
+    A skip that nothing announced is replayed after the weights have moved on: its event says so.
+    """
     run = run_loop(FarOut, device=DEVICE)
     skips = {event["step"]: event["culprits"] for event in run.of("scaler", kind="skip")}
     assert any(step > CALIBRATED_AFTER for step in skips)
     assert all("inf" not in each for culprits in skips.values() for each in culprits)
-    replays = run.of("replay", exact=True)
+    replays = run.of("replay")
     assert replays
+    assert all(replay["exact"] or "the weights and" in replay["notes"][0] for replay in replays)
     for replay in replays:
         counted = [each["name"] for each in replay["culprits"]]
-        assert counted == [each["name"] for each in skips[replay["step"]]]
+        if replay["exact"]:
+            assert counted == [each["name"] for each in skips[replay["step"]]]
+        assert counted
         assert all(each["inf"] + each["nan"] > 0 for each in replay["culprits"])
 
 

@@ -27,7 +27,7 @@ VALUES = {
             [
                 (Replay, "before_update", "replay"),
                 (Replay, "receive", "replay"),
-                (Histogram, "unscaled", "histogram"),
+                (Histogram, "before_clip", "histogram"),
             ]
         ),
     ],

@@ -7,6 +7,7 @@ from typing import Any
 from halfstep.recipe import Recipe
 from trainer.checkpoints import checkpoint
 from trainer.checkpoints.checkpoint import Progress
+from trainer.cuda_graph import GraphedSteps
 from trainer.data.batches import Batches
 from trainer.distributed.shards import maker
 from trainer.prepared_recipe import PreparedRecipe
@@ -53,6 +54,7 @@ def go_back_to(
     prepared: PreparedRecipe,
     peaks: Mapping[str, list[float]],
     parts: dict[str, Any],
+    graph: GraphedSteps | None,
 ) -> Progress:
     """Restore a checkpoint of this run, except for its position in the data.
 
@@ -63,6 +65,8 @@ def go_back_to(
     """
     recipe, training = prepared.recipe, prepared.config.training
     state, progress, _notes = load_and_restore(path, prepared)
+    if graph is not None:
+        graph.forget()
     parts["schedule"] = make_schedule(training, recipe.optimizers, peaks, prepared.device)
     load_parts(
         parts, select_inherited_parts(state, is_scaled=recipe.scaler.is_enabled(), is_fork=False)

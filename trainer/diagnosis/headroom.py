@@ -55,6 +55,10 @@ class Headroom(Observer):
             self._every_steps = 0
             sys.stderr.write(f"Halfstep: headroom is not measured. {error}.\n")
 
+    def reads_inside(self) -> bool:
+        """Return whether this step is measured."""
+        return self._measuring.is_on
+
     def after_step(self, result: StepResult) -> None:
         """Queue the copy of the measurements, and report complete copies."""
         if self._measuring.is_on:

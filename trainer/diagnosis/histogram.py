@@ -47,6 +47,10 @@ class Histogram(Observer):
         if self._every_steps and step % self._every_steps == 0:
             self._counts = self._exponents.nothing()
 
+    def reads_inside(self) -> bool:
+        """Return whether this step is counted."""
+        return self._counts is not None
+
     def before_clip(self, optimizer: WatchedOptimizer, factor: Tensor) -> None:
         """Count this optimizer's gradients divided by their factor, if the step is due."""
         if self._counts is None:

@@ -80,6 +80,10 @@ class Updates(Observer):
         self._step, self._before = step, []
         self._is_due = bool(self._every_steps) and step % self._every_steps == 0
 
+    def reads_inside(self) -> bool:
+        """Return whether this step is counted."""
+        return self._is_due
+
     def before_clip(self, optimizer: WatchedOptimizer, factor: Tensor) -> None:
         """Copy the weights that are about to be updated, if the step is due."""
         if self._is_due:

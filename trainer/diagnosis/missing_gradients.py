@@ -31,6 +31,10 @@ class MissingGradients(Observer):
         """Store the step's number."""
         self._step = step
 
+    def reads_inside(self) -> bool:
+        """Return whether gradients are still checked."""
+        return max(self._steps.values(), default=0) < STEPS_OF_A_PARAMETER
+
     def before_clip(self, optimizer: WatchedOptimizer, factor: Tensor) -> None:
         """Check which parameters have a gradient."""
         key = id(optimizer)

@@ -44,6 +44,10 @@ class UnusedModules(Observer):
         for name, module in self._waiting.items():
             self._hooks.append(module.register_forward_pre_hook(self._make_hook(name)))
 
+    def reads_inside(self) -> bool:
+        """Return whether calls are counted in this step."""
+        return bool(self._hooks)
+
     def after_step(self, result: StepResult) -> None:
         """Report the modules that were not called, once."""
         for hook in self._hooks:

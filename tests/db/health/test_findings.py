@@ -106,6 +106,7 @@ SHAPES = {
     "batch_size": 50,
 }
 SINKING = [_module("body", 90, underflow=0.02), _module("head", 10)]
+NO_GRAPH = LeftOut(step=1, diagnosis="CUDA graph", reason="the device is cpu, not cuda")
 LEFT_OUT = LeftOut(step=1, diagnosis="replay", reason="not with training.parallel fsdp")
 
 
@@ -167,7 +168,11 @@ LEFT_OUT = LeftOut(step=1, diagnosis="replay", reason="not with training.paralle
             {"events": [Schedule(step=40, advanced=9, skipped=10)]},
             ["The learning-rate schedule advances in skipped steps"],
         ),
-        ("healthy", {"left_out": LEFT_OUT}, ["The replay is not available"]),
+        (
+            "healthy",
+            {"left_out": [LEFT_OUT, NO_GRAPH]},
+            ["The replay is not available", "The CUDA graph is not available"],
+        ),
     ],
 )
 def test_evidence_leads_to_findings(word: str, changes: dict[str, Any], titles: list[str]) -> None:
