@@ -98,7 +98,8 @@ class Calls:
 
     def _event(self, event: Event) -> None:
         if isinstance(event, StepEvent):
-            key = f"{event.tag} {getattr(event, 'optimizer', '')}"
+            kind = getattr(event, "optimizer", getattr(event, "dtype", ""))
+            key = f"{event.tag} {kind}"
             if key in self._events:
                 self._events[key] = event, self._events[key][1]
             elif len(self._events) < MOST_EVENTS:

@@ -21,6 +21,7 @@ Kind = Literal[
     "scaled_gradients_compared",
     "scaled_gradients_edited",
     "scaled_gradients_in_loss",
+    "scaled_gradients_kept",
     "gradients_not_scaled",
     "gradients_cleared_before_step",
     "gradients_edited_after_step",

@@ -10,7 +10,7 @@ EXPLAINING = OF_PRECISION | {
     *("gradients_not_cleared", "scaler_not_restored", "step_outside_scaler", "step_left_out"),
     *("no_gradient", "zero_gradients", "rounding", "carried"),
     *("scaled_gradients_compared", "scaled_gradients_edited", "scaled_gradients_in_loss"),
-    *("scaled_by_another", "gradients_not_scaled"),
+    *("scaled_by_another", "gradients_not_scaled", "scaled_gradients_kept"),
 }
 
 

@@ -28,6 +28,7 @@ EDITS: frozenset[Kind] = frozenset(
     {
         *("scaled_by_another", "scaled_gradients_compared"),
         *("scaled_gradients_edited", "scaled_gradients_in_loss", "gradients_not_scaled"),
+        "scaled_gradients_kept",
     }
 )
 MOST_STEPS = 1000  # numbers kept of an observation
@@ -59,7 +60,11 @@ class Observation:
         is_attributed = bool(defect.site.operator)
         if is_attributed > bool(self.first.site.operator):  # only now
             self.first = defect
-        elif defect.kind == "loss_differs" and is_attributed == bool(self.first.site.operator):
+        elif (
+            defect.kind == "loss_differs"
+            and is_attributed == bool(self.first.site.operator)
+            and self.first.loss_repaired is None  # else that one says how the loss becomes right
+        ):
             self.first = max(self.first, defect, key=_distance)
         if len(self.steps) < MOST_STEPS:
             self.steps.append(defect.step)
@@ -162,7 +167,8 @@ def _gravity(observation: Observation) -> tuple[bool, bool, int, bool]:
 
 def _key(defect: Defect) -> tuple[Kind, str, Site | int | None]:
     """Return what makes two defects the same."""
-    if defect.kind in ("scale_too_large", "gradients_underflow"):  # which one is first is chance
+    # Which of their sites is first is chance.
+    if defect.kind in ("scale_too_large", "gradients_underflow", "stale_weight_cache"):
         return defect.kind, "", None
     if defect.kind == "loss_differs" and defect.value is None:
         return defect.kind, "", None

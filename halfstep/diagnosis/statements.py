@@ -28,10 +28,11 @@ TITLES: Mapping[Kind, str] = {
     "scaled_gradients_compared": "A comparison depends on the loss scale",
     "scaled_gradients_edited": "Gradients are edited while they are scaled",
     "scaled_gradients_in_loss": "Scaled values are part of the loss",
+    "scaled_gradients_kept": "A state is computed from scaled gradients",
     "gradients_not_scaled": "A gradient is not multiplied by the loss scale",
     "gradients_cleared_before_step": "Gradients are cleared before the step",
     "gradients_edited_after_step": "Gradients are edited after the step",
-    "stale_weight_cache": "Autocast is not left between steps",
+    "stale_weight_cache": "Autocast computes with weights from before they changed",
     "no_half_operators": "Nothing runs in half precision",
     "overflow_without_effect": "Overflow of {dtype} without effect",
 }
@@ -54,11 +55,14 @@ ADVICE: Mapping[Kind, str] = {
     "scaled_gradients_compared": "Call scaler.unscale_(optimizer) before it.",
     "scaled_gradients_edited": "Call scaler.unscale_(optimizer) before it.",
     "scaled_gradients_in_loss": "Divide them by scaler.get_scale(), and scale a loss only once.",
+    "scaled_gradients_kept": "Call scaler.unscale_(optimizer) before it, or divide the gradients "
+    "by scaler.get_scale().",
     "gradients_not_scaled": "Multiply it by grad_output, in the backward of the custom Function "
     "that makes it.",
     "gradients_cleared_before_step": "Clear them before the first backward pass of a step.",
     "gradients_edited_after_step": "Edit or clip them before the step, after scaler.unscale_.",
-    "stale_weight_cache": "Enter autocast in each step, around the forward pass and the loss only.",
+    "stale_weight_cache": "Leave the region of autocast before weights change, and enter it again: "
+    "in each step, around the forward pass and the loss only. Or pass cache_enabled=False.",
     "no_half_operators": "Run the forward pass under torch.autocast, or remove the scaler.",
     "overflow_without_effect": "",
 }
@@ -311,6 +315,16 @@ def _describe_comparison(observation: Observation) -> str:
     )
 
 
+def _describe_kept(observation: Observation) -> str:
+    defect = observation.first
+    return (
+        f"{steps_of(observation)} {named(defect.site)} writes what it computes from gradients that "
+        f"are still multiplied by the loss scale, {scale_text(defect.scale)} in step "
+        f"{defect.step:,}, to a tensor that outlives the step. With another scale it would hold "
+        "other values."
+    )
+
+
 def _describe_edit(observation: Observation) -> str:
     defect = observation.first
     return (
@@ -353,9 +367,9 @@ def _late(observation: Observation) -> str:
 
 def _stale(observation: Observation) -> str:
     return (
-        f"{steps_of(observation)} autocast was on since the step before. Its cache keeps the "
-        "weights in half precision as they were when it was entered: the forward pass does not see "
-        "updates."
+        f"{steps_of(observation)} {named(observation.first.site)} uses weights in half precision "
+        "that have changed since: autocast keeps them as they were at their first use, until it "
+        "is left."
     )
 
 
@@ -388,6 +402,7 @@ _TEXTS: Mapping[Kind, Callable[[Observation], str]] = {
     "scaled_gradients_compared": _describe_comparison,
     "scaled_gradients_edited": _describe_edit,
     "scaled_gradients_in_loss": _describe_scaled_loss,
+    "scaled_gradients_kept": _describe_kept,
     "gradients_not_scaled": _describe_unscaled,
     "gradients_cleared_before_step": _describe_clearing,
     "gradients_edited_after_step": _late,

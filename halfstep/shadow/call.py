@@ -227,6 +227,9 @@ class Call:
             return
         made = mode.operation(operator)
         made.inputs, made.has_infinite_argument = self._inputs, self._infinite
+        is_stale = not made.is_backward and any(map(mode.casts.is_stale, self.tensors))
+        if is_stale and mode.on_stale_cast is not None:
+            mode.on_stale_cast(made)
         made.power, made.is_of_scale = self._power, self._is_of_scale
         made.factor = self._factor(outputs)
         shadows = self._rerun(made, outputs)
@@ -479,6 +482,6 @@ class Call:
         entry = mode.entry(tensor)
         entry.record_write(made)
         if not made.is_backward and mode.on_write is not None:
-            mode.on_write(entry, made)
+            mode.on_write(entry, made, tensor.numel())
         entry.power, entry.is_of_scale = made.power, made.is_of_scale
         return entry

@@ -16,8 +16,9 @@ from halfstep.diagnosis.defect import Kind
 from halfstep.shadow.facts import all_finite
 from halfstep.shadow.lines import loop_code, outer_line
 from halfstep.shadow.memory import Entry, ShadowMemory
-from halfstep.shadow.operations import Operation
+from halfstep.shadow.operations import OUTSIDE, Operation
 from halfstep.shadow.operators import CLEARING, is_readable, local
+from halfstep.shadow.scale import is_unknown
 from halfstep.shadow.walk import first_edit
 
 
@@ -51,6 +52,17 @@ class GradientChanges:
         self._passed = 0  # number of the last operation before that
         #: Gradients with how the losses of their passes were scaled, by the id of their entries.
         self._sources: dict[int, tuple[Entry, list[Scaling]]] = {}
+        #: The last changes of tensors that are older than the step to what is neither independent
+        #: of the scale nor proportional to it, by the id of their entries.
+        self._changed: dict[int, tuple[Entry, Operation]] = {}
+
+    def end(self) -> None:
+        """Report the first tensor of before that has kept such values."""
+        for entry, operation in self._changed.values():
+            is_kept = not entry.has_expired() and entry.power == operation.power
+            if is_kept and not any(writer.is_backward for writer in entry.writers):
+                self._report("scaled_gradients_kept", self._add_caller(operation))
+                return
 
     def record_scaling(self, loss: Tensor, scaler: GradScaler, scale: float) -> None:
         """See a loss that a scaler has scaled."""
@@ -121,13 +133,16 @@ class GradientChanges:
             storage = gradient.untyped_storage()
             self._used[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
 
-    def record_write(self, entry: Entry, operation: Operation) -> None:
-        """See a change in place outside of a backward pass."""
+    def record_write(self, entry: Entry, operation: Operation, elements: int) -> None:
+        """See a change in place outside of a backward pass. elements: of the changed tensor."""
         key, is_clearing = entry.storage.cdata, operation.name in CLEARING
         if is_clearing:
             self._sources.pop(id(entry), None)
         if is_clearing and len(entry.writers) > 1 and entry.writers[-2].is_backward:
             self._cleared[id(entry)] = self._add_caller(operation)
+        is_state = elements > 1 and entry.writers[0].name == OUTSIDE  # single numbers may be a log
+        if is_state and operation.power not in (0, 1) and not is_unknown(operation.power):
+            self._changed[id(entry)] = entry, operation
         if key in self._used and not is_clearing:
             self._late_edits[key] = self._add_caller(operation)
         is_scaled = self._scaled.pop(id(entry), None) is not None

@@ -44,7 +44,6 @@ class ShadowHooks:
         self.is_on = False
         self._is_scaled = False  # a loss of this step was scaled
         self._stepping: list[Optimizer] = []
-        self._steps_within = 0  # steps since autocast was left
         self._in_scaler = 0  # calls of GradScaler.step under way
         self._wraps: list[tuple[Any, str, Any, Any]] = []
         self._handles: list[Any] = []
@@ -65,6 +64,9 @@ class ShadowHooks:
         self._wrap(GradScaler, "step", self._scaler_step)
         self._wrap(GradScaler, "update", self._update)
         self._wrap(torch.autograd, ENGINE, self._backward)
+        casts = self._sanitizer.mode.casts
+        casts.is_in_region = any(map(torch.is_autocast_enabled, AUTOCAST_DEVICES))
+        self._wrap(torch.autocast, "__enter__", self._enter_autocast)
         self._wrap(torch, "clear_autocast_cache", self._clear_cache)
         if self._is_eager:
             self._wrap(torch, "compile", self._compile)
@@ -109,9 +111,16 @@ class ShadowHooks:
         setattr(owner, name, wrapper)
         self._wraps.append((owner, name, original, wrapper))
 
+    def _enter_autocast(self, original: Any, region: Any) -> Any:
+        """Note that autocast is entered."""
+        entered = original(region)
+        casts = self._sanitizer.mode.casts
+        casts.is_in_region = casts.is_in_region or (region._enabled and region._cache_enabled)
+        return entered
+
     def _clear_cache(self, original: Any) -> Any:
         """Note that autocast is left."""
-        self._steps_within = 0
+        self._sanitizer.mode.casts.leave()
         return original()
 
     def _compile(self, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -193,8 +202,4 @@ class ShadowHooks:
 
     def _step_ends(self) -> None:
         self._is_scaled = False
-        is_on = any(map(torch.is_autocast_enabled, AUTOCAST_DEVICES))
-        self._steps_within += is_on and torch.is_autocast_cache_enabled()
-        if self._steps_within > 1:
-            self._call(self._sanitizer.autocast_stays)
         self._on_step()

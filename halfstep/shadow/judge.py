@@ -143,7 +143,8 @@ class Judge:
         for weight in filter(is_readable, map(local, weights)):
             entry = self._mode.memory.find(weight)
             facts = self._mode.facts(weight)
-            if facts is not None and facts.nonfinite and entry is not None:
+            is_seen = entry is not None and entry.writers[-1].result is not None
+            if facts is not None and facts.nonfinite and entry is not None and is_seen:
                 self.found(trace(entry.writers[-1], "weight", step))
                 return
         if lost:

@@ -22,6 +22,7 @@ from halfstep.shadow.source_files import is_of_script, is_own
 ENGINE = "_engine_run_backward"  # of torch.autograd; Tensor.backward and autograd.grad end there
 GRAPH = "graph.py"  # of torch.autograd, where the engine is called
 MOST_FRAMES = 200
+MODULE_CALL, MODULE_FILE = "_call_impl", nn.Module._call_impl.__code__.co_filename
 MODES = ("__torch_dispatch__", "__torch_function__")  # pass on what another line calls
 _STDLIB = f"{sysconfig.get_path('stdlib')}/"
 _INSTALLED = ("/site-packages/", "/dist-packages/")
@@ -48,6 +49,23 @@ def place_of_caller(*, is_backward: bool = False) -> Place:
             inner = frame
         frame = frame.f_back
     return Place() if inner is None else _place(inner)
+
+
+def place_of_outermost_module() -> Place | None:
+    """Return the script's line that calls the outermost module; None outside of modules."""
+    found: FrameType | None = None
+    is_in_call = False  # of a module, whose caller is not met yet
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(MOST_FRAMES):
+        if frame is None:
+            break
+        code = frame.f_code
+        if code.co_name == MODULE_CALL and code.co_filename == MODULE_FILE:
+            is_in_call = True
+        elif is_in_call and _kind(code.co_filename) == "script":
+            found, is_in_call = frame, False
+        frame = frame.f_back
+    return None if found is None else _place(found)
 
 
 def loop_code() -> CodeType | None:

@@ -39,6 +39,7 @@ from halfstep.shadow.operators import (
 )
 from halfstep.shadow.repair import Repair
 from halfstep.shadow.reproduction import Reproduction
+from halfstep.shadow.weight_casts import WeightCasts
 from halfstep.watching.async_host_copy import is_capturing
 
 PURGE_EVERY = 64  # operators
@@ -96,9 +97,12 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.keeps_inputs = False  # of operators that lose values, for a reproduction
         self.measures = False  # whether each operator's own rounding is measured
         self.repair: Repair | None = None  # a line that computes in fp32 in this step
-        self.on_write: Callable[[Entry, Operation], None] | None = None
+        self.on_write: Callable[[Entry, Operation, int], None] | None = None
         #: Called with a comparison that the loop reads, and that depends on the loss scale.
         self.on_decision: Callable[[Operation], None] | None = None
+        self.casts = WeightCasts()
+        #: Called with an operator of the forward pass that uses a cast from before a change.
+        self.on_stale_cast: Callable[[Operation], None] | None = None
         self.scaled_read = Place()  # where the loop last read a value that depends on the scale
         self.unknown: dict[str, str] = {}  # operators that could not be run again, with the error
         self.operators = 0  # in all steps
@@ -194,6 +198,8 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if call is not None:
             with DisableTorchFunction(), torch.no_grad():
                 try:
+                    if call.operator.name == "_to_copy":
+                        self.casts.add(args[0], result)
                     call.follow(result)
                 except Exception as error:
                     self.record_failure(call.operator.name, error)

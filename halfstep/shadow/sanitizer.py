@@ -15,9 +15,10 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 from halfstep.diagnosis.defect import Defect, Kind, Site
+from halfstep.shadow.classify import site_of
 from halfstep.shadow.gradient_changes import GradientChanges, gradients_of, parameters_of
 from halfstep.shadow.judge import Judge
-from halfstep.shadow.lines import ModuleNames
+from halfstep.shadow.lines import ModuleNames, place_of_outermost_module
 from halfstep.shadow.losses import new_loss
 from halfstep.shadow.memory import SHADOW_DTYPES, Entry
 from halfstep.shadow.mode import ShadowMode
@@ -48,6 +49,7 @@ class Sanitizer:
         self.names = ModuleNames()
         self.mode = ShadowMode(budget_bytes, self.names.current, self.names.variable)
         self.mode.on_write, self.mode.on_decision = self._record_write, self._record_decision
+        self.mode.on_stale_cast = self._record_stale_cast
         self._judge, self._on_defects = Judge(self.mode), on_defects
         self._changes = GradientChanges(self.mode.memory, self._record_change)
         self.is_armed = self._is_entered = False
@@ -226,11 +228,6 @@ class Sanitizer:
         """Note that an optimizer has stepped."""
         self._changes.record_step(optimizer)
 
-    def autocast_stays(self) -> None:
-        """Note that autocast was not left since the step before."""
-        if self.mode.half_operators:
-            self._judge.found(Defect(step=self.step, kind="stale_weight_cache", symptom="weight"))
-
     def restart(self) -> None:
         """Forget what the step under way has shown so far."""
         self.mode.reset()
@@ -240,6 +237,7 @@ class Sanitizer:
         """End the step under way: judge what it leaves behind. step: the number of the next one."""
         with self.apart():
             if not self.mode.is_over_budget:
+                self._changes.end()
                 self._judge.end(self.step, self._weights.values())
                 self._carry()
             defects = self._judge.defects
@@ -267,10 +265,18 @@ class Sanitizer:
     def _record_change(self, kind: Kind, operation: Operation) -> None:
         self._judge.record_change(kind, self.step, operation)
 
-    def _record_write(self, entry: Entry, operation: Operation) -> None:
+    def _record_write(self, entry: Entry, operation: Operation, elements: int) -> None:
         """Note a change in place outside of a backward pass."""
         if not self._passes:
-            self._changes.record_write(entry, operation)
+            self._changes.record_write(entry, operation, elements)
+
+    def _record_stale_cast(self, operation: Operation) -> None:
+        """Note the step's first use of a weight's cast from before the weight changed."""
+        if not any(defect.kind == "stale_weight_cache" for defect in self._judge.defects):
+            place = place_of_outermost_module() or operation.place
+            site = site_of(replace(operation, place=place))
+            defect = Defect(step=self.step, kind="stale_weight_cache", symptom="weight", site=site)
+            self._judge.found(defect)
 
     def _record_decision(self, operation: Operation) -> None:
         """Note that the loop reads a comparison that another scale would change."""

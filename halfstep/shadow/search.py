@@ -60,17 +60,23 @@ class LineSearch:
 
 
 def _candidates(loss: Operation) -> list[Operation]:
-    """Return an operation of each line with large roundings, the last one in the step last."""
+    """Return an operation of each line with large roundings, the line that is met last at the end.
+
+    A line of several networks counts from the first one: what is computed between two of them is
+    tried before.
+    """
     latest: dict[Line, Operation] = {}
+    first: dict[Line, int] = {}
     sizes: defaultdict[Line, float] = defaultdict(float)
     for operation in ancestors(loss):
         if operation.own_error:
             line = _line(operation)
             sizes[line] += operation.own_error
+            first[line] = min(first.get(line, operation.number), operation.number)
             if line not in latest or operation.number > latest[line].number:
                 latest[line] = operation
     largest = sorted(sizes, key=lambda line: -sizes[line])[:MOST_LINES]
-    return sorted((latest[line] for line in largest), key=lambda operation: operation.number)
+    return [latest[line] for line in sorted(largest, key=first.__getitem__)]
 
 
 def _line(operation: Operation) -> Line:

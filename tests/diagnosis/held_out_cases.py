@@ -50,7 +50,7 @@ KINDS = {
         *("carried", "overflow", "rounding", "undefined", "nonfinite_input"),
         *("forward_overflow", "undefined_forward", "nonfinite_inputs"),
     },
-    "silent": {"loss_differs", "gradients_differ", "integers_differ"},
+    "silent": {"loss_differs", "gradients_differ", "integers_differ", "stale_weight_cache"},
     "underflow": {"gradients_underflow", "loss_not_scaled"},
     "update lost": {"update_lost"},
     "scale": {"scale_too_large", "scaler_not_restored", "backward_overflow"},
@@ -60,7 +60,7 @@ KINDS = {
     },
     "scaled gradients": {
         *("scaled_gradients_edited", "scaled_gradients_in_loss", "scaled_gradients_clipped"),
-        *("scaled_gradients_compared", "gradients_not_scaled"),
+        *("scaled_gradients_compared", "gradients_not_scaled", "scaled_gradients_kept"),
     },
     "call order": {
         *("scaled_gradients_clipped", "scaler_call_order", "loss_not_scaled", "no_inf_checks"),

@@ -49,6 +49,7 @@ SHADOW_CAUSES = (
     "scaled_gradients_compared",
     "scaled_gradients_edited",
     "scaled_gradients_in_loss",
+    "scaled_gradients_kept",
     "gradients_not_scaled",
     "gradients_cleared_before_step",
     "gradients_edited_after_step",

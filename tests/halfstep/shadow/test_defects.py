@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -300,6 +301,94 @@ def test_autocast_around_the_whole_loop_keeps_old_weights() -> None:
     assert (row.kind, row.steps) == ("stale_weight_cache", [2, 3, 4, 5, 6])
     kinds = [each.kind for each in rows_of_loop(lambda: train(is_around_all=False))]
     assert "stale_weight_cache" not in kinds
+
+
+def train_beside_a_reference(*, keeps_cache: bool) -> None:
+    """Exchange the weights with those of a reference for one forward pass."""
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    own = [weight.data for weight in net.parameters()]
+    reference = [weight.detach() * 0.5 for weight in net.parameters()]
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    kept_by_the_loop = [weight.to(torch.bfloat16) for weight in net.parameters()]
+    for _ in range(4):
+        x = torch.randn(3, 4)
+        with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=keeps_cache):
+            output = net(x)
+            for weight, values in zip(net.parameters(), reference, strict=True):
+                weight.data = values
+            with torch.no_grad():
+                target = net(x)  # stale
+            for weight, values in zip(net.parameters(), own, strict=True):
+                weight.data = values
+            again = net(x)
+            old = nn.functional.linear(x.bfloat16(), kept_by_the_loop[0])  # on purpose
+        loss = (output - target).float().square().mean() + again.float().square().mean()
+        optimizer.zero_grad()
+        (loss + old.float().mean()).backward()
+        optimizer.step()
+
+
+def test_weights_that_are_exchanged_within_autocast() -> None:
+    """The line of the loop that calls the network is named, where its weights have changed."""
+    row = first(rows_of_loop(lambda: train_beside_a_reference(keeps_cache=True)))
+    assert (row.kind, row.steps) == ("stale_weight_cache", [1, 2, 3, 4])
+    assert "`target = net(x)" in row.text or "`net(x)`" in row.text
+    assert Path(__file__).read_text().splitlines()[row.line - 1].endswith("# stale")
+    kinds = [
+        each.kind for each in rows_of_loop(lambda: train_beside_a_reference(keeps_cache=False))
+    ]
+    assert "stale_weight_cache" not in kinds
+
+
+def test_an_unseen_operator_that_has_spoilt_a_weight() -> None:
+    """No statement is made of an operator that was not seen, as of sparse updates."""
+
+    def train() -> None:
+        table = nn.Embedding(6, 4, sparse=True)
+        optimizer = torch.optim.SparseAdam(table.parameters())
+        for step in range(4):
+            loss = table(torch.tensor([step])).square().mean()
+            optimizer.zero_grad()
+            (loss * (math.inf if step == 1 else 1.0)).backward()
+            optimizer.step()
+
+    texts = [row.text for row in rows_of_loop(train)]
+    assert not any("holds 0 elements" in text for text in texts)
+
+
+@pytest.mark.parametrize("how", ["squares", "unscaled squares", "divided squares", "sums", "copy"])
+def test_a_state_of_scaled_gradients(how: str) -> None:
+    """Squares mix the scales of their steps; sums and copies can still be unscaled."""
+
+    def train() -> None:
+        net = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+        states = [torch.zeros_like(weight) for weight in net.parameters()]
+        for _ in range(5):
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = net(torch.randn(3, 4)).float().square().mean()
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            if how == "unscaled squares":
+                scaler.unscale_(optimizer)
+            factor = 1 / scaler.get_scale() if how == "divided squares" else 1.0
+            for state, weight in zip(states, net.parameters(), strict=True):
+                gradient = weight.grad * factor
+                if how == "sums":
+                    state.zero_().add_(gradient)
+                elif how == "copy":
+                    state.copy_(gradient)
+                else:
+                    state.mul_(0.9).addcmul_(gradient, gradient, value=0.1)  # state
+            scaler.step(optimizer)
+            scaler.update()
+
+    rows = [row for row in rows_of_loop(train) if row.is_fault]
+    assert [row.kind for row in rows] == ["scaled_gradients_kept"] * (how == "squares")
+    for row in rows:
+        assert row.steps == [2, 3, 4, 5]  # the states were made in the first one
+        assert Path(__file__).read_text().splitlines()[row.line - 1].endswith("# state")
 
 
 def test_gradients_that_are_cleared_before_the_step() -> None:

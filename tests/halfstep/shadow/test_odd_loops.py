@@ -163,7 +163,7 @@ def swapped_weights() -> Any:
         own = [each.data for each in model.parameters()]
         for weight, average in zip(model.parameters(), averages, strict=True):
             weight.data = average.mul_(0.9).add_(weight.detach(), alpha=0.1)
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):  # else the casts stay
             model(torch.randn(4, 8))
         for weight, data in zip(model.parameters(), own, strict=True):
             weight.data = data
