@@ -90,7 +90,8 @@ class Statement:
 def statement_of(observation: Observation) -> Statement:
     """Return an observation in words."""
     defect = observation.first
-    variable = defect.site.variable or "A tensor"
+    is_number = defect.kind == "nonfinite_input" and not defect.count
+    variable = defect.site.variable or ("A number" if is_number else "A tensor")
     title = TITLES[defect.kind].format(dtype=_dtype(defect), variable=variable)
     if defect.kind == "scale_too_large" and not observation.is_fault:
         title = "The scaler searches for its scale"
@@ -195,6 +196,10 @@ def _nonfinite_input(observation: Observation) -> str:
             f"{number(defect.value)} when step {defect.step:,} first uses it, in "
             f"{named(defect.site)}; {named(defect.origin)} is then beyond fp32's "
             f"{number(defect.limit)}."
+        )
+    if not defect.count:
+        return (
+            f"A number of Python is NaN when step {defect.step:,} uses it, in {named(defect.site)}."
         )
     are = "is" if defect.count == 1 else "are"
     return (

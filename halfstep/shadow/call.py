@@ -124,9 +124,8 @@ class Call:
             entry.power != 0 or entry.is_of_scale for entry in self._entries
         )
         self._power = self._measure_power()
-        self._infinite = any(
-            isinstance(a, float) and math.isinf(a) for a in (*args, *kwargs.values())
-        )
+        numbers = [a for a in (*args, *kwargs.values()) if isinstance(a, float)]
+        self._infinite, self._nan = any(map(math.isinf, numbers)), any(map(math.isnan, numbers))
         if self._is_rerun:
             for tensor in self._written:
                 if tensor.is_floating_point() or tensor.is_complex():
@@ -226,7 +225,8 @@ class Call:
         if not self._written and outputs and self._is_alias(outputs):
             return
         made = mode.operation(operator)
-        made.inputs, made.has_infinite_argument = self._inputs, self._infinite
+        made.inputs = self._inputs
+        made.has_infinite_argument, made.has_nan_argument = self._infinite, self._nan
         is_stale = not made.is_backward and any(map(mode.casts.is_stale, self.tensors))
         if is_stale and mode.on_stale_cast is not None:
             mode.on_stale_cast(made)

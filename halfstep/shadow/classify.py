@@ -92,6 +92,8 @@ def classify(
         return _outside(operation, facts, symptom, step)
     if (carried := find_carried_source(operation)) is not None:
         return _outside(carried, facts, symptom, step)
+    if operation.has_nan_argument:
+        return replace(defect, kind="nonfinite_input", count=0)  # of a tensor
     return defect
 
 

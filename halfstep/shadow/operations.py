@@ -82,6 +82,7 @@ class Operation:
     power: float | None = 0  # of the loss scale in the result; see scale.py
     is_of_scale: bool = False  # a value that depends on it has led to the result
     has_infinite_argument: bool = False  # as of masked_fill(mask, -inf)
+    has_nan_argument: bool = False  # a number of Python, as of a clip by a NaN
     is_tainted: bool = False  # something is wrong in its result, or in what led to it
     is_unknown: bool = False  # it could not be run again
     is_first: bool = False  # half precision lost values here that were there before

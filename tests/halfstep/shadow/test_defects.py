@@ -164,6 +164,25 @@ def test_nan_in_the_data_has_the_name_of_its_variable() -> None:
     assert "`data[1]` holds 8 elements" in row.text
 
 
+def test_a_nan_number_of_the_loop_is_named_where_it_is_used() -> None:
+    """A clip by a NaN is no undefined operation: the loop has computed the number before."""
+
+    def train() -> None:
+        net = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for limit in (1.0, math.nan):
+            loss = net(torch.randn(3, 4)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(net.parameters(), limit)
+            optimizer.step()
+
+    row = first(rows_of_loop(train))
+    assert (row.kind, row.steps) == ("nonfinite_input", [2])
+    assert row.text.startswith("A number of Python is NaN when step 2 uses it, in `nn.utils.clip")
+    assert row.title == "A number is not finite"
+
+
 def test_a_state_that_stays_nan_is_carried_from_its_step() -> None:
     """The line that made it and the line where it comes back are in one row."""
     state = torch.zeros(4, dtype=HALF)
