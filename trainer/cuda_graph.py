@@ -74,6 +74,7 @@ class _Captured:
     graph: "torch.cuda.CUDAGraph"
     inputs: list[object]  # leaves of the micro-batches
     result: StepResult
+    gradients: list[Tensor | None]  # of the optimizer's parameters
     scaler_state: dict[str, object]  # of the optimizer, which the scaler's update reads and drops
     logged: dict[str, list[Tensor]]
 
@@ -115,6 +116,8 @@ class GraphedSteps:
                 static.copy_(leaf, non_blocking=True)
         context.observers.before_update()  # the weights are those of the step before
         captured.graph.replay()
+        for parameter, gradient in zip(watched.parameters, captured.gradients, strict=True):
+            parameter.grad = gradient  # which a step without the graph may have replaced
         _states(context.scaler)[id(watched.optimizer)] = captured.scaler_state
         self._logged.repeat(captured.logged)
         return captured.result
@@ -164,7 +167,8 @@ class GraphedSteps:
             _check_generator(error)
             return None
         inputs, state = tree_flatten(static)[0], states.get(id(watched.optimizer), {})
-        captured = _Captured(graph, inputs, result, state, self._logged.take())
+        gradients = [parameter.grad for parameter in watched.parameters]
+        captured = _Captured(graph, inputs, result, gradients, state, self._logged.take())
         self._captured[watched.takes_norms] = captured
         return captured
 

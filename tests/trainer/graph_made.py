@@ -97,6 +97,11 @@ def assert_a_graph_changes_no_bit(run_loop, device, replays, recipe, values, tra
     ]
     assert logged[0] == logged[1]
     assert_same_bits(run.weights(), plain.weights())
+    assert_same_bits(*([p.grad for p in _parameters(each)] for each in (run, plain)))
+
+
+def _parameters(run):
+    return [p for module in run.recipe.modules.values() for p in module.parameters()]
 
 
 def assert_a_resumed_run_is_exact(run_loop, device, replays, tmp_path):
