@@ -101,8 +101,10 @@ gpu-performance:
 gpu-launches:
 	$(GPU_PYTHON) -m benchmarks.gpu_launches $(GPU_SIZES)
 
+# A minute in eight processes, which pytest-xdist allows where it is installed
 gpu-tests:
-	HALFSTEP_GPU_TESTS_DEVICE=$(GPU_DEVICE) $(GPU_PYTHON) -m pytest tests/gpu --confcutdir=tests/gpu -W default -p no:cacheprovider
+	HALFSTEP_GPU_TESTS_DEVICE=$(GPU_DEVICE) $(GPU_PYTHON) -m pytest tests/gpu --confcutdir=tests/gpu -W default -p no:cacheprovider \
+	  $$($(GPU_PYTHON) -c 'import xdist' 2>/dev/null && test $(GPU_DEVICE) != cpu && echo --numprocesses 8)
 
 # The corpus of tests/diagnosis in slices of two minutes at most (SLICE=3/8: one of them)
 gpu-corpus:
