@@ -26,9 +26,13 @@ REASONS = (NO_WORKER, NOT_OFFERED, AFTER, LIMIT, QUOTA, DEVICE) = (
 )
 
 
+#: A worker that is silent for longer is one whose machine is gone for good: it no longer alerts.
+LONGEST_SILENCE_SECONDS = 7 * 86400.0
 #: Workers of operators that have not been stopped, and when each has reported.
 LASTING_WORKERS = select(Worker.name, Worker.seen_at).where(
-    Worker.stopped_at.is_(None), Worker.only_run_id.is_(None)
+    Worker.stopped_at.is_(None),
+    Worker.only_run_id.is_(None),
+    Worker.seen_at > now() - LONGEST_SILENCE_SECONDS,
 )
 LAST_BACKUP = select(func.max(Backup.ended_at)).where(Backup.error == "")
 LAST_ERROR = (

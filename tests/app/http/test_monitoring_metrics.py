@@ -4,16 +4,18 @@ import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr
+from sqlalchemy import update
 from starlette.testclient import TestClient
 
 from app.http.request_metrics import group_of
 from app.main import create_app
+from db.clock import now
 from db.database import Database
 from db.errors import Invalid
 from db.files.backup import back_up
 from db.files.object_store import open_store
 from db.settings import Settings
-from db.tables import Run, User
+from db.tables import Run, User, Worker
 from tests.app.auth.permissions_made import routes_of
 from tests.app.conftest import submit
 from tests.db.telemetry.telemetry_made import make_steps, record
@@ -91,6 +93,17 @@ def test_operators_see_queue_workers_backups_and_disk(
     found = read_metrics(stranger)
     assert found["halfstep_backup_failed",] == 1
     assert found["halfstep_backup_timestamp_seconds",] > 1.7e9
+
+
+def test_a_worker_whose_machine_is_gone_alerts_for_a_week(
+    database: Database, running: Run, stranger: TestClient
+) -> None:
+    """Its silence is no series any more, and the alert ends."""
+    name = "halfstep_worker_silence_seconds"
+    for days, is_listed in ((6, True), (8, False)):
+        with database.writing() as session:
+            session.execute(update(Worker).values(seen_at=now() - days * 86400.0))
+        assert (name in {key[0] for key in read_metrics(stranger)}) == is_listed
 
 
 def test_groups_of_routes_are_few(app: FastAPI) -> None:
