@@ -1,5 +1,6 @@
 """A training loop run bare and checked, and its results as bytes."""
 
+import ctypes
 import random
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -69,7 +70,9 @@ def _bits_of_tensor(tensor: Tensor) -> Any:
         tensor = tensor.coalesce()
         return [bits(tensor.indices()), bits(tensor.values())]
     tensor = tensor.resolve_conj().contiguous()
-    return str(tensor.dtype), tuple(tensor.shape), bytes(tensor.untyped_storage())
+    # Not bytes() of its storage, which makes a tensor of each byte.
+    content = ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
+    return str(tensor.dtype), tuple(tensor.shape), content
 
 
 def train(

@@ -157,6 +157,7 @@ COMPLETE = [
             train()
         """,
         id="spawned",
+        marks=pytest.mark.extended,
     ),
     pytest.param(
         """
@@ -275,14 +276,11 @@ def ranks(tmp_path: Path) -> list[tuple[int, str]]:
     return list(zip((each.returncode for each in processes), printed, strict=True))
 
 
-def test_two_data_parallel_processes_are_equal_to_the_bit(
+def test_two_data_parallel_processes_are_healthy_and_equal_to_the_bit(
     ranks: list[tuple[int, str]], tmp_path: Path
 ) -> None:
     for rank in range(2):
         states = [bits(torch.load(tmp_path / f"{name}-{rank}.pt")) for name in ("bare", "checked")]
         assert states[0] == states[1]
     assert all("in 4 steps" in printed for _code, printed in ranks)
-
-
-def test_two_data_parallel_processes_have_no_mistake(ranks: list[tuple[int, str]]) -> None:
     assert [code for code, _printed in ranks] == [0, 0]
