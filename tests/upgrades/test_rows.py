@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from db.database import Database
 from db.tables import StepConversion
 from db.telemetry import step_blocks, step_conversion
 from db.telemetry.metric_blocks import Point
 from db.telemetry.step_rows import StepRow
 from tests.db.telemetry.telemetry_made import read_logged_points
 from tests.upgrades.build import FIRST
-from tests.upgrades.conftest import Old, Rows
+from tests.upgrades.conftest import Old, Rows, upgrade_of
 
 pytestmark = pytest.mark.sql
 
@@ -60,23 +61,28 @@ VIEWS = {
 }
 
 
-def test_an_upgrade_keeps_each_row(old: Old) -> None:
-    """No row and no value of a user is changed; what the product wrote has its new names."""
+@upgrade_of("0503e20-sqlite", "58406ad5-postgresql")
+def test_an_upgrade_keeps_each_row_step_and_point(old: Old) -> None:
+    """No row and no value of a user is changed; what the product wrote has its new names.
+
+    Blocks have the values of the rows to the bit: only rows of flagged steps stay.
+    """
     before = old.rows()
     old.migrate()
     _compare(before, old.rows())
-
-
-def test_a_conversion_keeps_each_step_to_the_bit(old: Old) -> None:
-    """Blocks have the values of the rows; only rows of flagged steps stay."""
-    before = old.rows()["steps"]
-    assert before
-    old.migrate()
     with old.database() as database:
         with database.reading() as session:
-            unread = step_conversion.unread(session)
-        for run_id in unread:  # those that were active are left to their recorders
+            waiting = list(session.scalars(select(StepConversion.run_id)))
+        for run_id in waiting:  # those that were active are left to their recorders
             step_conversion.convert(database, run_id, is_own=True)
+        _compare_steps(before["steps"], old)
+        _compare_points(before["metrics"], database)
+    after = old.rows()
+    assert after["metrics"] == after["metric_buckets"] == after["step_conversions"] == []
+    assert all(row["flags"] & step_blocks.FLAGS for row in after["steps"])
+
+
+def _compare_steps(before: list[dict[str, Any]], old: Old) -> None:
     names = [name for name in StepRow._fields if name in before[0]]
     for run_id in {row["run_id"] for row in before}:
         mine = sorted((row for row in before if row["run_id"] == run_id), key=itemgetter("step"))
@@ -86,25 +92,13 @@ def test_a_conversion_keeps_each_step_to_the_bit(old: Old) -> None:
                 row["grad_norm_clipped"] = row["grad_norm"]
         found = [{name: getattr(row, name) for name in names} for row in old.steps(run_id)]
         assert repr(found) == repr(expected)
-    after = old.rows()
-    assert after["step_conversions"] == []
-    assert all(row["flags"] & step_blocks.FLAGS for row in after["steps"])
 
 
-def test_a_conversion_keeps_each_point_to_the_bit(old: Old) -> None:
-    """Blocks have the points of the rows, of which none is left."""
-    before = old.rows()["metrics"]
+def _compare_points(before: list[dict[str, Any]], database: Database) -> None:
     assert before
-    old.migrate()
-    with old.database() as database:
+    for run_id in {row["run_id"] for row in before}:
         with database.reading() as session:
-            waiting = list(session.scalars(select(StepConversion.run_id)))
-        for run_id in waiting:
-            step_conversion.convert(database, run_id, is_own=True)
-        with database.reading() as session:
-            run_ids = {row["run_id"] for row in before}
-            found = {run_id: read_logged_points(session, run_id) for run_id in run_ids}
-    for run_id, points in found.items():
+            points = read_logged_points(session, run_id)
         mine = [row for row in before if row["run_id"] == run_id]
         expected = [
             Point(
@@ -116,8 +110,6 @@ def test_a_conversion_keeps_each_point_to_the_bit(old: Old) -> None:
             for row in sorted(mine, key=itemgetter("name", "step"))
         ]
         assert repr(points) == repr(expected)
-    after = old.rows()
-    assert after["metrics"] == after["metric_buckets"] == after["step_conversions"] == []
 
 
 @pytest.mark.parametrize("old", [f"{FIRST}-sqlite"], indirect=True)
