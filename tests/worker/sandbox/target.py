@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +25,24 @@ from db.runs import environments
 from db.tables import Run, RunEnvironment, User
 from halfstep import sandbox
 from tests.db.conftest import submit_command
-from tests.marks import extended
 from tests.site import SECONDS, Site, is_running, until
 
 #: Programs that runs execute; they lie where every user can read them.
 PROGRAMS = Path(__file__).with_name("attacks")
 #: How the worker runs: as root, as another user without privileges, as root with run users.
 ROOT, PLAIN, RUN_USERS = KINDS = ("root", "plain", "run_users")
-DEVICES = 4
+DEVICES = 5  # one of them is the victim's
+
+
+def attacked(kind: str, *marks: pytest.MarkDecorator) -> Any:
+    """Return a worker's kind as a parameter; one process attacks all workers of a kind."""
+    return pytest.param(kind, marks=[pytest.mark.xdist_group(f"{kind} worker"), *marks])
 
 
 def worker_kind(kind: str) -> pytest.MarkDecorator:
     """Attack this kind of worker in `make test`, and the others in `make test-all`."""
-    others = extended(each for each in KINDS if each != kind)
-    return pytest.mark.parametrize("target", [kind, *others], indirect=True)
+    others = [attacked(each, pytest.mark.extended) for each in KINDS if each != kind]
+    return pytest.mark.parametrize("target", [attacked(kind), *others], indirect=True)
 
 
 #: Of this process only; others have the adjacent ranges.
@@ -111,7 +116,6 @@ class Target:
             "HALFSTEP_SANDBOX": "yes",
             "HALFSTEP_ALLOW_COMMANDS": "yes",
             "HALFSTEP_CPU_DEVICES": str(DEVICES),
-            "HALFSTEP_WARM_START": "no",
             "HALFSTEP_WORKER_NAME": "w1",
             "HOME": str(self.home),
             "XDG_STATE_HOME": str(self.home / "state"),
@@ -122,7 +126,7 @@ class Target:
         return self.site.environment | result
 
     @contextmanager
-    def worker(self) -> Iterator[psutil.Process]:
+    def run_worker(self) -> Iterator[None]:
         """Run the worker, and end it with all that it has started."""
         variables = {**os.environ, **self.environment}
         variables.pop("LD_PRELOAD", None)
@@ -137,7 +141,8 @@ class Target:
         )
         try:
             until(lambda: self.site.offers("digits"))
-            yield psutil.Process(process.pid)
+            self.worker = psutil.Process(process.pid)
+            yield
         finally:
             (self.public / "gate").touch()
             process.terminate()
@@ -192,17 +197,17 @@ class Target:
     def _has_ended(self, run_id: int) -> bool:
         return self.site.run(run_id).ended_at is not None
 
-    def victim(self) -> tuple[int, dict[str, Any]]:
-        """Start a run of Ada's, which waits for the worker's end; return its id and folders."""
+    @cached_property
+    def victim(self) -> dict[str, Any]:
+        """Start a run of Ada's, which waits for the worker's end; return its pid and folders."""
         names = ("source", "committed", "uncommitted")
         plan = {name: self.secrets[name] for name in names} | {"gate": str(self.public / "gate")}
         own = self.write(self.private / "plan", json.dumps(plan))
         variables = {"PLAN": own.read_text()}
         line = f"python {self.public / 'victim'}"
         run_id = self.submit(line, owner=self.site.owner, variables=variables)
-        result = self.result(run_id)
-        result["pid"] = self._pid_outside(result["pid"])
-        return run_id, result
+        result: dict[str, Any] = self.result(run_id)
+        return result | {"pid": self._pid_outside(result["pid"])}
 
     def _pid_outside(self, pid: int) -> int:
         """Return the id outside of its namespace of a process, from the id within."""

@@ -26,13 +26,12 @@ def reached(target: Target) -> dict[str, Any]:
     key = -1
     if target.kind == ROOT:  # the worker's user is this process's
         key = libc.syscall(SYS_ADD_KEY, b"user", name.encode(), b"secret", 6, USER_KEYRING)
-    with socket.socket(socket.AF_UNIX) as listener, target.worker() as worker:
+    with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"\0{name}")
         listener.listen()
-        _, victim = target.victim()
-        neighbour = psutil.Process(victim["pid"])
-        pids = {"worker": worker.pid, "victim": neighbour.pid, "test": os.getpid()}
-        others = {each.pid for each in worker.children(recursive=True)}
+        neighbour = psutil.Process(target.victim["pid"])
+        pids = {"worker": target.worker.pid, "victim": neighbour.pid, "test": os.getpid()}
+        others = {each.pid for each in target.worker.children(recursive=True)}
         others -= {each.pid for each in (*neighbour.children(recursive=True), neighbour)}
         pids |= {f"child {number}": pid for number, pid in enumerate(sorted(others))}
         plan = {"pids": pids, "secret": str(target.key), "other_user": PLAIN_USER + 1}
@@ -78,15 +77,14 @@ def test_nothing_of_a_run_outlives_it(target: Target, holds_output: bool) -> Non
     """
     mark = f"survivor-{secrets.token_hex(8)}"
     plan = {"mark": mark, "holds_output": holds_output}
-    with target.worker():
-        target.wait(target.attack("survivor.py", plan=plan))
-        target.wait(target.submit("true"))
-        left = [each for each in psutil.process_iter() if mark in _command(each)]
-        try:
-            assert left == []
-        finally:
-            for each in left:
-                each.send_signal(signal.SIGKILL)
+    target.wait(target.attack("survivor.py", plan=plan))
+    target.wait(target.submit("true"))
+    left = [each for each in psutil.process_iter() if mark in _command(each)]
+    try:
+        assert left == []
+    finally:
+        for each in left:
+            each.send_signal(signal.SIGKILL)
 
 
 def _command(process: psutil.Process) -> str:

@@ -33,19 +33,16 @@ def test_a_run_stops_neither_supervisor_nor_worker(target: Target, kind: str, ag
         pytest.skip("as that of root")
     alike = READ if kind in ("fifo", "folder") else ("",)
     groups = [alike[first::DEVICES] for first in range(min(DEVICES, len(alike)))]
-    with target.worker():
-        plans = [
-            {"names": each if any(each) else [], "kind": kind, "again": again} for each in groups
-        ]
-        ids = {target.attack("stall.py", plan=each): each["names"] for each in plans}
-        until_ended(target, list(ids))
-        stuck = [ids[each] for each in ids if target.site.run(each).ended_at is None]
-        try:
-            assert stuck == []
-            innocent = [target.submit("true") for _ in range(DEVICES)]
-            target.wait(*innocent)
-        finally:
-            release(target.site.data)
+    plans = [{"names": each if any(each) else [], "kind": kind, "again": again} for each in groups]
+    ids = {target.attack("stall.py", plan=each): each["names"] for each in plans}
+    until_ended(target, list(ids))
+    stuck = [ids[each] for each in ids if target.site.run(each).ended_at is None]
+    try:
+        assert stuck == []
+        innocent = [target.submit("true") for _ in range(DEVICES)]
+        target.wait(*innocent)
+    finally:
+        release(target.site.data)
 
 
 @pytest.mark.extended
@@ -55,17 +52,16 @@ def test_a_large_source_takes_no_memory_of_the_service(target: Target) -> None:
         pytest.skip("as that of root")
     names = ["x.py", "outcome-{attempt}.json", "supervisor-{attempt}.json"]
     plan = {"names": names, "kind": "sparse", "gib": 3, "again": True}
-    with target.worker() as worker:
-        run_id = target.attack("stall.py", "x.py", plan=plan)
-        most = 0.0
+    run_id = target.attack("stall.py", "x.py", plan=plan)
+    most = 0.0
 
-        def has_ended() -> bool:
-            nonlocal most
-            most = max(most, peak_gib(worker))
-            return target.site.run(run_id).ended_at is not None
+    def has_ended() -> bool:
+        nonlocal most
+        most = max(most, peak_gib(target.worker))
+        return target.site.run(run_id).ended_at is not None
 
-        until(has_ended, PATIENCE)
-        assert most < LARGEST_GIB
+    until(has_ended, PATIENCE)
+    assert most < LARGEST_GIB
 
 
 def until_ended(target: Target, ids: list[int]) -> None:
