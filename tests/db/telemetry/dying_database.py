@@ -1,6 +1,5 @@
 """A database whose process is killed in the midst of a transaction."""
 
-import multiprocessing
 import os
 import signal
 from typing import Any
@@ -8,10 +7,6 @@ from typing import Any
 from sqlalchemy import event
 
 from db.database import Database
-
-#: Starts processes by forking one that has loaded what they need.
-DYING = multiprocessing.get_context("forkserver")
-DYING.set_forkserver_preload([f"{__package__}.test_step_{end}" for end in ("blocks", "conversion")])
 
 
 def dying_database(url: str, point: int) -> Database:

@@ -1,7 +1,6 @@
 """Blocks of metrics: whatever is logged, repeated and rolled back, they have what a list would."""
 
 import math
-import multiprocessing
 from collections.abc import Iterator, Sequence
 from threading import Thread
 from typing import Any
@@ -35,6 +34,7 @@ from halfstep.telemetry import events
 from tests.db.conftest import claim, submit
 from tests.db.telemetry.dying_database import dying_database
 from tests.db.telemetry.telemetry_made import forget, make_metric, read_logged_points
+from tests.forkserver import FORKSERVER
 
 #: A function-scoped database may serve every example: each begins with a run of its own.
 anyhow = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -434,9 +434,8 @@ def test_a_kill_at_any_statement_loses_nothing(
 ) -> None:
     """Each flush is there as a whole or not at all."""
     database.dispose()
-    context = multiprocessing.get_context("spawn")
     for point in (3, 11, 27, 40, 53):
-        child = context.Process(target=_log_until, args=(database_url, running.id, point))
+        child = FORKSERVER.Process(target=_log_until, args=(database_url, running.id, point))
         child.start()
         child.join()
         with database.reading() as session:

@@ -1,7 +1,6 @@
 """Conversion of the metrics of earlier versions: blocks have them to the bit, wherever it stops."""
 
 import math
-import multiprocessing
 import signal
 from threading import Event
 from typing import Any
@@ -29,6 +28,7 @@ from tests.db.telemetry import earlier_steps
 from tests.db.telemetry.dying_database import dying_database
 from tests.db.telemetry.earlier_metrics import as_rows
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, read_logged_points, record
+from tests.forkserver import FORKSERVER
 
 
 @pytest.fixture(autouse=True)
@@ -143,9 +143,8 @@ def test_a_kill_at_any_statement_loses_nothing(
     """The next conversion continues."""
     as_rows(database, running)
     database.dispose()
-    context = multiprocessing.get_context("spawn")
     for point in (1, 3, 6, 9, 12, 14, 17):
-        child = context.Process(target=_convert_until, args=(database_url, running.id, point))
+        child = FORKSERVER.Process(target=_convert_until, args=(database_url, running.id, point))
         child.start()
         child.join()
         with database.reading() as session:

@@ -30,8 +30,9 @@ from db.telemetry.step_rows import StepRow
 from db.telemetry.summaries import unpack
 from halfstep.telemetry.flags import SKIPPED, UNKNOWN_LOSS
 from tests.db.conftest import claim, submit
-from tests.db.telemetry.dying_database import DYING, dying_database
+from tests.db.telemetry.dying_database import dying_database
 from tests.db.telemetry.telemetry_made import forget, make_steps, record
+from tests.forkserver import FORKSERVER
 
 #: A function-scoped database may serve every example: each begins with a run of its own.
 anyhow = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -245,7 +246,7 @@ def test_a_kill_at_any_statement_leaves_whole_flushes(
     for point in (1, 2, 4, 9, 14, 18, 21, 25, 33):
         database.dispose()
         arguments = (database_url, running.id, first, point)
-        child = DYING.Process(target=_record_until, args=arguments)
+        child = FORKSERVER.Process(target=_record_until, args=arguments)
         child.start()
         child.join()
         with database.reading() as session:

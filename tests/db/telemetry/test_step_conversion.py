@@ -43,9 +43,10 @@ from db.telemetry import (
 )
 from db.telemetry.pyramid import END
 from halfstep.telemetry.flags import UNKNOWN_LOSS, UNKNOWN_NORM
-from tests.db.telemetry.dying_database import DYING, dying_database
+from tests.db.telemetry.dying_database import dying_database
 from tests.db.telemetry.earlier_steps import as_file, as_rows, rows_left
 from tests.db.telemetry.telemetry_made import make_events, make_steps, record
+from tests.forkserver import FORKSERVER
 
 SKIPPED = (70, 3000, 7001)
 Form = Callable[[Database, ObjectStore, Run], object]
@@ -189,7 +190,7 @@ def test_a_kill_at_any_statement_loses_nothing(
     as_rows(database, running)
     database.dispose()
     for point in (1, 3, 6, 11, 17, 24, 30, 34, 40, 43):
-        child = DYING.Process(target=_convert_until, args=(database_url, running.id, point))
+        child = FORKSERVER.Process(target=_convert_until, args=(database_url, running.id, point))
         child.start()
         child.join()
         with database.reading() as session:

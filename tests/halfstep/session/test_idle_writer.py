@@ -1,7 +1,6 @@
 """Idle scripts: their data are on disk, so a kill loses little."""
 
 import itertools
-import multiprocessing
 import os
 import random
 import signal
@@ -23,6 +22,7 @@ from halfstep.recording import ring
 from halfstep.session import active_run, idle_writer
 from halfstep.telemetry.events import Metric, Scaler
 from halfstep.telemetry.spool import Position, SpoolReader, lost_bytes, spool_of
+from tests.forkserver import FORKSERVER
 from tests.marks import extended
 from tests.site import until
 
@@ -76,12 +76,10 @@ def killed() -> Callable[[Path, str, int, int], list[tuple[float, float]]]:
 
     It returns the losses and scales that the script has reported.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "halfstep.session.watched_run", __name__])
 
     def kill(folder: Path, kind: str, steps: int, enough: int) -> list[tuple[float, float]]:
-        ours, theirs = context.Pipe()
-        process = context.Process(target=train_and_idle, args=(folder, kind, steps, theirs))
+        ours, theirs = FORKSERVER.Pipe()
+        process = FORKSERVER.Process(target=train_and_idle, args=(folder, kind, steps, theirs))
         process.start()
         theirs.close()
         said: list[tuple[float, float]] = []

@@ -1,0 +1,18 @@
+"""Processes of functions of tests, forked from one that has loaded what these need."""
+
+import multiprocessing
+
+FORKSERVER = multiprocessing.get_context("forkserver")
+# A pytest process has one server: what it preloads is that of all tests.
+FORKSERVER.set_forkserver_preload(
+    [
+        "torch",
+        "halfstep.session.watched_run",
+        "tests.halfstep.session.test_idle_writer",
+        *(
+            f"tests.db.telemetry.test_{rows}_{subject}"
+            for rows in ("step", "metric")
+            for subject in ("blocks", "conversion")
+        ),
+    ]
+)
