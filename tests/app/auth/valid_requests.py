@@ -249,6 +249,10 @@ def _add_artifact(session: Session, owner: User, side: Side, rows: Rows) -> None
     artifact_versions.set_alias(session, side.ids["version_id"], "old")
 
 
+#: Of the first application: it takes FastAPI a second, and those of others are the same.
+DESCRIPTION: dict[str, Any] = {}
+
+
 def request_of(app: FastAPI, route: Route, side: Side, rows: Rows) -> tuple[str, dict[str, Any]]:
     """Return the address and the options of a valid request on rows of this side."""
     known: dict[str, Any] = {"project": side.project, "worker_id": 1, "user_id": side.owner.id}
@@ -260,10 +264,11 @@ def request_of(app: FastAPI, route: Route, side: Side, rows: Rows) -> tuple[str,
         return address, {
             "data": shared | {k: v for k, v in own.items() if f"{{{k}" not in route.path}
         }
-    description = describe(app)
-    components = description["components"]["schemas"]
+    if not DESCRIPTION:
+        DESCRIPTION.update(describe(app))
+    components = DESCRIPTION["components"]["schemas"]
     path = re.sub(r":\w+}", "}", route.path)
-    operation = description["paths"][path][route.method.lower()]
+    operation = DESCRIPTION["paths"][path][route.method.lower()]
     options: dict[str, Any] = {
         "params": {
             each["name"]: known.get(each["name"], example(each["schema"], components, known))
