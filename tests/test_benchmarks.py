@@ -12,6 +12,7 @@ from benchmarks import gpu_loops, gpu_performance, many_names, synthetic, teleme
 from db.database import Database
 from db.runs import runs
 from halfstep.telemetry.spool import SpoolReader
+from tests.marks import looped
 from tests.spool_made import events_of
 
 pytestmark = pytest.mark.slow
@@ -107,8 +108,8 @@ def test_gpu_launches_counts_those_of_each_loop() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "peak"),
+@looped(
+    "name, peak",
     [
         ("NVIDIA H100 80GB HBM3", 989.0),
         ("NVIDIA H100 PCIe", 756.0),

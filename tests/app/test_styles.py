@@ -3,9 +3,8 @@
 import re
 from pathlib import Path
 
-import pytest
-
 from app.http.assets import compact
+from tests.marks import looped
 
 APP = Path(__file__).resolve().parents[2] / "app"
 #: Sent of all files, and of those that one page loads before it paints.
@@ -56,7 +55,7 @@ def test_styles_stay_small() -> None:
     assert len(PAGES) > 30  # the expressions above still find them
 
 
-@pytest.mark.parametrize("name", PAGES)
+@looped("name", PAGES)
 def test_a_page_loads_the_styles_of_its_parts_and_few_others(name: str) -> None:
     """A class of its templates that only one component has is in a file that it loads."""
     loaded = _list_loaded(name)

@@ -38,6 +38,7 @@ from db.telemetry.pyramid import SIZES
 from db.telemetry.windows import measure
 from tests.db.migrations_made import a_value
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
+from tests.marks import looped
 
 pytestmark = pytest.mark.slow
 
@@ -115,7 +116,7 @@ def test_every_revision_is_tried() -> None:
     assert revisions() == REVISIONS  # read without Alembic
 
 
-@pytest.mark.parametrize("revision", ["0034", "9999"])
+@looped("revision", ["0034", "9999"])
 def test_an_unknown_revision_is_named(database: Database, revision: str) -> None:
     """A revision that is older than the first one left, or of a newer version, is named, and
     nothing is changed.

@@ -4,6 +4,7 @@ import pytest
 
 from db.errors import Invalid
 from db.names import check_name, clean, key_of, without_invisible
+from tests.marks import looped
 
 #: Of each range of Default_Ignorable_Code_Point the first or last, and others of several kinds.
 HIDDEN = [
@@ -15,7 +16,7 @@ HIDDEN = [
 ]
 
 
-@pytest.mark.parametrize("hidden", HIDDEN)
+@looped("hidden", HIDDEN)
 def test_a_name_has_no_invisible_character(hidden: str) -> None:
     """An invisible character is rejected in names that users choose, a blank in those of runs,
     and removed elsewhere.

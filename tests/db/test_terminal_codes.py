@@ -1,16 +1,15 @@
 """Codes for a terminal are no part of a text that people read."""
 
-import pytest
-
 from db.database import Database
 from db.queue import queue
 from db.runs import runs
 from db.tables import Run, Status
 from db.terminal_codes import without_codes
+from tests.marks import looped
 
 
-@pytest.mark.parametrize(
-    ("line", "text"),
+@looped(
+    "line, text",
     [
         ("\x1b]8;;https://a\x1b\\link\x1b]8;;\x1b\\ after", "link after"),
         ("\x1b]8;id=1;https://a\x07link\x1b]8;;\x07", "link"),

@@ -10,12 +10,13 @@ from benchmarks.diagnosis import (
     named_by_messages,
     named_by_wandb,
 )
+from tests.marks import looped
 
 NAN = "RuntimeError: Function '{}' returned nan values in its 0th output."
 
 
-@pytest.mark.parametrize(
-    ("text", "causes"),
+@looped(
+    "text, causes",
     [
         ("", set()),
         ("ValueError: Attempting to unscale FP16 gradients.", {"fp16_gradients"}),
@@ -44,8 +45,8 @@ def test_anomaly_mode_names_by_the_function(function: str, causes: set[str]) -> 
     assert named_by_anomaly(NAN.format(function)) == causes
 
 
-@pytest.mark.parametrize(
-    ("printed", "causes"),
+@looped(
+    "printed, causes",
     [
         ("", set()),
         ("input[0] has nans\noutput has nans\n", {"nonfinite_inputs"}),

@@ -9,6 +9,7 @@ from halfstep.diagnosis.finding import Finding
 from tests.diagnosis import remedies, trial, truth
 from tests.diagnosis.corpus import LOOPS, chosen, each_loop
 from tests.diagnosis.registry import CAUSES, HEALTHY, Loop
+from tests.marks import looped
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
@@ -50,8 +51,8 @@ class Caused(Finding):
     fix: str = ""
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
+@looped(
+    "text, words",
     [
         ("Use bf16, or run that module in fp32.", {"bf16", "fp32"}),
         ("bf16 would not help: the gradient is NaN in fp32 too.", set()),
@@ -78,8 +79,8 @@ def test_remedies_are_parsed_from_sentences(text: str, words: set[str]) -> None:
     assert remedies.list_offered(Finding("Title", text)) == words
 
 
-@pytest.mark.parametrize(
-    ("fix", "words"),
+@looped(
+    "fix, words",
     [
         ("optimizer.zero_grad()", {"zero_grad"}),
         (

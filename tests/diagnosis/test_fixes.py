@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from halfstep.diagnosis import fixes
+from tests.marks import looped
 
 SNIPPETS = {name: text for name, text in vars(fixes).items() if name.isupper()}
 TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "diagnosis.md").read_text()
@@ -37,7 +38,7 @@ def run(snippet: str, **names: Any) -> dict[str, Any]:
     return names
 
 
-@pytest.mark.parametrize("name", CODE)
+@looped("name", CODE)
 def test_no_constant_vanishes_in_fp16(name: str) -> None:
     """A constant that rounds to 0 bounds nothing, and one that rounds to 1 is 1 itself."""
     for constant in constants(CODE[name]):

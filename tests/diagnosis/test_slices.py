@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.diagnosis import slices
+from tests.marks import looped
 
 TESTS = """
 import time
@@ -59,7 +60,7 @@ def test_slices_have_each_loop_once() -> None:
         assert sum(slices.has_place(f"{number}/3", place) for number in (1, 2, 3)) == 1
 
 
-@pytest.mark.parametrize("part", ["", "0/3", "4/3", "3", "1/2/3"])
+@looped("part", ["", "0/3", "4/3", "3", "1/2/3"])
 def test_other_words_for_a_slice_are_refused(part: str) -> None:
     with pytest.raises(ValueError, match="must be k/N"):
         slices.numbers(part)

@@ -7,6 +7,7 @@ import pytest
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from halfstep.field_errors import reason
+from tests.marks import looped
 
 
 class Kind(enum.Enum):
@@ -30,8 +31,8 @@ class Form(BaseModel, extra="forbid"):
     kind: Kind = Kind.A
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "allowed"),
+@looped(
+    "field, value, allowed",
     [
         *(("count", value, "a whole number") for value in ("x", 1.5, [])),
         ("count", 0, "at least 1"),

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from halfstep.machine_offer import MachineOffer, RecipeOffer, encode_offer, read_offer, rows
+from tests.marks import looped
 
 CPU = {
     "kind": "cpu",
@@ -67,7 +68,7 @@ def test_a_recipe_that_cannot_be_read_costs_itself_only(caplog: pytest.LogCaptur
     ]
 
 
-@pytest.mark.parametrize("text", ["", "{", "7", '{"devices": []}', json.dumps({"devices": [7]})])
+@looped("text", ["", "{", "7", '{"devices": []}', json.dumps({"devices": [7]})])
 def test_an_offer_that_cannot_be_read_is_an_error(text: str) -> None:
     """A machine whose devices are unknown trains nothing."""
     with pytest.raises(ValueError, match="the machine's offer is damaged"):

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from halfstep import number_formats
+from tests.marks import looped
 
 CASES = json.loads((Path(__file__).parents[1] / "number_formats.json").read_text())
 
 
-@pytest.mark.parametrize(
-    ("kind", "value", "text"),
+@looped(
+    "kind, value, text",
     [(kind, value, text) for kind, rows in CASES.items() for value, text in rows],
 )
 def test_numbers_are_formatted_as_in_the_browser(kind: str, value: Any, text: str) -> None:
@@ -27,8 +28,8 @@ def test_quantities_have_their_noun(value: int, text: str) -> None:
     assert number_formats.quantity(value, "step") == text
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
+@looped(
+    "value, text",
     [
         *((None, "null"), (True, "true"), ([], "[]"), ([1, "a"], '[1, "a"]')),
         *(

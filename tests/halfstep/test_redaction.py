@@ -1,14 +1,13 @@
 """Secrets in command lines."""
 
-import pytest
-
 from halfstep import redaction
+from tests.marks import looped
 
 SECRET = "hs_0123456789"
 
 
-@pytest.mark.parametrize(
-    ("words", "shown"),
+@looped(
+    "words, shown",
     [
         (["train.py", "--token", "X", "--lr", "1"], ["train.py", "--token", "***", "--lr", "1"]),
         (["--api-key=X", "-v"], ["--api-key=***", "-v"]),

@@ -1,7 +1,5 @@
 """Labels of states."""
 
-import pytest
-
 from app.html.rendering import fragment
 from app.runs import filters
 from db.health.health_statement import TONES
@@ -10,6 +8,7 @@ from db.tables import Status
 from halfstep.cli import formats
 from halfstep.run_labels import HEALTHS, STATES
 from tests.halfstep.cli.formats_made import RUN
+from tests.marks import looped
 
 
 def test_every_state_has_a_label() -> None:
@@ -18,7 +17,7 @@ def test_every_state_has_a_label() -> None:
     assert {*HEALTHS} == {*TONES}
 
 
-@pytest.mark.parametrize("state", STATES)
+@looped("state", STATES)
 def test_page_command_and_filter_have_one_word_for_a_state(state: str) -> None:
     """The pill of a page, a line of the command and a filter's chip; the filter also reads it."""
     is_outcome = state in OUTCOMES
@@ -32,7 +31,7 @@ def test_page_command_and_filter_have_one_word_for_a_state(state: str) -> None:
     assert chip.value == label.lower()
 
 
-@pytest.mark.parametrize("word", HEALTHS)
+@looped("word", HEALTHS)
 def test_page_and_command_have_one_word_for_a_health(word: str) -> None:
     """The list and the command use the same word."""
     run = RUN | {"health": {"word": word, "reason": "No step was skipped."}}

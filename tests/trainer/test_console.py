@@ -6,6 +6,7 @@ import pytest
 
 from halfstep.config_groups import Training
 from halfstep.run_config import config_model
+from tests.marks import looped
 from tests.site import type_train as main
 from tests.trainer.conftest import Regression
 from trainer.registry import load_recipe
@@ -129,8 +130,8 @@ def test_a_run_prints_its_story(capsys, tmp_path):
     assert "resumed after step 30: training.steps was 30, is 31" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
+@looped(
+    "arguments, message",
     [
         (
             ["digit"],

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.marks import looped
 from tests.trainer.conftest import Regression
 from trainer.checkpoints.checkpoint import CheckpointError
 from trainer.checkpoints.weight_files import WeightsError
@@ -86,7 +87,7 @@ def test_no_source_of_ours_trusts_a_pickle():
     assert found == KNOWN
 
 
-@pytest.mark.parametrize(
+@looped(
     "source",
     [
         "import torch\ntorch.load(path)",

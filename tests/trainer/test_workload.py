@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from halfstep.run_config import parse_config
+from tests.marks import looped
 from tests.spool_made import fields_of
 from tests.trainer.conftest import CPU, Regression
 from trainer.recipes.gpt import GPT
@@ -67,8 +68,8 @@ def test_a_step_is_of_all_micro_batches_and_devices() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "values", "tera"),
+@looped(
+    "name, values, tera",
     [
         ("NVIDIA A100-SXM4-80GB", {"precision": "fp16"}, 312),
         ("NVIDIA A100-PCIE-40GB", {"precision": "fp32", "training": {"tf32": True}}, 156),

@@ -18,6 +18,7 @@ from halfstep.artifacts.manifest import Entry, digest_of
 from halfstep.protocol import DAMAGED
 from halfstep.telemetry import events
 from tests.db.conftest import is_blocked, make_watched
+from tests.marks import looped
 
 CONTENT = b"one"
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -141,8 +142,8 @@ def test_content_that_fills_a_project_concurrently_is_refused_and_deleted(
     assert list(settings.data.glob("blobs/*-*")) == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "field"),
+@looped(
+    "changes, field",
     [
         ({"name": "../x"}, "name"),
         ({"aliases": ["v3"]}, "alias"),

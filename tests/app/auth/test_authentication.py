@@ -18,6 +18,7 @@ from tests.app.auth.authentication_made import PUBLIC
 from tests.app.conftest import csrf_token
 from tests.app.uploading import Uploader, write_token
 from tests.db.telemetry.telemetry_made import make_steps
+from tests.marks import looped
 from tests.site import until
 
 
@@ -210,8 +211,8 @@ def test_cookie_is_out_of_reach_of_scripts_and_other_sites(
     assert csrf_token(browser) != cookies[name]
 
 
-@pytest.mark.parametrize(
-    ("address", "target"),
+@looped(
+    "address, target",
     [
         ("/runs/3?x=time", "/runs/3?x=time"),
         ("https://evil.example", "/"),

@@ -18,6 +18,7 @@ from db.tables import ApiToken, AuditEvent, User
 from tests.app.auth.users_pages_made import browser_of
 from tests.app.conftest import submit
 from tests.db.conftest import make_watched
+from tests.marks import looped
 from tests.site import type_command
 
 
@@ -69,7 +70,7 @@ def test_the_last_admin_stays(database: Database, ada: User, browser: TestClient
         accounts.set_admin(session, people.named(session, "ada"), is_admin=False)
 
 
-@pytest.mark.parametrize("name", ["", "x" * 65, "a\x1bb", "al\u200bice", "\u202eevil"])
+@looped("name", ["", "x" * 65, "a\x1bb", "al\u200bice", "\u202eevil"])
 def test_a_name_is_what_it_looks(database: Database, ada: User, name: str) -> None:
     """A user name has no invisible characters, and no two names look alike."""
     with database.writing() as session:

@@ -27,6 +27,7 @@ from tests.app.checks.checks_made import (
     report,
     row,
 )
+from tests.marks import looped
 
 
 @pytest.fixture
@@ -98,7 +99,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@looped("name", REFUSED)
 def test_what_is_no_report_or_beyond_its_bounds_is_refused(browser: TestClient, name: str) -> None:
     """The error names the field, and nothing is stored."""
     changes, field = REFUSED[name]

@@ -14,6 +14,7 @@ from scipy import stats
 
 from app.compare import equivalence
 from app.compare.equivalence import Interval, compare_pairs, half_width
+from tests.marks import looped
 
 EXPERIMENTS = 20_000
 #: Three standard errors of a rate of 5 % in so many experiments.
@@ -27,7 +28,7 @@ def simulate(difference: float, pairs: int) -> tuple[NDArray[np.float64], NDArra
     return differences.mean(axis=1), differences.std(axis=1, ddof=1)
 
 
-@pytest.mark.parametrize("pairs", [2, 3, 5, 12])
+@looped("pairs", [2, 3, 5, 12])
 def test_error_rates_are_those_that_are_claimed(pairs: int) -> None:
     """Without a difference 5 % of tests decide lower or higher; at a difference equal to the
     margin 5 % decide equivalent; 95 % of the intervals have the true difference.
@@ -78,8 +79,8 @@ def _wrongly_equivalent(counts: Iterable[int], margin: float) -> float:
     return float(np.mean(is_equivalent))
 
 
-@pytest.mark.parametrize(
-    ("pairs", "difference", "margin"),
+@looped(
+    "pairs, difference, margin",
     [(3, 0.2, 1.5), (4, 0.9, 1.0), (5, 0.5, 1.0), (6, 0.4, 0.8), (3, 1.2, 1.0)],
 )
 def test_the_further_pairs_decide_as_often_as_estimated(

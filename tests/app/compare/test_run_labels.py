@@ -1,12 +1,11 @@
 """Labels of runs side by side."""
 
-import pytest
-
 from app.compare.run_labels import choose_settings, label
+from tests.marks import looped
 
 
-@pytest.mark.parametrize(
-    ("names", "labels"),
+@looped(
+    "names, labels",
     [
         (["my first run fp16 seed 0", "my first run bf16 seed 0"], ["fp16 seed 0", "bf16 seed 0"]),
         (["train-20261129-194353", "train-20261129-194346"], None),

@@ -12,6 +12,7 @@ from starlette.testclient import TestClient
 from app.files import image_encoding
 from app.files.image_encoding import encode_again
 from db.errors import Invalid
+from tests.marks import looped
 from tests.pictures import picture
 
 SCRIPT = b"<script>alert(1)</script>"
@@ -57,7 +58,7 @@ def _moving(kind: str, count: int, size: tuple[int, int] = (4, 4)) -> bytes:
     return out.getvalue()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@looped("kind", KINDS)
 def test_only_pixels_of_an_upload_are_kept(kind: str) -> None:
     """Comments, profiles, EXIF, XMP and appended bytes are dropped, in the same format."""
     sent = _with_metadata(kind)
@@ -92,7 +93,7 @@ def test_animations_keep_frames_durations_and_repetitions(kind: str) -> None:
         assert image.info["duration"] == 40
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "I;16", "RGB", "RGBA"])
+@looped("mode", ["1", "L", "LA", "P", "I;16", "RGB", "RGBA"])
 def test_a_png_keeps_its_pixels(mode: str) -> None:
     """A PNG keeps its pixels bit for bit, also with a palette, 16 bits or transparency."""
     image = Image.new(mode, (3, 2), 0 if mode in ("1", "L", "P", "I;16") else None)

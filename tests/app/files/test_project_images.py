@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 from starlette.testclient import TestClient
 
 from db.access import accounts, projects
@@ -11,6 +10,7 @@ from db.files import artifact_versions
 from db.queue import quotas
 from db.tables import AuditEvent, Project
 from tests.app.artifacts.test_artifacts import CONTENT
+from tests.marks import looped
 from tests.pictures import picture
 
 PATH = "/api/v1/projects/images"
@@ -42,8 +42,8 @@ def test_an_image_is_stored_once_and_shown_in_the_note(
     assert f'<img src="{image["address"]}" alt="loss"' in browser.get("/projects").text
 
 
-@pytest.mark.parametrize(
-    ("project", "content", "status"),
+@looped(
+    "project, content, status",
     [
         ("", CONTENT, 422),
         ("", b"", 422),

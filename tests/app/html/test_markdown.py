@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.html.markdown import markdown
+from tests.marks import looped
 
 ALLOWED = {
     *("h2", "h3", "h4", "h5", "h6", "p", "em", "strong", "s", "code", "pre", "blockquote", "a"),
@@ -61,7 +62,7 @@ def test_task_lists_and_images_of_artifacts() -> None:
         assert "<img" not in markdown(f"![x]({other})")
 
 
-@pytest.mark.parametrize(
+@looped(
     "text",
     [
         "<script>alert(1)</script>",
@@ -106,9 +107,7 @@ def check(text: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "piece", ["[", "*a ", "`", "> ", "- ", "|a", "![](", "~~", "a_", "<", "\\"]
-)
+@looped("piece", ["[", "*a ", "`", "> ", "- ", "|a", "![](", "~~", "a_", "<", "\\"])
 def test_the_longest_note_of_one_sign_is_rendered(piece: str) -> None:
     """A note of maximum length of one repeated character is rendered without a recursion error."""
     assert markdown((piece * 20_000)[:20_000])

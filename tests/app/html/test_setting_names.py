@@ -1,12 +1,11 @@
 """Names of settings in heads of tables."""
 
-import pytest
-
 from app.html.formats import setting_name
+from tests.marks import looped
 
 
-@pytest.mark.parametrize(
-    ("path", "name"),
+@looped(
+    "path, name",
     [
         ("training.learning_rate", "learning_rate"),
         ("scaler.enabled", "scaler.enabled"),

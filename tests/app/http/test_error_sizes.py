@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 import httpx2
-import pytest
 from starlette.testclient import TestClient
 
 from db.errors import Invalid
@@ -12,6 +11,7 @@ from db.tables import Run
 from halfstep import field_errors
 from halfstep.api_client.responses import error_of
 from halfstep.field_errors import FURTHER, LONGEST_MESSAGE, LONGEST_PATH, MOST_FIELDS, bound
+from tests.marks import looped
 
 #: Names of settings that no recipe has, close to the limit of a request.
 UNKNOWN = {f"setting{number}": number for number in range(30_000)}
@@ -40,7 +40,7 @@ BODIES: dict[str, tuple[str, str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", BODIES)
+@looped("name", BODIES)
 def test_an_answer_to_an_invalid_body_is_short(running: Run, script: TestClient, name: str) -> None:
     """The number and the length of its error messages are bounded."""
     method, path, body = BODIES[name]
@@ -50,7 +50,7 @@ def test_an_answer_to_an_invalid_body_is_short(running: Run, script: TestClient,
     assert len(answer.json().get("errors") or {}) <= MOST_FIELDS + 1
 
 
-@pytest.mark.parametrize("path", ["runs/new", "sweeps/new", "runs/new/command", "sweeps/command"])
+@looped("path", ["runs/new", "sweeps/new", "runs/new/command", "sweeps/command"])
 def test_a_page_for_an_invalid_form_is_short(running: Run, browser: TestClient, path: str) -> None:
     """Fields that the form does not have are not shown again."""
     form = {f"training.setting{number}": "x" for number in range(900)}

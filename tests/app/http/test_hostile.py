@@ -14,6 +14,7 @@ from db.files import artifacts
 from db.tables import Run, User
 from tests.app.conftest import submit
 from tests.app.uploading import Uploader, write_token
+from tests.marks import looped
 from tests.spool_made import artifact_of
 
 ZEROS = "0" * 5000
@@ -42,8 +43,8 @@ def test_a_form_states_the_range_of_a_number(
     assert answer.status_code in (303, 422)
 
 
-@pytest.mark.parametrize(
-    ("path", "form"),
+@looped(
+    "path, form",
     [
         ("runs/1/priority", {"priority": ZEROS}),
         ("runs/1/replays", {"step": "9" * 5000}),
@@ -61,8 +62,8 @@ def test_a_form_field_of_any_length_is_answered(
 
 
 @pytest.mark.sql
-@pytest.mark.parametrize(
-    ("path", "body"),
+@looped(
+    "path, body",
     [
         ("runs/1/replays", b'{"step": %s}' % (b"9" * 401)),
         ("runs/1/replays", b'{"step": %s}' % (b"9" * 5000)),

@@ -13,6 +13,7 @@ from db import errors
 from db.database import Database
 from db.settings import Settings
 from db.tables import Run
+from tests.marks import looped
 
 
 def test_every_error_of_the_database_layer_has_a_status() -> None:
@@ -152,8 +153,8 @@ def test_strangers_learn_nothing_about_a_silent_database(
     assert "sesame" not in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("path", "field", "message"),
+@looped(
+    "path, field, message",
     [
         ("runs/99999999999999999999", "run_id", "'99999999999999999999': allowed: at most"),
         ("runs/0", "run_id", "'0': allowed: at least 1"),

@@ -8,6 +8,7 @@ from app.http.media_types import is_form, is_json
 from db.database import Database
 from db.tables import Run, User
 from tests.app.auth.test_audit import list_recorded
+from tests.marks import looped
 
 JSON = [
     "application/json",
@@ -56,7 +57,7 @@ def test_the_audit_log_has_the_details_of_forms_in_any_spelling(
     assert [row[2] for row in list_recorded(database)] == ["user ada, role viewer"]
 
 
-@pytest.mark.parametrize("kind", JSON)
+@looped("kind", JSON)
 def test_nested_json_is_rejected_in_any_spelling(
     running: Run, script: TestClient, kind: str
 ) -> None:
@@ -66,7 +67,7 @@ def test_nested_json_is_rejected_in_any_spelling(
     assert answer.status_code == 413
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le"])
+@looped("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le"])
 def test_json_in_another_encoding_is_rejected(
     running: Run, script: TestClient, encoding: str
 ) -> None:
@@ -80,7 +81,7 @@ def test_json_in_another_encoding_is_rejected(
         assert (answer.status_code, "UTF-8" in answer.json()["detail"]) == (415, True)
 
 
-@pytest.mark.parametrize("kind", OTHERS)
+@looped("kind", OTHERS)
 def test_nested_text_of_another_type_is_no_error_of_the_server(
     running: Run, script: TestClient, kind: str
 ) -> None:

@@ -3,6 +3,8 @@
 import pytest
 from starlette.testclient import TestClient
 
+from tests.marks import looped
+
 
 @pytest.mark.parametrize("path", ["/sign-in", "/healthz", "/nowhere", "/api/v1/runs"])
 def test_every_answer_permits_only_this_server(stranger: TestClient, path: str) -> None:
@@ -20,7 +22,7 @@ def test_every_answer_permits_only_this_server(stranger: TestClient, path: str) 
     assert headers["cache-control"] == "no-store" or path == "/healthz"
 
 
-@pytest.mark.parametrize("path", ["/runs", "/sign-in", "/api/v1/runs", "/healthz", "/nowhere"])
+@looped("path", ["/runs", "/sign-in", "/api/v1/runs", "/healthz", "/nowhere"])
 def test_head_is_answered_as_get_is(browser: TestClient, path: str) -> None:
     """HEAD has the status and media type of GET, and no body."""
     head, answer = browser.head(path), browser.get(path)
@@ -37,8 +39,8 @@ def test_the_import_map_has_a_fresh_nonce(stranger: TestClient) -> None:
         assert f"'nonce-{nonce}'" in answer.headers["content-security-policy"]
 
 
-@pytest.mark.parametrize(
-    ("host", "status"),
+@looped(
+    "host, status",
     [
         ("localhost:8000", 200),
         ("127.0.0.1:8000", 200),

@@ -5,6 +5,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_network
 import pytest
 
 from app.http.url_policy import is_public
+from tests.marks import looped
 
 #: IANA's IPv4 and IPv6 Special-Purpose Address Registries, whole.
 SPECIAL = [
@@ -47,7 +48,7 @@ def _embedding(text: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("text", [*SPECIAL, *OTHERS])
+@looped("text", [*SPECIAL, *OTHERS])
 def test_a_special_range_is_not_public(text: str) -> None:
     """The first, a middle and the last address of each special range are not public."""
     network = ip_network(text)
@@ -55,7 +56,7 @@ def test_a_special_range_is_not_public(text: str) -> None:
         assert not is_public(str(address)), address
 
 
-@pytest.mark.parametrize("text", [*PRIVATE, *PUBLIC])
+@looped("text", [*PRIVATE, *PUBLIC])
 def test_an_address_within_another_is_not_public(text: str) -> None:
     """An IPv6 address that embeds an IPv4 address is not public, because networks decide
     where it leads.
@@ -72,7 +73,7 @@ def test_an_isatap_address_is_as_public_as_the_one_within(prefix: str, text: str
     assert is_public(f"{prefix}:8.8.8.8")
 
 
-@pytest.mark.parametrize(
+@looped(
     "address",
     [
         *("1.1.1.1", "8.8.8.8", "9.255.255.255", "11.0.0.0", "100.63.255.255", "100.128.0.0"),

@@ -14,6 +14,7 @@ from db.runs.grouping import GROUPED_BY
 from db.tables import LatestMetric, Run, User
 from tests.app.conftest import CONFIG, submit
 from tests.app.looks_made import collect_queries
+from tests.marks import looped
 
 pytestmark = pytest.mark.sql
 
@@ -226,7 +227,7 @@ def test_runs_without_a_scaler_have_no_scale(
     assert [run["skipped"] for run in listed["runs"]] == [3]
 
 
-@pytest.mark.parametrize("word", ["sweep:x", "sweep:0", f"sweep:{'9' * 30}", "has:", "sweep>3"])
+@looped("word", ["sweep:x", "sweep:0", f"sweep:{'9' * 30}", "has:", "sweep>3"])
 def test_invalid_filters_are_rejected(word: str) -> None:
     """An invalid filter is rejected with the allowed values."""
     with pytest.raises(filters.BadFilter, match="allowed"):

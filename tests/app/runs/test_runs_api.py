@@ -14,6 +14,7 @@ from halfstep.run_config import config_schema
 from tests.app.conftest import CONFIG, CPU, submit
 from tests.db.conftest import add_worker
 from tests.db.telemetry.telemetry_made import make_steps, record
+from tests.marks import looped
 
 
 class Own:
@@ -61,8 +62,8 @@ def nest(depth: int) -> list[object]:
     return [nest(depth - 1)] if depth else []
 
 
-@pytest.mark.parametrize(
-    ("body", "field", "message"),
+@looped(
+    "body, field, message",
     [
         ({"recipe": "gpt"}, "recipe", "There is no recipe 'gpt'. Workers offer: digits."),
         ({}, "recipe", "Field required"),
@@ -116,8 +117,8 @@ def test_all_mistakes_come_at_once(offered: None, script: TestClient) -> None:
     assert errors.keys() == {"precision", "training.steps", "priority"}
 
 
-@pytest.mark.parametrize(
-    ("config", "fields"),
+@looped(
+    "config, fields",
     [
         ({"scaler": {"floor": 100, "ceiling": 3}}, {"scaler.floor"}),
         (

@@ -11,6 +11,7 @@ from db.database import Database
 from db.tables import Run, User
 from tests.app.conftest import CONFIG, start_run
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
+from tests.marks import looped
 
 STEPS = 4000
 SKIPS = [5, 1000, 3999]
@@ -113,8 +114,8 @@ def test_run_without_scaler_has_its_gradient_norm(
     assert 'data-row="scale"' not in page
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "ticks"),
+@looped(
+    "low, high, ticks",
     [
         (0.08, 1, [0.1, 0.2, 0.5, 1]),
         (1e-3, 1, [1e-3, 1e-2, 0.1, 1]),

@@ -12,6 +12,7 @@ from db.runs import config_values, runs
 from db.settings import Settings
 from db.tables import Status, User
 from tests.app.conftest import CPU, DIGITS
+from tests.marks import looped
 
 COMMAND: dict[str, Any] = {
     "line": "python train.py --lr {lr} --name '{name}'",
@@ -56,8 +57,8 @@ def test_a_command_is_queued_and_comes_back_as_it_was_submitted(
     assert "open-sesame" not in found.text
 
 
-@pytest.mark.parametrize(
-    ("changes", "field", "message"),
+@looped(
+    "changes, field, message",
     [
         ({"line": ""}, "command.line", "it is empty"),
         ({"line": "python 'a"}, "command.line", "cannot be split into arguments: no closing"),

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import pytest
-
 from app.submission.config_schema import mistakes, parse, put, with_defaults
 from tests.app.conftest import CONFIG, SCHEMA
+from tests.marks import looped
 
 
 def test_omitted_settings_get_their_defaults() -> None:
@@ -14,8 +13,8 @@ def test_omitted_settings_get_their_defaults() -> None:
     assert mistakes(SCHEMA, CONFIG) == {}
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
+@looped(
+    "path, value, message",
     [
         (
             "training.batch_size",

@@ -3,11 +3,10 @@
 from copy import deepcopy
 from typing import Any
 
-import pytest
-
 from app.submission.config_schema import get, with_defaults
 from app.submission.forms import field_sets, precision_input, read
 from tests.app.conftest import CONFIG, SCHEMA
+from tests.marks import looped
 
 
 def _make_form(config: dict[str, Any]) -> dict[str, str]:
@@ -21,7 +20,7 @@ def _make_form(config: dict[str, Any]) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize(
+@looped(
     "changes",
     [
         {},
@@ -53,7 +52,7 @@ def test_a_title_with_a_gap_has_its_value_there() -> None:
     assert "every step," in groups["training"].summary
 
 
-@pytest.mark.parametrize("typed", ["many", "", "1e999", "1.5", "0x10"])
+@looped("typed", ["many", "", "1e999", "1.5", "0x10"])
 def test_input_is_preserved(typed: str) -> None:
     """Invalid input stays in its field, with the error."""
     posted = _make_form(CONFIG) | {"training.steps": typed}

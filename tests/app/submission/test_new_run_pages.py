@@ -3,7 +3,6 @@
 from copy import deepcopy
 from typing import Any
 
-import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
@@ -16,6 +15,7 @@ from tests.app.auth.users_pages_made import browser_of
 from tests.app.conftest import CONFIG, CPU, DIGITS, SCHEMA, submit
 from tests.app.submission.new_run_pages_made import FORM
 from tests.db.conftest import add_worker
+from tests.marks import looped
 
 
 def test_form_is_drawn_from_the_schema(offered: None, browser: TestClient) -> None:
@@ -61,8 +61,8 @@ def test_submitting_queues_the_run(database: Database, offered: None, browser: T
         assert (run.name, run.tags, run.config) == ("first", "a", CONFIG)
 
 
-@pytest.mark.parametrize(
-    ("changes", "path", "message"),
+@looped(
+    "changes, path, message",
     [
         (
             {"training.batch_size": "5000"},

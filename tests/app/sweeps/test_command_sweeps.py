@@ -18,6 +18,7 @@ from db.sweeps import sweeps
 from db.tables import CONTROL, SUBMIT, Run, User
 from tests.app.conftest import client_of
 from tests.app.sweeps.sweep_submission_made import finish
+from tests.marks import looped
 
 SWEEP: dict[str, Any] = {
     "command": {
@@ -89,8 +90,8 @@ def test_points_are_drawn_for_placeholders(
     assert all(1e-4 <= each["lr"] <= 0.1 and type(each["batch"]) is int for each in configs)
 
 
-@pytest.mark.parametrize(
-    ("changes", "field", "message"),
+@looped(
+    "changes, field, message",
     [
         ({"config": {"name": 1 << 2000}}, "config.name", ""),
         ({"kind": "hyperband"}, "kind", "allowed: grid, random, tpe"),
@@ -134,8 +135,8 @@ def test_a_placeholder_may_be_called_as_a_field_is(script: TestClient) -> None:
     assert run["space"] == {"seed": "1, 2, 3", "space": "uniform(1, 2)"}
 
 
-@pytest.mark.parametrize(
-    ("tried", "kind"),
+@looped(
+    "tried, kind",
     [
         ("1, 2", {"type": "integer"}),
         ("1, 0.5", {"type": "number"}),
@@ -296,8 +297,8 @@ def test_the_form_of_a_command_becomes_a_sweeps(browser: TestClient) -> None:
     assert type(config["batch"]) is int
 
 
-@pytest.mark.parametrize(
-    ("changes", "path", "message"),
+@looped(
+    "changes, path, message",
     [
         (
             {"parameter.lr.value": "0.1, 2"},

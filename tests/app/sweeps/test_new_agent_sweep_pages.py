@@ -7,6 +7,7 @@ from starlette.testclient import TestClient
 
 from app.sweeps.new_agent_sweep_pages import _read
 from db.errors import Invalid
+from tests.marks import looped
 
 FORM = {
     "settings": "lr = 0.1, 0.01\n\n size=16..64 step 16 \nname = adam\nepochs = 10\n fused=true",
@@ -51,8 +52,8 @@ def test_the_form_offers_agents_without_a_recipe(browser: TestClient) -> None:
     assert 'href="/sweeps/new/agents"' in browser.get("/sweeps/new/command").text
 
 
-@pytest.mark.parametrize(
-    ("changes", "field", "message"),
+@looped(
+    "changes, field, message",
     [
         ({"settings": ""}, "settings", "0 settings are searched; allowed: 1 to 20"),
         ({"settings": "lr = 0.1"}, "settings", "0 settings are searched; allowed: 1 to 20"),
@@ -91,8 +92,8 @@ def test_errors_stand_at_their_fields(
     assert browser.get("/api/v1/sweeps").json()["sweeps"] == []
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
+@looped(
+    "text, value",
     [
         ("True", True),
         ("TRUE", True),
@@ -109,7 +110,7 @@ def test_one_value_is_the_same_in_all_runs(text: str, value: object) -> None:
     assert _read(f"a = {text}\nlr = 0.1, 0.2") == ({"a": value}, {"lr": "0.1, 0.2"})
 
 
-@pytest.mark.parametrize("text", ["[1,2], [3,4]", "'a', 'b'", "[" * 9000, '"a", "b"'])
+@looped("text", ["[1,2], [3,4]", "'a', 'b'", "[" * 9000, '"a", "b"'])
 def test_values_that_look_like_json_and_are_not_are_rejected(text: str) -> None:
     """They would otherwise be searched in pieces."""
     with pytest.raises(Invalid) as rejected:
@@ -118,8 +119,8 @@ def test_values_that_look_like_json_and_are_not_are_rejected(text: str) -> None:
 
 
 @pytest.mark.sql
-@pytest.mark.parametrize(
-    ("field", "text"),
+@looped(
+    "field, text",
     [
         ("settings", "a = [1, 1e999]"),
         ("settings", "a = [NaN]"),
@@ -144,7 +145,7 @@ def test_what_a_database_cannot_store_is_rejected(
 
 
 @pytest.mark.sql
-@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN"])
+@looped("number", ["1e999", "-1e999", "NaN"])
 def test_a_nested_number_that_is_not_finite_is_named(script: TestClient, number: str) -> None:
     """Of an agents' sweep by the API, too."""
     body = '{"space": {"lr": [0.1, 0.2]}, "config": {"betas": [0.9, NUMBER]}}'

@@ -12,6 +12,7 @@ from app.sweeps import optuna_study, search_space
 from app.sweeps.search_space import Space, grid, grid_size, guess, in_words
 from db.sweeps.sweeps import COMPLETE, MAXIMIZE, MINIMIZE, OPEN
 from db.tables import Sweep, Trial
+from tests.marks import looped
 
 SQUARE: Space = {
     "x": {"distribution": "uniform", "low": -5, "high": 5},
@@ -106,7 +107,7 @@ def test_distributions_have_their_shapes() -> None:
     assert 0.8 < mean(point["choice"] == "a" for point in points) < 0.98
 
 
-@pytest.mark.parametrize("kind", ["random", "tpe", "cmaes", "qmc"])
+@looped("kind", ["random", "tpe", "cmaes", "qmc"])
 def test_a_condition_is_on_another_setting(kind: str) -> None:
     """A setting is searched only with the value that it is for."""
     space = read(

@@ -23,6 +23,7 @@ from db.tables import LatestMetric, Run, Status, Sweep, Trial, User, Worker
 from tests.app.conftest import CPU
 from tests.app.sweeps.sweep_submission_made import LRS, begin, finish, members
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
+from tests.marks import looped
 
 pytestmark = pytest.mark.sql_sample
 
@@ -446,9 +447,7 @@ def test_a_random_search_takes_more_runs(database: Database, ada: User, offered:
             sweep_submission.extend(session, sweep_id, ada, runs=more)
 
 
-@pytest.mark.parametrize(
-    ("changes", "field", "text"),
-    [
+@looped("changes, field, text", [
         ({"space": {}}, "space", "0 settings"),
         ({"space": {"training.lrr": "1, 2"}}, "training.lrr", "no such setting"),
         ({"space": {"training.batch_size": "16, 9999"}}, "training.batch_size", "9999 is not"),
@@ -500,8 +499,7 @@ def test_a_random_search_takes_more_runs(database: Database, ada: User, offered:
         ({"space": {"lab.task": "train, precision_plan"}}, "lab.task", "searched"),
         ({"recipe": "none"}, "recipe", "none"),
         ({"priority": 999}, "priority", "-100 to 100"),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 @pytest.mark.only_on("sqlite")
 def test_errors_are_named(
     database: Database, ada: User, offered: None, changes: dict[str, Any], field: str, text: str

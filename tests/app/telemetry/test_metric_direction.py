@@ -2,13 +2,12 @@
 
 import math
 
-import pytest
-
 from app.telemetry import metric_direction
+from tests.marks import looped
 
 
-@pytest.mark.parametrize(
-    ("name", "is_lowest"),
+@looped(
+    "name, is_lowest",
     [
         ("val/accuracy", False),
         ("val/Top-1", False),

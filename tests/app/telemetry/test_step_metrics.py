@@ -2,14 +2,13 @@
 
 from typing import Any
 
-import pytest
-
 from app.telemetry.step_metrics import MOST, step_metrics
 from db.tables import Run
+from tests.marks import looped
 
 
-@pytest.mark.parametrize(
-    ("defined", "names"),
+@looped(
+    "defined, names",
     [
         ({"val/*": "epoch", "train/*": "samples", "test/*": "epoch"}, ["epoch", "samples"]),
         ({f"{n}": f"metric {n}" for n in range(9)}, [f"metric {n}" for n in range(MOST)]),

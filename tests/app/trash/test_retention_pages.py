@@ -20,6 +20,7 @@ from db.tables import AuditEvent, CheckpointFile, Status, User
 from tests.app.auth.permissions_made import script_of
 from tests.app.conftest import start_run, submit
 from tests.db.files.checkpoints_made import make_saved
+from tests.marks import looped
 from tests.spool_made import checkpoint_of
 
 RULE = {"scope": "in:", "checkpoint_days": "30", "log_days": ""}
@@ -106,8 +107,8 @@ def test_a_projects_rule_overrides_that_of_the_instance(
         assert retention.due(session) == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "text"),
+@looped(
+    "changes, text",
     [
         ({"checkpoint_days": ""}, "Both fields are empty; allowed: days in one of them"),
         ({"checkpoint_days": "0.5"}, "Checkpoints: 0.5 is not valid; allowed: 1 to 36,500"),

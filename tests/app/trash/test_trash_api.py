@@ -10,6 +10,7 @@ from db.queue import queue
 from db.runs import runs
 from db.tables import Run, Status, User
 from tests.app.conftest import submit
+from tests.marks import looped
 
 pytestmark = pytest.mark.sql_sample
 
@@ -32,8 +33,8 @@ def test_labels_are_edited(script: TestClient, running: Run) -> None:
     assert (listed["name"], listed["tags"], "note" in listed) == ("baseline", ["a", "b"], False)
 
 
-@pytest.mark.parametrize(
-    ("body", "field"),
+@looped(
+    "body, field",
     [
         ({"note": "a\0"}, "note"),
         ({"tags": ["\ud800"]}, "tags.0"),
@@ -108,7 +109,7 @@ def test_of_many_what_can_be_done_is_done(
         assert runs.get(session, over[0]).status == Status.CANCELLED
 
 
-@pytest.mark.parametrize(
+@looped(
     "body",
     [
         {"runs": [], "action": "delete"},

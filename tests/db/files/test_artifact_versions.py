@@ -34,6 +34,7 @@ from halfstep.artifacts.manifest import Entry, digest_of
 from halfstep.artifacts.names import Version
 from halfstep.telemetry import events
 from tests.db.conftest import is_blocked, make_watched
+from tests.marks import looped
 
 A, B, C = (Entry(f"{name}.txt", size, name * 64) for name, size in (("a", 1), ("b", 2), ("c", 3)))
 
@@ -278,8 +279,8 @@ def test_differences_are_of_files(database: Database, ada: User) -> None:
     assert (changes[0].size_before, changes[0].size_after) == (1, 9)
 
 
-@pytest.mark.parametrize(
-    ("entries", "problem"),
+@looped(
+    "entries, problem",
     [
         ([A._replace(path="../a")], "relative path"),
         ([A._replace(path="/etc/passwd")], "relative path"),

@@ -49,6 +49,7 @@ from tests.db.telemetry.telemetry_made import (
     record,
     step_event,
 )
+from tests.marks import looped
 
 
 def _health(word: str) -> scaling_health.ScalingHealth:
@@ -110,8 +111,8 @@ NO_GRAPH = LeftOut(step=1, diagnosis="CUDA graph", reason="the device is cpu, no
 LEFT_OUT = LeftOut(step=1, diagnosis="replay", reason="not with training.parallel fsdp")
 
 
-@pytest.mark.parametrize(
-    ("word", "changes", "titles"),
+@looped(
+    "word, changes, titles",
     [
         ("healthy", {"scale": 2.0**16, "skips": _skips("head.bias")}, []),
         (
@@ -291,8 +292,8 @@ def test_run_that_has_not_begun_shows_nothing(database: Database, ada: User) -> 
             assert findings.of_run(session, run) == []
 
 
-@pytest.mark.parametrize(
-    ("word", "replays", "offered"),
+@looped(
+    "word, replays, offered",
     [
         ("healthy", [_replay(7), _replay(9), _replay(8, "model.body")], ("model.head", 7)),
         ("healthy", [_replay(7, direction="backward")], None),

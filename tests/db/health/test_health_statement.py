@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
-import pytest
-
 import db.health
 import halfstep.diagnosis
 from db.database import Database
@@ -21,6 +19,7 @@ from halfstep.diagnosis.finding import EXPLAINING, Finding
 from halfstep.diagnosis.statements import TITLES
 from tests.db.telemetry.telemetry_made import make_events, make_skip, make_steps, record
 from tests.diagnosis.registry import CAUSES, SHADOW_CAUSES
+from tests.marks import looped
 
 SEARCH = list(range(1, 7))
 SKIPS = [*SEARCH, 320, 345, 370, 395]
@@ -69,7 +68,7 @@ def test_the_last_skip_of_a_run_that_is_over_was_before_its_end() -> None:
     assert " before the end" in health_statement(health, [], is_over=True).text
 
 
-@pytest.mark.parametrize("word", FIGURES)
+@looped("word", FIGURES)
 def test_no_statement_contradicts_a_finding(word: str) -> None:
     """Events say what happened, only the first finding says why, and a fault is not called well."""
     each = itertools.product(FINDINGS, (True, False), (True, False), GROWTHS)

@@ -11,14 +11,15 @@ from db.telemetry import series
 from halfstep.telemetry.flags import NORM_OVERFLOW, NOT_STEPPED
 from tests.db.conftest import claim, config, submit
 from tests.db.telemetry.telemetry_made import make_steps, record
+from tests.marks import looped
 from tests.spool_made import checkpoint_of
 from trainer.precision.scale_policies import CALIBRATED_AFTER
 
 SEARCH = list(range(1, 7))  # the skips that lead from 2^24 down to 2^18
 
 
-@pytest.mark.parametrize(
-    ("attempts", "skips", "scale", "word", "part"),
+@looped(
+    "attempts, skips, scale, word, part",
     [
         (6, SEARCH, 2.0**18, "calibrating", "6 of 6 steps (100 %) were skipped"),
         (20, SEARCH, 2.0**18, "calibrating", "25 consecutive steps without a skip"),

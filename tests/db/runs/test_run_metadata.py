@@ -10,6 +10,7 @@ from db.runs import run_metadata, runs
 from db.tables import Run, User
 from db.telemetry import ingest
 from tests.db.runs.trash_made import WATCHED
+from tests.marks import looped
 
 
 def edit(database: Database, run_id: int, ada: User, **wanted: Any) -> Run:
@@ -30,8 +31,8 @@ def test_only_given_fields_change(database: Database, running: Run, ada: User) -
     assert last.reason == "renamed by ada, from digits-fp16"
 
 
-@pytest.mark.parametrize(
-    ("wanted", "field", "message"),
+@looped(
+    "wanted, field, message",
     [
         ({"name": "  "}, "name", "it is empty; allowed: 1 to 100 characters"),
         ({"name": "x" * 101}, "name", "101 characters; allowed: at most 100"),

@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-import pytest
 
 from db.database import Database
 from db.queue import queue
@@ -12,6 +11,7 @@ from db.telemetry import series, telemetry
 from db.telemetry.series import Cursor
 from halfstep.telemetry.spool import STEP_DTYPE
 from tests.db.conftest import claim
+from tests.marks import looped
 
 
 def steps(first: int, last: int, loss: float = 0.5) -> np.ndarray[Any, Any]:
@@ -94,7 +94,7 @@ def test_a_cursor_that_makes_no_sense_is_as_good_as_none() -> None:
     assert Cursor.parse(str(Cursor())) == Cursor()
 
 
-@pytest.mark.parametrize("field", ["attempt", "event", "diagnosis"])
+@looped("field", ["attempt", "event", "diagnosis"])
 def test_a_cursor_beyond_the_range_of_ids_counts_as_none(
     database: Database, running: Run, field: str
 ) -> None:

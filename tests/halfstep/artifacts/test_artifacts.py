@@ -33,6 +33,7 @@ from halfstep.artifacts.names import ArtifactError, Reference, Version, parse_re
 from halfstep.cli import main as cli
 from halfstep.session import active_run, artifacts
 from halfstep.session.sweep_point import FILE, SweepPoint
+from tests.marks import looped
 from tests.site import until
 
 
@@ -66,8 +67,8 @@ def contents(folder: Path) -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): path.read_text() for path in files}
 
 
-@pytest.mark.parametrize(
-    ("text", "reference"),
+@looped(
+    "text, reference",
     [
         ("data", Reference(None, "data", Version(alias="latest"))),
         ("data:v3", Reference(None, "data", Version(number=3))),
@@ -84,7 +85,7 @@ def test_a_reference_names_project_artifact_and_version(text: str, reference: Re
 WRONG = ["", "../", "data:", "data@xyz", "da ta", "data:a b", "data:v3:v4", "data:best/"]
 
 
-@pytest.mark.parametrize("text", WRONG)
+@looped("text", WRONG)
 def test_a_bad_reference_is_an_error_that_says_what_is_allowed(text: str) -> None:
     """A bad reference is rejected with the allowed forms."""
     with pytest.raises(ArtifactError, match="allowed"):

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halfstep.cli.command_line import fill_placeholders, placeholders, ranks_fault, words
+from tests.marks import looped
 
 
 def test_placeholders_are_named_once_in_order() -> None:
@@ -28,8 +29,8 @@ def test_a_value_stays_within_its_argument(first: str, second: str) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
+@looped(
+    "line, message",
     [("", "empty"), ("''", "empty"), ("a 'b", "no closing quotation"), ("{a}", "placeholder")],
 )
 def test_an_invalid_command_line_is_reported(line: str, message: str) -> None:
@@ -38,8 +39,8 @@ def test_an_invalid_command_line_is_reported(line: str, message: str) -> None:
         words(line)
 
 
-@pytest.mark.parametrize(
-    ("line", "is_fine"),
+@looped(
+    "line, is_fine",
     [
         ("python train.py", True),
         ("/opt/venv/bin/python3.11 -m train --lr 1", True),

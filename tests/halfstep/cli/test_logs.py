@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from halfstep.cli import logs
+from tests.marks import looped
 
 logger = logging.getLogger("worker.test_logs")
 
@@ -55,8 +56,8 @@ def test_a_line_of_text_names_process_and_run() -> None:
     assert lines[-2:] == ["ValueError: 2", "3"]
 
 
-@pytest.mark.parametrize(
-    ("level", "messages"),
+@looped(
+    "level, messages",
     [
         ("debug", ["looks", "offers digits", "it cannot", "of others", "closing failed"]),
         ("info", ["offers digits", "it cannot", "of others", "closing failed"]),

@@ -15,6 +15,7 @@ import typer
 from halfstep import __version__
 from halfstep.cli import main
 from halfstep.client import Client
+from tests.marks import looped
 from tests.site import halfstep, type_command
 
 #: Commands that serve until they are ended.
@@ -157,7 +158,7 @@ def test_the_services_commands_are_known_without_it(monkeypatch: pytest.MonkeyPa
     assert re.search(result, str(type_command("recipe", "check", "mine.py")))
 
 
-@pytest.mark.parametrize("words", [*all_commands()], ids=" ".join)
+@looped("words", [*all_commands()])
 def test_everything_has_help_text(words: tuple[str, ...]) -> None:
     """Every command, argument and option has a help text; those of options are no sentences."""
     command = found_command(words)
@@ -172,11 +173,7 @@ def test_everything_has_help_text(words: tuple[str, ...]) -> None:
             assert parameter.metavar == parameter.metavar.upper(), parameter.name
 
 
-@pytest.mark.parametrize(
-    "words",
-    [each for each in all_commands() if each[0] not in FOR_EVER],
-    ids=" ".join,
-)
+@looped("words", [each for each in all_commands() if each[0] not in FOR_EVER])
 def test_every_command_has_json(words: tuple[str, ...]) -> None:
     """Every command has --json, except servers."""
     assert any("--json" in parameter.opts for parameter in found_command(words).params)
@@ -212,8 +209,8 @@ def test_unknown_command_is_named() -> None:
     assert "migrate" in ended.stderr
 
 
-@pytest.mark.parametrize(
-    ("typed", "message"),
+@looped(
+    "typed, message",
     [
         ("run show", "RUN is missing"),
         ("run show first", "RUN: 'first' is not a whole number"),

@@ -36,6 +36,7 @@ from tests.halfstep.importing.imports_made import (
     scalar,
 )
 from tests.halfstep.watching.watch_made import Written
+from tests.marks import looped
 
 PNG = as_file(np.zeros((2, 2), np.uint8))[1]
 
@@ -351,8 +352,8 @@ def test_a_table_that_is_none_is_counted(tmp_path: Path, content: bytes, kind: s
     assert left_out == {kind: len(paths) + 1}
 
 
-@pytest.mark.parametrize(
-    ("edges", "counts"),
+@looped(
+    "edges, counts",
     [
         ([0, 1], [1, 2]),
         ([0, 1, 1.5], [1, 2]),

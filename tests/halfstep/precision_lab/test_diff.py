@@ -26,6 +26,7 @@ from tests.halfstep.precision_lab.models_made import (
     tokens,
     vectors,
 )
+from tests.marks import looped
 
 
 def diff(name: str, dtype: torch.dtype = torch.bfloat16, **options: Any) -> PrecisionReport:
@@ -191,8 +192,8 @@ def penalized(model: nn.Module, batch: Any) -> Tensor:
     return loss + 1e4 * gradient.square().mean()
 
 
-@pytest.mark.parametrize(
-    ("make", "loss_fn", "name"),
+@looped(
+    "make, loss_fn, name",
     [
         (lambda: OwnTwice(1), squared_error, "own.weight"),
         (lambda: OwnTwice(2), squared_error, "own.weight"),
@@ -240,7 +241,7 @@ class Repeating(nn.Module):
         return tuple(made[index] for index in self.order)
 
 
-@pytest.mark.parametrize("order", [(0, 0), (0, 1, 0), (0, 0, 0, 1, 1), (2, 0, 2), (0, 2, 0)])
+@looped("order", [(0, 0), (0, 1, 0), (0, 0, 0, 1, 1), (2, 0, 2), (0, 2, 0)])
 def test_results_that_are_returned_twice_have_local_errors(order: tuple[int, ...]) -> None:
     """Each of equal results has the gradient of its own uses."""
 
@@ -437,8 +438,8 @@ def test_frame_needs_pandas() -> None:
         diff("chain").frame()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
+@looped(
+    "options, message",
     [
         ({"dtype": torch.float32}, "dtype = torch.float32: must be torch.float16 or torch.bfloat1"),
         ({"scale": 0.0}, "scale = 0.0: must be a finite number greater than 0"),

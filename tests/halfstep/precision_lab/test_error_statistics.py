@@ -15,6 +15,7 @@ from halfstep.precision_lab.error_statistics import (
     overflows,
     sum_squared_differences,
 )
+from tests.marks import looped
 
 SIZES = [1000, CHUNK_ON_CPU, 2 * CHUNK_ON_CPU + 7]
 
@@ -82,8 +83,8 @@ def test_pairs_count_as_one_vector() -> None:
     assert compare([torch.ones(2)], [torch.ones(3)]) is None
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
+@looped(
+    "value, expected",
     [(65504.0, False), (65519.0, False), (1e5, True), (-1e5, True), (math.inf, False)],
 )
 def test_casts_that_overflow(value: float, expected: bool) -> None:
@@ -138,7 +139,7 @@ def test_numbers_at_the_limit_are_saturated(dtype: torch.dtype, scale: float) ->
     assert errors(value, exact, scale).saturated == 2 / 5
 
 
-@pytest.mark.parametrize("factor", [1e-20, 1e-9, 1.0, 1e9, 1e20])
+@looped("factor", [1e-20, 1e-9, 1.0, 1e9, 1e20])
 def test_cosine_does_not_depend_on_the_norms(factor: float) -> None:
     """The cosine is the same for vectors whose lengths differ by any factor."""
     own, right = torch.randn(2, 1000).double()

@@ -2,12 +2,12 @@
 
 from collections.abc import Collection
 
-import pytest
 from torch import nn
 
 from halfstep.precision_lab.module_patterns import ModuleTree, wildcard
 from halfstep.recording.gradients import module_names
 from tests.halfstep.precision_lab.models_made import Transformer
+from tests.marks import looped
 
 MODELS = {
     "transformer": lambda: Transformer(blocks=3),
@@ -18,8 +18,8 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("model", "names", "patterns"),
+@looped(
+    "model, names, patterns",
     [
         ("transformer", {"blocks.0.norm1", "blocks.1.norm1", "blocks.2.norm1"}, ["blocks.*.norm1"]),
         ("transformer", {"blocks.0.norm1", "blocks.1.norm1"}, ["blocks.0.norm1", "blocks.1.norm1"]),
@@ -38,8 +38,8 @@ def test_patterns_match_exactly(model: str, names: Collection[str], patterns: li
     assert tree.patterns(names) == patterns
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
+@looped(
+    "name, expected",
     [("0", "*"), ("a.0.b1", "a.*.b1"), ("a.10.2", "a.*.*"), ("layer1.0", "layer1.*"), ("a", "a")],
 )
 def test_numbers_between_dots_are_wildcards(name: str, expected: str) -> None:

@@ -19,6 +19,7 @@ from tests.halfstep.precision_lab.cases_made import PLANTED, between
 from tests.halfstep.precision_lab.models_made import MODELS, WIDTH, chain, squared_error, vectors
 from tests.halfstep.precision_lab.plans_made import PLANS, STRICT, cancel
 from tests.halfstep.precision_lab.test_preservation import STEPS, flat, train
+from tests.marks import looped
 
 pytestmark = pytest.mark.slow
 
@@ -240,8 +241,8 @@ def test_drawing_the_batches_leaves_the_generators() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize(
-    ("count", "settings", "message"),
+@looped(
+    "count, settings, message",
     [
         (0, {}, "batches has no batch: pass 1 to 16"),
         (17, {}, "batches has more than 16 batches: pass 1 to 16"),

@@ -21,6 +21,7 @@ from omegaconf import OmegaConf
 
 from halfstep.session.config_values import MAX_ENTRIES, MAX_ITEMS, MAX_LINES, as_config
 from halfstep.telemetry.event_codec import CONFIG_CHARACTERS
+from tests.marks import looped
 from tests.spool_made import event_of
 
 
@@ -125,7 +126,7 @@ VALUES: list[tuple[Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("value", "expected"), VALUES, ids=lambda value: str(type(value)))
+@looped("value, expected", VALUES)
 def test_a_value_is_converted_without_a_loss(value: Any, expected: Any) -> None:
     """Values at any depth become Python's numbers at full precision."""
     losses: list[str] = []
@@ -207,7 +208,7 @@ BAD = {
 BAD["self-list"].append(BAD["self-list"])  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("name", BAD)
+@looped("name", BAD)
 def test_a_bad_value_costs_that_value_only(name: str) -> None:
     """The bad value is noted in one line; the other values are recorded."""
     losses: list[str] = []
@@ -251,7 +252,7 @@ class Unreadable(torch.Tensor):
     cpu = item = tolist = numpy = to = __getitem__ = __float__ = __repr__ = _read  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (3, 4), (1000, 1000)])
+@looped("shape", [(), (1,), (3, 4), (1000, 1000)])
 def test_a_tensor_of_a_device_is_never_read(shape: tuple[int, ...]) -> None:
     """Reading it would wait for the device, however small it is."""
     value = torch.Tensor._make_subclass(Unreadable, torch.zeros(shape))
@@ -260,7 +261,7 @@ def test_a_tensor_of_a_device_is_never_read(shape: tuple[int, ...]) -> None:
     assert found == {"lr": 0.1, "bad": note, "list": [note]}
 
 
-@pytest.mark.parametrize(
+@looped(
     "bad",
     [
         [[list(range(100)) for _ in range(100)] for _ in range(100)],
@@ -268,7 +269,6 @@ def test_a_tensor_of_a_device_is_never_read(shape: tuple[int, ...]) -> None:
         _tree(12),
         _objects(4),
     ],
-    ids=["lists", "objects", "tree", "attributes"],
 )
 def test_all_entries_together_are_bounded(bad: Any) -> None:
     """Outer levels have priority, so that no value displaces others; a few lines say so."""

@@ -14,6 +14,7 @@ import halfstep
 from halfstep.session import active_run, arguments, watched_run
 from halfstep.session.step_numbers import step_number
 from tests.halfstep.watching.watch_made import Written
+from tests.marks import looped
 
 
 @pytest.fixture(autouse=True)
@@ -78,13 +79,13 @@ def test_nested_dictionaries_have_names_with_slashes() -> None:
 WHOLE = [3, 3.0, np.int32(3), np.float16(3), np.array(3.0), torch.tensor(3), torch.tensor([3.0])]
 
 
-@pytest.mark.parametrize("value", [*WHOLE, Decimal(3), Fraction(3)])
+@looped("value", [*WHOLE, Decimal(3), Fraction(3)])
 def test_a_whole_number_of_any_type_is_a_step(value: Any) -> None:
     """A whole number of any type is a step, also a float such as an epoch that was divided."""
     assert step_number(value) == 3
 
 
-@pytest.mark.parametrize("value", [3.5, True, np.bool_(True), "3", -1.0, np.nan, np.inf, 2.0**60])
+@looped("value", [3.5, True, np.bool_(True), "3", -1.0, np.nan, np.inf, 2.0**60])
 def test_other_values_are_no_steps(value: Any) -> None:
     """Other values are rejected, and nothing is rounded."""
     with pytest.raises(arguments.BadArgument, match="allowed: a whole number from 0"):

@@ -7,6 +7,7 @@ import pytest
 
 import halfstep
 from halfstep.session.stderr import MOST_OF_A_KIND, Messages, kind_of
+from tests.marks import looped
 
 
 def test_a_few_of_each_kind_are_printed_and_the_others_counted() -> None:
@@ -25,8 +26,8 @@ def test_a_few_of_each_kind_are_printed_and_the_others_counted() -> None:
     assert printed[-1].startswith("95 more like: log is ignored")
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "is_same"),
+@looped(
+    "first, second, is_same",
     [
         ("acc is not logged: it is []; allowed: A", "f1 is not logged: it is {}; allowed: A", True),
         ("acc is not logged: it is []; allowed: A", "acc is not logged: broken", False),

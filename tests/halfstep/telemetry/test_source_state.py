@@ -11,6 +11,7 @@ import pytest
 from halfstep.telemetry import source_state
 from halfstep.telemetry.events import SOURCE_BYTES
 from halfstep.telemetry.source_state import read_state, redact, requirements, without_credentials
+from tests.marks import looped
 
 
 def git(folder: Path, *words: str) -> str:
@@ -89,8 +90,8 @@ def test_secrets_are_neither_in_the_patch_nor_in_the_remote(repository: Path) ->
     assert "secrets.yaml" in state.git.untracked
 
 
-@pytest.mark.parametrize(
-    ("url", "shown"),
+@looped(
+    "url, shown",
     [
         ("https://ghp_x@github.com/a/b", "https://github.com/a/b"),
         ("ssh://git:pw@host:22/a", "ssh://git@host:22/a"),

@@ -41,7 +41,7 @@ from tests.halfstep.watching.watch_made import (
     Written,
     equals_the_reference_loop,
 )
-from tests.marks import extended
+from tests.marks import extended, looped
 from tests.spool_made import event_of
 
 METHODS = ("scale", "unscale_", "_check_inf_per_device", "update")
@@ -1097,7 +1097,7 @@ def test_torch_has_the_attributes_that_are_read(name: str) -> None:
     assert state["found_inf_per_device"] == {}
 
 
-@pytest.mark.parametrize("name", METHODS)
+@looped("name", METHODS)
 def test_torch_has_the_methods_that_are_wrapped(name: str) -> None:
     """A renamed method would leave the loop unobserved."""
     assert callable(vars(GradScaler)[name])

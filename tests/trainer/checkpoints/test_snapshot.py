@@ -5,10 +5,10 @@ from collections import OrderedDict
 from contextlib import nullcontext
 from typing import Any
 
-import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.marks import looped
 from tests.trainer.conftest import CPU, assert_same_bits
 from trainer.checkpoints.snapshot import ALIGNMENT, Staging, room
 
@@ -98,7 +98,7 @@ class Asked(TorchDispatchMode):
 QUEUED = {"empty", "empty_strided", "set_", "copy_"}
 
 
-@pytest.mark.parametrize("spoil", [None, torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.cpu])
+@looped("spoil", [None, torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.cpu])
 def test_nothing_in_it_waits_for_a_device(spoil):
     """Only asynchronous copies are queued for the tensors of a checkpoint; any other read
     would be seen.

@@ -2,11 +2,11 @@
 
 import io
 
-import pytest
 import safetensors.torch
 import torch
 from torch import nn
 
+from tests.marks import looped
 from trainer.checkpoints.weights import METADATA, write_weights
 
 TYPES = [
@@ -33,7 +33,7 @@ def write(weights):
     return file.getvalue()
 
 
-@pytest.mark.parametrize(
+@looped(
     "weights",
     [
         {f"{number}.{kind}": torch.ones(number, 3).to(kind) for number in (2, 1) for kind in TYPES},
@@ -41,7 +41,6 @@ def write(weights):
         nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)).state_dict(),
         {},
     ],
-    ids=["types", "names", "module", "nothing"],
 )
 def test_the_bytes_are_the_librarys(weights):
     """Header, order, padding and values are those of the library, for every dtype of weights."""

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.marks import looped
 from trainer.diagnosis import cuda_autocast
 from trainer.diagnosis.cuda_autocast import cudas_autocast
 
@@ -20,8 +21,8 @@ def list_operations(macro):
     return {".".join(filter(None, entry)) for entry in entries}
 
 
-@pytest.mark.parametrize(
-    ("macro", "names"),
+@looped(
+    "macro, names",
     [
         ("LOWER_PRECISION_FP", cuda_autocast.LOWER_PRECISION),
         ("FP32", cuda_autocast.FP32),

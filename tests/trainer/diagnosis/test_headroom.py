@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from halfstep.watching.headroom import Headroom as Measuring
+from tests.marks import looped
 from tests.trainer.conftest import Pair, Regression, assert_same_bits
 from trainer.diagnosis.replay import Replay
 from trainer.recipes.digits import Digits
@@ -69,7 +70,7 @@ def test_zeros_are_no_smallest_numbers():
     assert measure(network, nothing, inputs, nothing)["1"][0] == [5.0, 2.0**-30]
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@looped("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_magnitudes_are_exact_in_every_type(dtype):
     """Magnitudes follow from the bits: subnormal numbers, both zeros and infinities, with
     NaN above all.

@@ -1,9 +1,9 @@
 import numpy as np
-import pytest
 import torch
 
 from halfstep.config_groups import Diagnosis
 from halfstep.watching.exponents import BIAS, BINS, describe
+from tests.marks import looped
 from tests.trainer.conftest import CPU, Regression
 from trainer.diagnosis.histogram import Histogram
 from trainer.optimizers import StepResult, watch_optimizers
@@ -48,8 +48,8 @@ def test_large_gradients_are_counted_in_chunks(monkeypatch):
     assert histogram_of(gradient) == whole
 
 
-@pytest.mark.parametrize(
-    ("exponent", "scale", "underflow", "near_overflow"),
+@looped(
+    "exponent, scale, underflow, near_overflow",
     [
         (-24, 1.0, 0, 0),
         (-25, 1.0, 1, 0),

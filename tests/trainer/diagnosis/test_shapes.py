@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from halfstep.run_config import parse_config
+from tests.marks import looped
 from tests.trainer.conftest import Regression, assert_same_bits
 from trainer.diagnosis.shapes import misfits
 from trainer.recipes.digits import Digits
@@ -16,8 +17,8 @@ def layers_of(*layers, precision="fp16", batch_size=64):
     return event and (event.layers, event.batch_size)
 
 
-@pytest.mark.parametrize(
-    ("layers", "named"),
+@looped(
+    "layers, named",
     [
         (
             [nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 64)],

@@ -19,6 +19,7 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from halfstep.run_config import ConfigError, parse_config
+from tests.marks import looped
 from tests.trainer.conftest import Regression, assert_same_bits
 from tests.trainer.distributed.sharded import DIGITS, FUSED, OVERFLOWS_AT, UNFUSED, Overflowing
 from tests.trainer.process_made import finish, read, run_ranks, start, write_job
@@ -173,8 +174,8 @@ def test_shards_cast_as_they_are_gathered_train_as_torchs_own_loop(found):
     assert 0 < sum(flags & 1 for flags in found[0]["policy"]["flags"]) < 8
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
+@looped(
+    "values, message",
     [
         ({"training": {"parallel": "ddp"}}, "training.parallel ddp"),
         ({"precision": "fp32"}, "precision fp32"),
@@ -394,8 +395,8 @@ def test_unsupported_settings_of_shards_are_rejected_with_a_reason(found, what, 
     assert words in first
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
+@looped(
+    "values, words",
     [
         ({"training": {"compile": True}}, "parallel fsdp cannot be combined with compile"),
         (

@@ -2,6 +2,7 @@ import pytest
 from torch import nn
 
 from halfstep.run_config import ConfigError
+from tests.marks import looped
 from trainer.precision.module_names import chosen
 
 
@@ -15,9 +16,7 @@ def blocks():
     return {"model": network}
 
 
-@pytest.mark.parametrize(
-    ("patterns", "names"),
-    [
+@looped("patterns, names", [
         ([], []),
         (["model.head"], ["model.head"]),
         (["model.tied"], ["model.tied"]),
@@ -27,8 +26,7 @@ def blocks():
         (["model.blocks.*"], ["model.blocks.0", "model.blocks.1"]),
         (["model.blocks"], ["model.blocks.0", "model.blocks.1"]),
         (["model.blocks.1.0", "model"], ["model"]),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_a_pattern_names_the_outermost_modules_that_are_called(patterns, names):
     """Submodules are included; a ModuleList is not called; a module counts once."""
     assert list(chosen(blocks(), "modules.fp32", patterns)) == names

@@ -7,7 +7,7 @@ from halfstep.config_groups import Scaler
 from halfstep.recipe import Loss
 from halfstep.run_config import ConfigError, parse_config
 from halfstep.telemetry.spool import STEP_DTYPE
-from tests.marks import extended
+from tests.marks import extended, looped
 from tests.trainer.conftest import Pair, Regression, assert_same_bits
 from trainer.checkpoints import checkpoint
 from trainer.distributed.ranks import Control, Request
@@ -120,8 +120,8 @@ def test_patience_survives_a_resume(run_loop, tmp_path):
     assert_same_bits(resumed.weights(), straight.weights())
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
+@looped(
+    "settings, message",
     [
         ({"floor": 8.0, "init_scale": 4.0}, "init_scale is 4, not between floor 8 and ceiling"),
         ({"ceiling": 8.0, "init_scale": 16.0}, "init_scale is 16, not between floor 0 and ceili"),
