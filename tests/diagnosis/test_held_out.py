@@ -101,10 +101,7 @@ MISSED_WATCHED = {
     "fourth/walk_reinforce": "silent",
 }
 #: Of different causes, each in a few seconds; the others are extended.
-SAMPLE = {
-    *("reported/carried_state", "reported/normalize_eps", "reported/penalty_on_scaled_gradients"),
-    "first/fedavg_server",
-}
+SAMPLE = {"reported/carried_state", "reported/penalty_on_scaled_gradients"}
 
 
 def each() -> list[object]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from tests.diagnosis import trial
 from tests.diagnosis.parts import Block, autocast, draw_labelled, grad_scaler, mlp
 from tests.diagnosis.registry import HEALTHY, Loop, WatchCall
+from tests.marks import extended
 
 LossFunction = Callable[[Tensor, Tensor, int], Tensor]
 
@@ -52,7 +53,7 @@ def _mask(out: Tensor, y: Tensor, number: int) -> Tensor:
     return F.cross_entropy(out.float().masked_fill(mask, -torch.inf), y)
 
 
-@pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("precision", ["fp16", *extended(["bf16", "fp32"])])
 @pytest.mark.parametrize("loss_of", [_ignoring, _mask])
 def test_a_loss_without_effect_on_the_weights_is_no_cause(
     precision: str, loss_of: LossFunction
@@ -68,7 +69,7 @@ def _far(out: Tensor, _y: Tensor, _number: int) -> Tensor:
     return F.mse_loss(out.float(), 30 * torch.ones_like(out))
 
 
-@pytest.mark.parametrize("is_unreadable", [False, True])
+@pytest.mark.parametrize("is_unreadable", [False, *extended([True])])
 @pytest.mark.parametrize(("precision", "rate"), [("fp16", 0.5), ("bf16", 3.0), ("fp32", 3.0)])
 def test_divergence_is_named_with_its_losses(
     precision: str, rate: float, *, is_unreadable: bool

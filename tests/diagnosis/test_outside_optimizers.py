@@ -10,9 +10,10 @@ from torch import nn
 from tests.diagnosis import trial
 from tests.diagnosis.parts import autocast, draw_labelled, grad_scaler, mlp
 from tests.diagnosis.registry import HEALTHY, Loop, WatchCall
+from tests.marks import extended
 
 
-@pytest.mark.parametrize("steps", [40, 140])
+@pytest.mark.parametrize("steps", [40, *extended([140])])
 @pytest.mark.parametrize(
     ("change", "count"),
     [

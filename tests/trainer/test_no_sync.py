@@ -98,7 +98,7 @@ def test_the_guard_sees_a_recipe_that_waits(monkeypatch, ask):
         (AppliedSchedule, "count"),
     ],
 )
-@pytest.mark.parametrize("ask", ["item", "cpu", "tolist"])
+@pytest.mark.parametrize("ask", ["item", *extended(["cpu", "tolist"])])
 def test_the_guard_sees_a_wait_inside_the_loop(monkeypatch, owner, place, ask):
     """A value read where the loop measures, decides or writes makes the proof fail."""
     original = getattr(owner, place)

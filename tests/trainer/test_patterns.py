@@ -15,6 +15,7 @@ from torch import nn
 
 from halfstep.recipe import Loss, RecipeError
 from halfstep.run_config import parse_config
+from tests.marks import extended
 from tests.trainer.conftest import CPU, Regression, assert_same_bits, drawn
 from trainer.checkpoints.checkpoint import CheckpointError
 from trainer.data.sampler import Sampler
@@ -368,7 +369,7 @@ def test_cast_inputs_keeps_a_custom_function_in_fp32(run_loop):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("fused", [True, *extended([False])])
 def test_master_weights_are_fp32(run_loop, dtype, fused):
     """A half-precision model is rejected by name, before its first step.
 

@@ -24,6 +24,7 @@ from db.database import Database
 from db.errors import NotFound
 from db.settings import Settings
 from db.tables import User
+from tests.marks import extended
 
 RSA, OTHER = RSAKey.generate_key(2048), RSAKey.generate_key(2048)
 KEYS = {"rsa": RSA, "ec": ECKey.generate_key("P-256"), "okp": OKPKey.generate_key("Ed25519")}
@@ -304,7 +305,9 @@ def test_groups_come_from_the_userinfo_of_the_same_subject(
     assert memberships == {"": role or "viewer"}
 
 
-@pytest.mark.parametrize("hidden", ["\u200b", "\u202e", "\u2066", "\u00ad", "\ufeff", "\U000e0061"])
+@pytest.mark.parametrize(
+    "hidden", ["\u200b", "\u202e", *extended(["\u2066", "\u00ad", "\ufeff", "\U000e0061"])]
+)
 def test_invisible_characters_of_a_name_are_removed(
     stranger: TestClient, database: Database, ada: User, forger: Forger, hidden: str
 ) -> None:

@@ -301,3 +301,5 @@ MODELS: dict[str, Case] = {
     "evaluated": (lambda: Convolutions().eval(), images, classes),
     "frozen": (lambda: frozen(Transformer()), tokens, next_token),
 }
+#: Of different kinds, for `make test`.
+USUAL = ("chain", "transformer", "checkpointed", "convolutions", "custom")

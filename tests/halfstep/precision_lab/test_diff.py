@@ -26,7 +26,7 @@ from tests.halfstep.precision_lab.models_made import (
     tokens,
     vectors,
 )
-from tests.marks import looped
+from tests.marks import extended, looped
 
 
 def diff(name: str, dtype: torch.dtype = torch.bfloat16, **options: Any) -> PrecisionReport:
@@ -357,7 +357,7 @@ class Gated(nn.Module):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute")
 @pytest.mark.parametrize("is_warm", [False, True])
-@pytest.mark.parametrize("name", ["gate", "forward"])
+@pytest.mark.parametrize("name", ["gate", *extended(["forward"])])
 def test_compiled_code_of_a_model_stays_compiled(name: str, is_warm: bool) -> None:
     """A diff compiles nothing, and the training compiles as often as without it."""
     graphs: list[Any] = []

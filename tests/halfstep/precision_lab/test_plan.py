@@ -16,15 +16,21 @@ from halfstep import precision_diff, precision_plan
 from halfstep.precision_lab.comparison import UnsupportedModel
 from halfstep.precision_lab.plan_event import event_of, plan_from
 from tests.halfstep.precision_lab.cases_made import PLANTED, between
-from tests.halfstep.precision_lab.models_made import MODELS, WIDTH, chain, squared_error, vectors
+from tests.halfstep.precision_lab.models_made import (
+    MODELS,
+    USUAL,
+    WIDTH,
+    chain,
+    squared_error,
+    vectors,
+)
 from tests.halfstep.precision_lab.plans_made import PLANS, STRICT, cancel
 from tests.halfstep.precision_lab.test_preservation import STEPS, flat, train
-from tests.marks import looped
+from tests.marks import looped, sampled
 
 pytestmark = pytest.mark.slow
 
 FURTHER = ("overflow of a layer", "weights that underflow", "every block")
-USUAL = ("chain", "transformer", "checkpointed", "convolutions", "custom")
 
 
 class Shift(nn.Module):
@@ -87,7 +93,7 @@ def test_planted_need_is_named(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in USUAL else pytest.param(name, marks=pytest.mark.extended) for name in MODELS],
+    sampled(MODELS, USUAL),
 )
 def test_clean_model_is_in_fp16_everywhere(name: str) -> None:
     """A model that needs no more precision gets fp16 without exceptions."""

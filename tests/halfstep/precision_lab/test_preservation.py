@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from halfstep import precision_diff
-from tests.halfstep.precision_lab.models_made import MODELS, Loss
+from tests.halfstep.precision_lab.models_made import MODELS, USUAL, Loss
+from tests.marks import sampled
 
 STEPS = 2
 
@@ -84,7 +85,7 @@ def test_training_is_bit_identical(name: str, dtype: torch.dtype) -> None:
     assert len(reports) == 4 * STEPS
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", sampled(MODELS, USUAL))
 def test_nothing_is_kept(name: str) -> None:
     """After a diff no new tensor is left, without garbage collection too."""
     make, make_batch, loss_fn = MODELS[name]
@@ -153,7 +154,7 @@ def test_other_threads_keep_autocast() -> None:
     assert set(seen) == {torch.bfloat16}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", sampled(MODELS, USUAL))
 def test_diff_repeats_itself(name: str) -> None:
     """Two diffs of the same state are equal, and know the local error of every call."""
     make, make_batch, loss_fn = MODELS[name]

@@ -12,6 +12,7 @@ from halfstep.precision_lab.suggestions import LOSS, MAX_ERROR, suggestions_of
 from tests.halfstep.precision_lab.cases_made import PLANTED
 from tests.halfstep.precision_lab.models_made import (
     MODELS,
+    USUAL,
     WIDTH,
     Transformer,
     next_token,
@@ -19,6 +20,7 @@ from tests.halfstep.precision_lab.models_made import (
     tokens,
     vectors,
 )
+from tests.marks import sampled
 
 DTYPES = [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.extended)]
 
@@ -110,7 +112,7 @@ def test_loss_function_is_named_if_fp32_repairs_it() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", sampled(MODELS, USUAL))
 def test_clean_model_gets_no_suggestion(name: str, dtype: torch.dtype) -> None:
     """A model in which nothing goes wrong needs no fp32, at the scale that a scaler finds."""
     make, make_batch, loss_fn = MODELS[name]

@@ -17,6 +17,7 @@ from tests.halfstep.precision_lab.models_made import (
     squared_error,
     vectors,
 )
+from tests.marks import extended
 
 #: Without in-place operations, which full backward hooks do not allow.
 PLAIN = ("chain", "transformer", "checkpointed", "recurrent", "gru", "multihead")
@@ -106,7 +107,7 @@ def test_errors_agree_with_a_plain_double_run(name: str, dtype: torch.dtype, sca
     assert compared >= parameters + 2
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float16, *extended([torch.bfloat16])])
 @pytest.mark.parametrize("depth", [1, 3, 6])
 def test_parts_explain_the_total_of_linear_chains(dtype: torch.dtype, depth: int) -> None:
     """The inherited error is the input's error through the weights; with the local it is all."""

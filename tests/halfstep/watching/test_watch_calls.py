@@ -15,6 +15,7 @@ from torch.amp.grad_scaler import GradScaler
 import halfstep
 from halfstep.watching import loop
 from tests.diagnosis.trial import unreadable
+from tests.marks import extended
 
 STEPS = 20
 MOST_CALLS = 25  # of functions of halfstep, in a step that is applied
@@ -23,7 +24,7 @@ OURS = str(Path(halfstep.__file__).parent)
 
 @pytest.mark.parametrize("is_scaled", [True, False])
 @pytest.mark.parametrize("clip", [True, False])
-@pytest.mark.parametrize("is_on_device", [False, True])
+@pytest.mark.parametrize("is_on_device", [False, *extended([True])])
 def test_an_applied_step_takes_few_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_scaled: bool, clip: bool, is_on_device: bool
 ) -> None:

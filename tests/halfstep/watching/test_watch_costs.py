@@ -19,7 +19,7 @@ from halfstep.recording.gradients import Gradients
 from halfstep.watching.row_writer import RowWriter
 from halfstep.watching.scaler_calls import ScalerCalls
 from tests.diagnosis.trial import unreadable
-from tests.marks import sampled
+from tests.marks import extended, sampled
 from tests.operators import Operators
 
 META = torch.device("meta")
@@ -93,7 +93,7 @@ def test_a_watched_step_never_waits_for_the_device(
 @pytest.mark.parametrize(
     ("owner", "place"), [(Gradients, "norms"), (RowWriter, "write"), (ScalerCalls, "on_update")]
 )
-@pytest.mark.parametrize("ask", ["item", "cpu", "tolist"])
+@pytest.mark.parametrize("ask", ["item", *extended(["cpu", "tolist"])])
 @pytest.mark.usefixtures("on_meta")
 def test_the_guard_sees_a_wait(
     tmp_path: Path,

@@ -10,6 +10,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from halfstep.recipe import Loss
 from halfstep.run_config import ConfigError
+from tests.marks import extended
 from tests.trainer.conftest import Regression, assert_same_bits
 from tests.trainer.diagnosis.replay_made import PlantedBackward
 from trainer.precision import activation_checkpoints
@@ -39,7 +40,7 @@ FP16 = {"precision": "fp16", "scaler": {"init_scale": 1024.0}}
 HERE = {"modules": {"checkpointed": ["model.0"]}}
 
 
-@pytest.mark.parametrize("more", [{}, {"modules": {"fp32": ["model.0.4"]}}])
+@pytest.mark.parametrize("more", [{}, *extended([{"modules": {"fp32": ["model.0.4"]}}])])
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
 def test_no_bit_is_different(run_loop, precision, more):
     """Weights, running statistics and the norm's vectors are those of a run that keeps all."""

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from halfstep.recipe import Loss, RecipeError
+from tests.marks import extended
 from tests.trainer.conftest import Regression, assert_same_bits
 from trainer.recipes.digits import Digits
 
@@ -159,7 +160,7 @@ def test_a_fused_sgd_that_would_not_train_is_rejected(run_loop):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("momentum", [0.0, *extended([0.9])])
 def test_a_rejected_fused_sgd_is_explained(dtype, momentum):
     """On a CPU a fused SGD updates only the last n mod 16 of n weights; see
     docs/explanation/amp.md.
