@@ -137,8 +137,7 @@ def test_what_users_saved_still_works(old: Old) -> None:
             if path.count("{") == 1 and not path.endswith("/live")
         ]
         assert len(readable) > 10
-        runs = site.send("GET", "/runs?limit=200")["runs"]
-        for run in {(each["recipe"], each["status"]): each for each in runs}.values():
+        for run in site.send("GET", "/runs?limit=200")["runs"]:
             for path in readable:
                 answer = site.client.get(path.replace("{run_id}", str(run["id"])))
                 assert answer.status_code in (200, 404, 422), f"{path}: {answer.text}"
