@@ -13,7 +13,7 @@ from db.database import Database
 from db.settings import Settings
 from db.tables import AlertRule, Channel, Delivery, Run, Status
 
-pytestmark = [pytest.mark.slow, pytest.mark.sql, pytest.mark.usefixtures("folder")]
+pytestmark = [pytest.mark.slow, pytest.mark.sql_sample, pytest.mark.usefixtures("folder")]
 
 URL = "https://hooks.example/services/T/B/hush"
 

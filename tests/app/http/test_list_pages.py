@@ -23,7 +23,7 @@ from tests.db.telemetry.telemetry_made import (
 )
 from tests.spool_made import artifact_of, checkpoint_of
 
-pytestmark = pytest.mark.sql
+pytestmark = pytest.mark.sql_sample
 
 STEPS = [1, 2, 4, 8, 9]
 

@@ -19,7 +19,7 @@ from tests.app.conftest import start_run, submit
 from tests.app.looks_made import collect_queries
 from tests.db.telemetry.telemetry_made import make_steps, record
 
-pytestmark = [pytest.mark.slow, pytest.mark.sql]
+pytestmark = [pytest.mark.slow, pytest.mark.sql_sample]
 
 
 class Noted(RunStates):

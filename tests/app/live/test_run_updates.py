@@ -21,7 +21,7 @@ from tests.app.conftest import offer_digits, submit
 from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps, record
 from tests.spool_made import artifact_of, checkpoint_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.sql]
+pytestmark = [pytest.mark.slow, pytest.mark.sql_sample]
 
 
 def _told(found: run_updates.Update | None) -> tuple[dict[str, Any], str]:

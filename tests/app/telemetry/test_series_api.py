@@ -12,7 +12,7 @@ from tests.app.conftest import start_run
 from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps, record
 from tests.spool_made import checkpoint_of
 
-pytestmark = pytest.mark.sql
+pytestmark = pytest.mark.sql_sample
 
 
 def test_few_steps_come_as_they_are(database: Database, running: Run, script: TestClient) -> None:

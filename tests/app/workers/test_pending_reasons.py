@@ -14,7 +14,7 @@ from db.tables import User
 from tests.app.auth.permissions_made import script_of
 from tests.app.conftest import offer_digits, start_run, submit
 
-pytestmark = pytest.mark.sql
+pytestmark = pytest.mark.sql_sample
 
 
 @pytest.fixture
