@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -48,8 +47,8 @@ def test_no_constant_vanishes_in_fp16(name: str) -> None:
         assert (rounded == 1) == (constant == 1), constant
 
 
-@pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("name", ["norm", "unit", "log", "root"])
+@looped("dtype", HALF)
+@looped("name", ["norm", "unit", "log", "root"])
 def test_singular_points_are_finite_in_half_precision(name: str, dtype: torch.dtype) -> None:
     """Root, logarithm and normalization are finite with their gradients, also for zeros only."""
     points = torch.tensor([[0.0] * len(POINTS), POINTS], dtype=dtype, requires_grad=True)
@@ -62,8 +61,8 @@ def test_singular_points_are_finite_in_half_precision(name: str, dtype: torch.dt
     assert points.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("gradient", [0.0, 1e-7, 1e-4, 1.0])
-@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW])
+@looped("gradient", [0.0, 1e-7, 1e-4, 1.0])
+@looped("optimizer", [torch.optim.Adam, torch.optim.AdamW])
 def test_eps_of_the_fix_keeps_half_precision_weights_finite(
     gradient: float, optimizer: type[torch.optim.Adam]
 ) -> None:

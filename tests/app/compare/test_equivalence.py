@@ -169,8 +169,8 @@ def test_two_pairs_have_one_degree_of_freedom() -> None:
     assert result.decision == "undecided"
 
 
-@pytest.mark.parametrize("unusable", [math.nan, math.inf, -math.inf, 1e151, -1e300])
-@pytest.mark.parametrize("is_reference", [True, False])
+@looped("unusable", [math.nan, math.inf, -math.inf, 1e151, -1e300])
+@looped("is_reference", [True, False])
 def test_values_that_are_no_numbers_are_unknown(unusable: float, is_reference: bool) -> None:
     """One NaN or infinite value makes the comparison unknown, whatever the other values are."""
     pairs = ([1.0, 2.0, 4.0], [1.0, unusable, 2.0])
@@ -187,8 +187,8 @@ def test_fewer_than_two_pairs_are_unknown(values: list[float]) -> None:
     assert "at least 2 are needed" in result.reason
 
 
-@pytest.mark.parametrize("scale", [1e-300, 1e-9, 1.0, 1e9, 1e149])
-@pytest.mark.parametrize("difference", [0.0, 0.1, -0.3])
+@looped("scale", [1e-300, 1e-9, 1.0, 1e9, 1e149])
+@looped("difference", [0.0, 0.1, -0.3])
 def test_equal_differences_are_unknown(scale: float, difference: float) -> None:
     """Differences that are equal up to rounding are unknown: their spread says nothing
     about other seeds.

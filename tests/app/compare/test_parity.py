@@ -19,6 +19,7 @@ from tests.app.compare.shared_links_made import open_link
 from tests.app.conftest import start_run
 from tests.db.telemetry.earlier_steps import as_rows
 from tests.db.telemetry.telemetry_made import make_metric
+from tests.marks import looped
 
 pytestmark = pytest.mark.usefixtures("offered")
 
@@ -757,8 +758,8 @@ def test_scripts_are_paired_by_their_own_seed(
     assert "nor exactly one setting called seed" in parity(script, "1,2,3,4")["reason"]
 
 
-@pytest.mark.parametrize(
-    ("query", "field", "text"),
+@looped(
+    "query, field, text",
     [
         ({"metric": "val/lost"}, "metric", "no run has 'val/lost'; allowed: run/step_ms"),
         ({"metric": "x" * 201}, "metric", "at most 200 characters"),

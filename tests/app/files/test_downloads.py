@@ -74,8 +74,8 @@ def test_head_has_only_the_headers(saved: None, script: TestClient) -> None:
     assert answer.headers["content-length"] == str(len(BODY))
 
 
-@pytest.mark.parametrize(
-    ("header", "first", "last"),
+@looped(
+    "header, first, last",
     [
         ("bytes=0-9", 0, 9),
         ("bytes=1000000-1100000", 1_000_000, 1_100_000),

@@ -39,6 +39,7 @@ from tests.db.telemetry.telemetry_made import (
     make_steps,
     read_logged_points,
 )
+from tests.marks import looped
 from tests.spool_made import event_of, spool_anything
 
 pytestmark = pytest.mark.sql_sample
@@ -266,8 +267,8 @@ def test_a_body_that_is_no_spool_is_named(
     assert uploader.begin().json()["offset"] == 0
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
+@looped(
+    "field, value, message",
     [
         ("id", "0" * 31, "allowed: text that matches"),
         ("attempt", 0, "at least 1"),

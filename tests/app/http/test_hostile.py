@@ -31,8 +31,8 @@ def test_a_filter_is_bounded(browser: TestClient, path: str) -> None:
     assert "it has 26,000 characters; allowed: at most 1000" in answer.text
 
 
-@pytest.mark.parametrize("digits", [ZEROS, "9" * 400, "9" * 5000, f"{ZEROS}7", "1e400", "²"])
-@pytest.mark.parametrize(
+@looped("digits", [ZEROS, "9" * 400, "9" * 5000, f"{ZEROS}7", "1e400", "²"])
+@looped(
     "field", ["training.steps", "training.max_grad_norm", "priority", "after_id", "parent_step"]
 )
 def test_a_form_states_the_range_of_a_number(

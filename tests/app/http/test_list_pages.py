@@ -21,6 +21,7 @@ from tests.db.telemetry.telemetry_made import (
     make_steps,
     record,
 )
+from tests.marks import looped
 from tests.spool_made import artifact_of, checkpoint_of
 
 pytestmark = pytest.mark.sql_sample
@@ -53,8 +54,8 @@ def recorded(database: Database, running: Run, ada: User) -> Run:
     return running
 
 
-@pytest.mark.parametrize(
-    ("address", "name", "cursor"),
+@looped(
+    "address, name, cursor",
     [
         ("runs/1/events", "events", "after"),
         ("runs/1/metrics", "metrics", "after"),

@@ -57,9 +57,9 @@ def test_only_names_of_ours_are_answered(stranger: TestClient, host: str, status
     assert stranger.get("/sign-in", headers={"host": host}).status_code == status
 
 
-@pytest.mark.parametrize("says_its_size", [True, False])
-@pytest.mark.parametrize(
-    ("path", "kind"),
+@looped("says_its_size", [True, False])
+@looped(
+    "path, kind",
     [
         ("/sign-in", "application/x-www-form-urlencoded"),
         ("/sign-in", "multipart/form-data; boundary=b"),

@@ -2,8 +2,6 @@
 
 from ipaddress import IPv4Address, IPv6Address, ip_network
 
-import pytest
-
 from app.http.url_policy import is_public
 from tests.marks import looped
 
@@ -65,8 +63,8 @@ def test_an_address_within_another_is_not_public(text: str) -> None:
         assert not is_public(address), address
 
 
-@pytest.mark.parametrize("text", PRIVATE)
-@pytest.mark.parametrize("prefix", ["2606:4700::5efe", "2606:4700::200:5efe"])
+@looped("text", PRIVATE)
+@looped("prefix", ["2606:4700::5efe", "2606:4700::200:5efe"])
 def test_an_isatap_address_is_as_public_as_the_one_within(prefix: str, text: str) -> None:
     """By RFC 5214 a router sends such a packet to the embedded address."""
     assert not is_public(f"{prefix}:{text}")

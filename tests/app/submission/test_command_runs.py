@@ -179,8 +179,8 @@ def test_the_form_queues_a_command_and_a_clone_has_what_it_had(
     assert "open-sesame" not in form
 
 
-@pytest.mark.parametrize(
-    ("changes", "path", "message"),
+@looped(
+    "changes, path, message",
     [
         (
             {"parameter.lr.value": "2"},

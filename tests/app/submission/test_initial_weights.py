@@ -17,6 +17,7 @@ from tests.app.conftest import CPU, DIGITS, SCHEMA, start_run
 from tests.db.files.checkpoints_made import make_saved_weights
 from tests.db.health.findings_made import make_weights
 from tests.db.telemetry.telemetry_made import record
+from tests.marks import looped
 from tests.spool_made import checkpoint_of
 
 WEIGHTS = {"title": "Initial weights"} | Weights.model_json_schema()
@@ -62,8 +63,8 @@ def test_weights_are_named_by_run_and_step_or_by_path(
     assert (found["run"], found["step"]) == kept
 
 
-@pytest.mark.parametrize(
-    ("weights", "field", "message"),
+@looped(
+    "weights, field, message",
     [
         ({"run": 1, "step": 11}, "weights.run", "run 1 has saved no weights at step 11"),
         ({"run": 77}, "weights.run", "run 77 has saved no weights"),

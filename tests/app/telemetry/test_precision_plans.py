@@ -23,6 +23,7 @@ from halfstep.telemetry.plain_json import json_safe
 from tests.app.conftest import csrf_token
 from tests.db.conftest import CPU
 from tests.db.telemetry.telemetry_made import make_plan_point, make_precision_plan, record
+from tests.marks import looped
 from tests.site import halfstep
 from tests.spool_made import checkpoint_of
 
@@ -125,8 +126,8 @@ def test_measurement_is_queued_as_a_run(
     assert {row.run_id for row in audited if "task" in row.detail} == {1, run.id}
 
 
-@pytest.mark.parametrize(
-    ("wanted", "status", "text"),
+@looped(
+    "wanted, status, text",
     [
         ({"task": "precision_plan", "checkpoints": [70]}, 422, "has them at 50, 100, 200, 300"),
         ({"task": "precision_plan", "checkpoints": [1, 2, 3, 4]}, 422, "checkpoints"),
@@ -163,8 +164,8 @@ def test_run_without_checkpoints_is_planned_with_fresh_weights(
     assert (run.parent_id, run.config["lab"]["checkpoints"]) == (None, [])
 
 
-@pytest.mark.parametrize(
-    ("changes", "field"),
+@looped(
+    "changes, field",
     [
         ({"devices_per_node": 2}, "devices_per_node"),
         ({"nodes": 2}, "nodes"),

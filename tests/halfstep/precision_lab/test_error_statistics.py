@@ -33,8 +33,8 @@ def by_definition(value: Tensor, reference: Tensor) -> Errors:
     )
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@looped("size", SIZES)
+@looped("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_errors_are_those_of_the_definition(dtype: torch.dtype, size: int) -> None:
     """Errors follow the definition for rounded numbers, some flushed to zero, in one or
     several chunks.
@@ -127,8 +127,8 @@ def test_infinity_on_one_side_is_an_infinite_error(pair: tuple[float, float]) ->
     assert math.isnan(result.cosine)
 
 
-@pytest.mark.parametrize("scale", [1.0, 1024.0, 1000.0])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@looped("scale", [1.0, 1024.0, 1000.0])
+@looped("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_numbers_at_the_limit_are_saturated(dtype: torch.dtype, scale: float) -> None:
     """The largest number in place of a smaller or larger one is saturated, also in
     gradients of a loss.
