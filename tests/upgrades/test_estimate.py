@@ -14,7 +14,7 @@ from tests.upgrades.conftest import Old, upgrade_of
 pytestmark = [pytest.mark.sql, pytest.mark.slow]
 
 
-@upgrade_of("58406ad5-sqlite", "0503e20-postgresql")
+@upgrade_of("58406ad5-sqlite")
 def test_an_upgrade_is_estimated_without_a_change(old: Old) -> None:
     """The output has what waits, the time of each part and the space; all rows stay as they are."""
     before, files = old.rows(), sorted(old.data.rglob("*"))

@@ -47,6 +47,7 @@ from tests.db.telemetry.dying_database import dying_database
 from tests.db.telemetry.earlier_steps import as_file, as_rows, rows_left
 from tests.db.telemetry.telemetry_made import make_events, make_steps, record
 from tests.forkserver import FORKSERVER
+from tests.marks import extended
 
 SKIPPED = (70, 3000, 7001)
 Form = Callable[[Database, ObjectStore, Run], object]
@@ -157,7 +158,7 @@ class _StopsLate(Event):
         return self._pauses < 0
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [rows_only, *extended([as_file])])
 def test_a_stopped_conversion_continues(
     database: Database, running: Run, store: ObjectStore, recorded: dict[str, Any], form: Form
 ) -> None:
