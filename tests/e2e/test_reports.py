@@ -199,6 +199,29 @@ def test_a_report_is_created_in_one_step_and_saves_itself(page: Page) -> None:
     expect(page.get_by_text("First words. More.")).to_be_visible()
 
 
+def test_text_that_is_saved_is_not_offered_again(page: Page) -> None:
+    """Neither whitespace at the end nor words that were taken back count as unsaved text."""
+    page.goto("/reports")
+    page.get_by_role("button", name="New report").click()
+    text, state = page.locator("#report-text"), page.locator("[data-save-state]")
+    expect(state).to_have_text("Saved")  # the script has selected the title
+    text.press_sequentially("Words\n")
+    text.press("Control+Enter")
+    page.wait_for_url("**/reports/1")
+    page.goto("/reports/1/edit")
+    expect(state).to_have_text("Saved")
+    expect(page.get_by_role("button", name="Restore")).to_be_hidden()
+    page.route("**/api/v1/reports/1", lambda route: route.abort())
+    text.press("Control+End")
+    page.keyboard.type("!")
+    expect(state).to_have_text("Not saved: The server does not answer.")
+    page.keyboard.press("Backspace")
+    expect(state).to_have_text("Saved")
+    page.reload()
+    expect(text).to_have_value("Words")
+    expect(state).to_have_text("Saved")
+
+
 def test_two_editors_do_not_overwrite_each_other(page: Page) -> None:
     """The later one is told, and sees both texts."""
     page.goto("/reports")

@@ -10,7 +10,9 @@ export const createDraft = (form, state) => {
   const { title, text, version } = form.elements
   const key = `halfstep-report-${form.dataset.reportEditor}`
   const content = () => ({ title: title.value, text: text.value, version: Number(version.value) })
-  const asSaved = () => JSON.stringify([title.value.trim(), text.value])
+  /** The server stores no whitespace at the ends. */
+  const stored = (/** @type {{title: string, text: string}} */ of) => JSON.stringify([of.title.trim(), of.text.trimEnd()])
+  const asSaved = () => stored(content())
   let saved = asSaved()
   let timer = 0
   let isRefused = false
@@ -45,7 +47,11 @@ export const createDraft = (form, state) => {
   }
   const save = inTurn(async () => {
     clearTimeout(timer)
-    if (isRefused || asSaved() === saved) return
+    if (isRefused) return
+    if (asSaved() === saved) {
+      localStorage.removeItem(key)
+      return say('Saved')
+    }
     say('Saving…')
     const problem = await send()
     if (problem) {
@@ -54,7 +60,7 @@ export const createDraft = (form, state) => {
     } else say(asSaved() === saved ? 'Saved' : 'Saving…')
   })
   const change = () => {
-    if (isRefused || asSaved() === saved) return
+    if (isRefused) return
     keep()
     say('Saving…')
     clearTimeout(timer)
@@ -65,7 +71,7 @@ export const createDraft = (form, state) => {
 
   say('Saved')
   const kept = JSON.parse(localStorage.getItem(key) ?? 'null')
-  if (kept && JSON.stringify([kept.title.trim(), kept.text]) !== saved && !form.querySelector('.wrong')) {
+  if (kept && stored(kept) !== saved && !form.querySelector('.wrong')) {
     const restore = () => {
       title.value = kept.title
       text.value = kept.text
