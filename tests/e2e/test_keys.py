@@ -1,5 +1,8 @@
 """Keyboard shortcuts in a real browser."""
 
+import re
+
+import pytest
 from playwright.sync_api import Page, expect
 
 from db.database import Database
@@ -102,3 +105,48 @@ def test_a_cursor_opens_its_run(database: Database, ada: User, running: Run, pag
     wait_until(page, f"{CURSOR} === '1'")
     page.keyboard.press("k")
     assert page.evaluate(CURSOR) == "2"
+
+
+def test_a_form_starts_by_keyboard_wherever_the_focus_is(offered: None, page: Page) -> None:
+    """The first field has it; Ctrl+Enter works without any; every shortcut is documented."""
+    page.goto("/runs")
+    page.keyboard.press("g")
+    page.keyboard.press("n")
+    page.wait_for_url("**/runs/new")
+    page.goto("/runs/new/command")
+    expect(page.get_by_label("Command line")).to_be_focused()
+    page.goto("/runs/new?recipe=digits")
+    expect(page.locator("[name=precision]:checked")).to_be_focused()
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("?")
+    keys = page.get_by_role("dialog", name="Keyboard shortcuts")
+    listed = {each.inner_text() for each in keys.locator("kbd").all()}
+    assert "Ctrl+Enter" in listed
+    keys.get_by_role("link", name="All shortcuts").click()
+    page.wait_for_url("**/help/first-run#keyboard-shortcuts")
+    documented = page.locator("main td code")
+    assert listed <= {each.inner_text() for each in documented.all()}
+    page.go_back()
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("Control+Enter")
+    page.wait_for_url(re.compile(r"/runs/\d+$"))
+
+
+@pytest.mark.parametrize(
+    "path", ["runs/new?recipe=digits", "runs/new/command", "sweeps/new?recipe=digits"]
+)
+def test_the_button_that_starts_is_in_reach_on_a_phone(
+    offered: None, page: Page, path: str
+) -> None:
+    """It stands above the navigation, however far the form is scrolled."""
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(f"/{path}")
+    button, rail = page.locator("[data-start]"), page.locator(".rail")
+    for y in (0, 300, 100_000):
+        page.evaluate("y => scrollTo(0, y)", y)
+        box, below = button.bounding_box(), rail.bounding_box()
+        assert box
+        assert below
+        assert box["y"] + box["height"] <= below["y"]
+        assert button.evaluate("""e => { const at = e.getBoundingClientRect()
+            return document.elementFromPoint(at.x + 5, at.bottom - 3) === e }""")

@@ -48,6 +48,17 @@ def test_the_form_never_scrolls_sideways(offered: None, page: Page, width: int) 
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.parametrize("width", [390, 1024, 1440])
+def test_help_is_readable_in_full(offered: None, page: Page, width: int) -> None:
+    """Descriptions of recipes and settings wrap."""
+    page.set_viewport_size({"width": width, "height": 900})
+    page.goto("/runs/new?recipe=digits")
+    texts = page.locator(".recipes span, .main-settings .hint, .described")
+    assert texts.count() > 5
+    cut = "all => all.filter((one) => one.scrollHeight > one.clientHeight + 1 && one.clientHeight)"
+    assert texts.evaluate_all(f"{cut}.map((one) => one.textContent)") == []
+
+
 def test_the_command_follows_the_form(offered: None, page: Page) -> None:
     """The command submits the same run, with the options that differ from the recipe's defaults."""
     page.goto("/runs/new?recipe=digits")

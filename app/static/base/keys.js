@@ -1,6 +1,6 @@
 // Keys of every page: j, k and x go through the list of runs, j and k through the marked lines of a
 // check, [ and ] to the neighbouring runs, g and a letter to a page, / to the search, ? lists the keys,
-// Ctrl+K leads anywhere. A single key does nothing
+// Ctrl+K leads anywhere, Ctrl+Enter starts the run of the page's form. A single key does nothing
 // while the user types or a dialog is open, and can be switched off, as WCAG 2.1.4 requires.
 import { openPalette } from 'palette'
 import { root } from 'root'
@@ -26,6 +26,12 @@ document.addEventListener('focusin', ({ target }) => {
   history.replaceState({ ...history.state, cursor: last }, '')
 })
 links().find(({ href }) => href === last)?.focus({ preventScroll: true })
+
+// A form of a new run or sweep is ready to be typed in, unless its mistakes come first.
+if (!location.hash && !document.querySelector('main [autofocus]')) {
+  const fields = [...document.querySelectorAll('.run-form :is(input:not([type=radio]:not(:checked)), textarea)')]
+  fields.find((each) => each.checkVisibility())?.focus({ preventScroll: true })
+}
 
 /** The focus is the cursor: it stays in its row while others come and go, and is read out. @param {number} step 1: down, -1: up */
 const move = (step) => {
@@ -81,7 +87,7 @@ document.addEventListener('keydown', (event) => {
     event.preventDefault()
     return openPalette(showKeys)
   }
-  const start = key === 'Enter' && (ctrlKey || metaKey) && target.closest('form')?.querySelector('[data-start]')
+  const start = key === 'Enter' && (ctrlKey || metaKey) && document.querySelector('[data-start]')
   if (start) {
     event.preventDefault()
     return start.click()

@@ -9,9 +9,6 @@ const WAIT_MS = 300 // after the last key
 const form = document.querySelector('[data-report-editor]')
 const preview = /** @type {Found} */ (document.querySelector('#preview'))
 const { title, text } = form.elements
-form.addEventListener('keydown', (event) => {
-  if (event.key === 'Enter' && (event.ctrlKey || event.metaKey)) form.requestSubmit()
-})
 
 /** Where the line of a place ends, or the block of code that it is in. @param {string} whole @param {number} place */
 const lineEnd = (whole, place) => {
