@@ -316,7 +316,7 @@ def _rows(
             forks=runs.forks(session, run.id) if changes.checkpoints else [],
         )
         whole = [file for file in files if not file.is_shard]
-        in_order = sorted(whole, key=lambda file: file.step)
+        in_order = sorted(whole, key=lambda file: -file.step)
         yield "checkpoints", TableRows(html=html, keys=[str(file.id) for file in in_order])
         logged = file_keys(artifacts.newest(session, run.id, most=ARTIFACTS_SHOWN))
         changed = {key_name(file.name) for file in changes.artifacts}

@@ -248,6 +248,33 @@ def test_a_run_without_media_has_no_tab_for_them(
         expect(page.get_by_role("tab", name="Media")).to_have_count(0)
 
 
+@pytest.mark.parametrize("width", [390, 700, 1024, 1440])
+def test_the_newest_checkpoint_comes_first(
+    database: Database, running: Run, page: Page, width: int
+) -> None:
+    """Its buttons are in sight; no table scrolls sideways."""
+    page.set_viewport_size({"width": width, "height": 800})
+    with database.writing() as session:
+        for step in (9_999_000, 10_000_000):
+            kinds = ("checkpoint", "weights")
+            files = [{"kind": kind, "size_bytes": 1000, "sha256": "c0ffee" * 10} for kind in kinds]
+            event = {"step": step, "reason": "interval", "files": files}
+            checkpoints.publish(session, 1, 1, checkpoint_of(event), [f"{step}.pt", f"{step}.s"])
+    for is_over in (False, True):
+        if is_over:
+            with database.writing() as session:
+                queue.end(session, 1, 1, Status.FINISHED)
+        page.goto("/runs/1?tab=files")
+        rows = page.locator(".checkpoints tbody tr")
+        expect(rows.first).to_contain_text("10,000,000")
+        expect(rows.nth(2)).to_contain_text("9,999,000")
+        rows.first.scroll_into_view_if_needed()
+        for name in ("Download", "Fork from step 10000000", "Fork weights only"):
+            expect(rows.first.get_by_role("link", name=name)).to_be_in_viewport(ratio=1)
+        boxes = page.locator("[data-panel=files] .table-scroll")
+        assert boxes.evaluate_all("all => all.every((box) => box.scrollWidth <= box.clientWidth)")
+
+
 def test_checkpoints_fit_a_phone(
     settings: Settings, database: Database, running: Run, page: Page
 ) -> None:

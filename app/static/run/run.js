@@ -12,7 +12,6 @@ import { follow, revisionOf } from 'live'
 import { createLog } from 'log'
 import { createMedia } from 'media'
 import { createMetricTable } from 'metric_table'
-import { toNewest } from 'stick_to_bottom'
 import { createReplays } from 'replays'
 import { root } from 'root'
 import { mergeRows, show } from 'rows'
@@ -116,7 +115,6 @@ createTabs(article, (name) => {
   further.tab = name === FIRST_TAB ? '' : name
   writeView(view, further)
   onShow[name]?.()
-  toNewest(article)
 })
 const showLabels = createLabels(article, api)
 
@@ -163,7 +161,6 @@ const showMessages = (revision) => {
   system.refresh()
   const lines = received.flatMap((message) => message.log)
   if (lines.length) log.add(lines)
-  toNewest(article)
 }
 
 /** @param {string} kind of diagnosis */
