@@ -1,6 +1,8 @@
 """Validation and normalization of the names of users and projects."""
 
+import re
 import unicodedata
+from functools import lru_cache
 
 from db.errors import Invalid
 
@@ -48,6 +50,12 @@ def clean(name: str) -> str:
     rejected = ("\0", *map(chr, range(0xD800, 0xE000)))
     shown = (" " if is_invisible(c) and c not in rejected else c for c in name)
     return "".join(shown).strip()
+
+
+@lru_cache(20_000)
+def natural_key(name: str) -> tuple[str, str]:
+    """Return the sort key of a name by its numbers: layer2 before layer10."""
+    return re.sub("[0-9]+", lambda digits: digits[0].zfill(20), name), name
 
 
 def without_invisible(name: str) -> str:

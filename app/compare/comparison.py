@@ -22,6 +22,7 @@ from app.telemetry import metric_direction
 from app.telemetry.step_metrics import step_metrics_of
 from db.errors import Conflict, NotFound
 from db.health import scaling_health
+from db.names import natural_key
 from db.queue import workers
 from db.queue.pending_reasons import Queue
 from db.runs import comparisons, groups, runs
@@ -184,14 +185,15 @@ class Comparison:
         """Return how many runs have a figure."""
         return sum(column.figures[name].value is not None for column in self.columns)
 
-    def relevance(self, name: str) -> tuple[bool, int, bool, str]:
+    def relevance(self, name: str) -> tuple[bool, int, bool, tuple[str, str]]:
         """Return the sort key of a metric: first those of most runs, then those of evaluations.
 
         Names that only count, such as "epoch", come last.
         """
         lower = name.lower()
         is_evaluation = lower.startswith(latest_metrics.EVALUATIONS)
-        return lower in latest_metrics.COUNTERS, -self.runs_with(name), not is_evaluation, name
+        is_counter = lower in latest_metrics.COUNTERS
+        return is_counter, -self.runs_with(name), not is_evaluation, natural_key(name)
 
     @property
     def labels(self) -> dict[int, str]:

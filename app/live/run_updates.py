@@ -36,6 +36,7 @@ from db.database import Database
 from db.errors import NotFound
 from db.files import artifacts, checkpoints
 from db.health.spikes import spikes
+from db.names import natural_key
 from db.queue import pending_reasons, run_control
 from db.queue.pending_reasons import Queue
 from db.runs import history, runs
@@ -342,9 +343,9 @@ def labels_mark(run: Run) -> int:
     return crc32("\0".join((run.name, run.tags, run.note)).encode())
 
 
-def metric_order(name: str) -> tuple[bool, str]:
+def metric_order(name: str) -> tuple[bool, tuple[str, str]]:
     """Return the sort key of a metric in the table: metrics of whole runs come last."""
-    return name.startswith("run/"), name
+    return name.startswith("run/"), natural_key(name)
 
 
 def _find_shown_skips(session: Session, changes: series.Changes) -> set[int]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from db.names import natural_key
 from db.runs.run_filters import METRICS, SETTINGS, named_at_all, qualify
 from db.tables import NOT_DELETED, LatestMetric, Run, RunConfigValue, User
 
@@ -75,4 +76,4 @@ def _metrics(session: Session, run_ids: Collection[int]) -> Sequence[str]:
     newest = select(LatestMetric.name).where(LatestMetric.run_id.in_(run_ids))
     rows = newest.order_by(LatestMetric.run_id.desc()).limit(MOST_ROWS).subquery()
     query = select(rows.c.name).distinct().order_by(rows.c.name).limit(MOST_NAMES)
-    return [qualify(name, METRICS) for name in session.scalars(query)]
+    return [qualify(name, METRICS) for name in sorted(session.scalars(query), key=natural_key)]

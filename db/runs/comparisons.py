@@ -10,6 +10,7 @@ import numpy as np
 from sqlalchemy import Select, bindparam, func, or_, select
 from sqlalchemy.orm import Session, load_only
 
+from db.names import natural_key
 from db.tables import NOT_DELETED, LatestMetric, Run
 from db.telemetry import step_blocks
 from db.telemetry.pyramid import STEP_SERIES
@@ -38,10 +39,9 @@ class Likely:
 def metric_names(session: Session, run_ids: Collection[int], *, most: int) -> list[str]:
     """Return at most `most` sorted metric names of runs, preferring the most shared ones."""
     table = LatestMetric
-    shared = func.count()
-    query = select(table.name).where(table.run_id.in_(run_ids))
-    query = query.group_by(table.name).order_by(shared.desc(), table.name).limit(most)
-    return sorted(session.scalars(query))
+    query = select(table.name, func.count()).where(table.run_id.in_(run_ids)).group_by(table.name)
+    rows = sorted(session.execute(query), key=lambda row: (-row[1], natural_key(row[0])))
+    return sorted((name for name, _runs in rows[:most]), key=natural_key)
 
 
 def drawn(session: Session, run_ids: Collection[int]) -> list[Run]:

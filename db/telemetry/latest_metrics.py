@@ -2,6 +2,7 @@
 
 import json
 import math
+from bisect import bisect_right
 from collections.abc import Collection
 from functools import cache
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
+from db.names import natural_key
 from db.tables import LatestMetric
 from db.telemetry import bulk_writes, metric_blocks
 from db.telemetry.metric_points import MetricPoints
@@ -79,7 +81,7 @@ def last_steps(connection: Connection, run_id: int, names: list[str], *, default
 
 
 class NamesPage(NamedTuple):
-    """A page of metric names in order."""
+    """A page of metric names in natural order."""
 
     names: list[str]  # of the page, and the named ones
     page: list[str]
@@ -112,20 +114,20 @@ def page_of_names(
     for word in search.split():
         query = query.where(column.icontains(word, autoescape=True))
     total = session.scalar(select(func.count()).select_from(query.subquery())) if search else every
-    if after:
-        query = query.where(column > after)
-    matching = list(session.scalars(query.order_by(column).limit(limit + 1)))
+    found = sorted(session.scalars(query), key=natural_key) if limit else []
+    matching = found[bisect_right(found, natural_key(after), key=natural_key) if after else 0 :]
     further = matching[limit - 1] if 0 < limit < len(matching) else None
     there = session.scalars(of_runs.where(column.in_(named))) if named else ()
     names = matching[:limit]
-    return NamesPage(sorted({*names, *there}), names, total or 0, every, further)
+    shown = sorted({*names, *there}, key=natural_key)
+    return NamesPage(shown, names, total or 0, every, further)
 
 
 def losses(session: Session, run_id: int, *, most: int) -> list[str]:
     """Return the first names of a run's metrics that are losses, as of evaluations."""
     name = LatestMetric.name
     query = select(name).where(LatestMetric.run_id == run_id, name.endswith("/loss"))
-    return list(session.scalars(query.order_by(name).limit(most)))
+    return sorted(session.scalars(query), key=natural_key)[:most]
 
 
 def points(

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, case, func, select, text
 from sqlalchemy.orm import Session
 
+from db.names import natural_key
 from db.tables import FLAGGED, ScalerEvent
 from db.telemetry import latest_metrics, metric_blocks, step_blocks
 from db.telemetry.metric_blocks import MetricSource
@@ -189,7 +190,10 @@ def metrics_of_runs(
     for stretch in _read_metrics(connection, sources, most):
         key = stretch.source.key
         by_run[key["run_id"]][key["name"]] = dict(stretch.lines())["value"]
-    return {run_id: dict(sorted(lines.items())) for run_id, lines in by_run.items()}
+    return {
+        run_id: {name: lines[name] for name in sorted(lines, key=natural_key)}
+        for run_id, lines in by_run.items()
+    }
 
 
 def _read_metrics(
@@ -244,7 +248,8 @@ def measure_by_run(
     return {
         run_id: [
             Measured(name, step, value, end.low, end.high, end.points)
-            for name, (step, value) in sorted(latest[run_id].items())
+            for name in sorted(latest[run_id], key=natural_key)
+            for step, value in [latest[run_id][name]]
             if (end := ends.get((run_id, name))) is not None  # else its blocks are damaged
         ]
         for run_id in run_ids

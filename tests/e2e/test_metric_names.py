@@ -59,6 +59,7 @@ def many(database: Database, running: Run, page: Page) -> Run:
     log(database, running, 2)
     page.goto("/runs/1")
     page.wait_for_selector("[data-drawn]")
+    page.get_by_role("button", name="Unfold all").click()
     return running
 
 
@@ -88,6 +89,30 @@ def test_the_last_of_many_metrics_is_drawn_when_it_is_in_view(
 
 ROWS = "(plots) => plots.map((plot) => [plot.closest('[data-row]').dataset.row, plot.dataset.plot])"
 PLOT = f"[data-plot='{NAMES[-1]}']"
+
+
+def test_numbers_in_names_are_in_order(database: Database, running: Run, page: Page) -> None:
+    """So they are in panels and in the table, which a search filters too; of many panels only
+    those of the first groups are open.
+    """
+    names = [f"layer{n}/{each}" for n in range(12) for each in ("max", "mean", *"abcdefgh")]
+    log(database, running, 1, names[::-1])
+    log(database, running, 2, names[::-1])
+    page.goto("/runs/1")
+    page.wait_for_selector("[data-drawn]")
+    ordered = [f"layer{n}/{each}" for n in range(12) for each in (*"abcdefgh", "max", "mean")]
+    assert page.evaluate(PANELS) == ordered
+    rows = page.get_by_role("region", name="Table of metrics").locator("tbody tr td:first-child")
+    assert rows.all_inner_texts() == ordered[:MOST_SHOWN]
+    expect(page.locator(".panel-group[open]")).to_have_count(7)
+    page.locator("[data-group='layer11/'] summary").click()
+    expect(page.locator(".panel-group[open]")).to_have_count(8)
+    log(database, running, 3, ["layer7/new"])
+    wait_until(page, f"({PANELS})().includes('layer7/new')")
+    expect(page.locator(".panel-group[open]")).to_have_count(8)
+    page.get_by_role("searchbox", name="Search metrics by name").press_sequentially("layer7/m")
+    expect(page.locator(".panel-group[open]")).to_have_count(1)
+    expect(rows).to_have_text(["layer7/max", "layer7/mean"])
 
 
 def test_a_metric_in_view_is_live(database: Database, many: Run, page: Page) -> None:

@@ -103,10 +103,13 @@ export const lossesOf = (names) => [...names].filter((name) => name.endsWith('/l
 /** Return the group of a metric. @param {string} name */
 export const prefixOf = (name) => (name.includes('/') ? name.slice(0, name.indexOf('/') + 1) : '/')
 
+/** Order texts by their numbers: layer2 before layer10. */
+const { compare: naturally } = new Intl.Collator('en', { numeric: true })
+
 /** Metrics as people have them: pinned ones first, then by prefix. @param {string[]} names @param {import('url_state').View} view */
 const arranged = (names, { pinned }) => {
   const rest = names.filter((name) => !pinned.includes(name))
-  return [...pinned.filter((name) => names.includes(name)), ...rest.sort((a, b) => (prefixOf(a) < prefixOf(b) ? -1 : prefixOf(a) > prefixOf(b) ? 1 : 0))]
+  return [...pinned.filter((name) => names.includes(name)), ...rest.sort((a, b) => naturally(prefixOf(a), prefixOf(b)))]
 }
 
 /** @param {(number|null)[]} values @param {import('url_state').Range} [zoom] */

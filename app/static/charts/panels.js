@@ -26,6 +26,8 @@ const headOf = ({ title, group }) => (group !== '/' && group.endsWith('/') && ti
 /** The name of a line, without the title of its panel. @param {string} name @param {import('figure').Row} row */
 const shortened = (name, { title }) => (name.startsWith(title) ? name.slice(title.length).replace(', ', '') : name)
 
+/** Panels of the groups that are open until the user unfolds others. */
+const OPEN = 60
 /** Pixels of a plot below which a legend of several lines has no names, which would hide values. */
 const NARROW = 400
 /** Sign and meaning of marks of single steps, with a class if they are not red. @type {Record<string, [string, string, string?]>} */
@@ -48,6 +50,10 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
   const panels = new Map()
   /** Elements by group. @type {Map<string, HTMLDetailsElement>} */
   const groups = new Map()
+  /** Groups below many panels, which the user has not unfolded. @type {Set<string>} */
+  const lower = new Set()
+  /** @param {string} group */
+  const isFolded = (group) => lower.has(group) || view.collapsed.includes(group)
   /** @type {import('points').Points|null} */
   let points = null
   /** @type {number|null} */
@@ -190,7 +196,12 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
       const box = made('details', { className: 'panel-group' },
         made('summary', {}, titleOf(group), made('span', { className: 'quiet' })), made('div', { className: 'panel-grid' }))
       box.dataset.group = group
-      box.addEventListener('toggle', () => { if (!view.search && box.open === view.collapsed.includes(group)) onFold(group, !box.open) })
+      box.addEventListener('toggle', () => {
+        if (view.search || box.open !== isFolded(group)) return
+        lower.delete(group)
+        onFold(group, !box.open)
+      })
+      if (group !== 'pinned' && below.querySelectorAll('.chart-panel').length > OPEN) lower.add(group)
       groups.set(group, box)
       below.append(box)
     }
@@ -222,7 +233,7 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
         groups.delete(group)
         continue
       }
-      box.open = Boolean(view.search) || !view.collapsed.includes(group) // what was found is to be seen
+      box.open = Boolean(view.search) || !isFolded(group) // what was found is to be seen
       layout.arrange(box.querySelector('.panel-grid'))
       box.querySelector('summary .quiet').textContent = number === 1 ? '1 panel' : `${number} panels`
     }

@@ -165,7 +165,7 @@ export const createSeries = (section, api, { name, recipe, skipped, revision = I
     const found = view.search ? `${count([...points.names].filter((name) => isFound(view.search ?? '', name)).length)} of ` : ''
     bar.querySelector('[data-metric-count]').textContent = found + all + (points.names.size < total ? `; panels of the first ${count(points.names.size)}` : '')
     bar.hidden = total <= UNSEARCHED && !view.search
-    bar.querySelector('[data-fold]').textContent = section.querySelector('.panel-group[open]:not([data-group=pinned])') ? 'Fold all' : 'Unfold all'
+    bar.querySelector('[data-fold]').textContent = section.querySelector('.panel-group:not([open], [data-group=pinned])') ? 'Unfold all' : 'Fold all'
   }
   bar?.addEventListener('input', ({ target }) => {
     view.search = target.value.trim()

@@ -49,6 +49,25 @@ def test_page_finds_metrics_by_a_part_of_their_names(many: Run, browser: TestCli
         assert 'name="metric_search"' in page
 
 
+def test_names_are_in_order_of_their_numbers(
+    database: Database, running: Run, script: TestClient
+) -> None:
+    """Names, points, summaries and comparisons are; a page continues after the last name."""
+    names = ["b/layer1", "b/layer2", "b/layer10", "c/loss", "c2/loss", "c10/loss"]
+    log(database, running, 1, names[::-1])
+    run = f"/api/v1/runs/{running.id}"
+    page = script.get(f"{run}/metrics/names?limit=2").json()
+    assert (page["names"], page["total"], page["next"]) == (names[:2], 6, names[1])
+    page = script.get(f"{run}/metrics/names", params={"limit": 4, "after": page["next"]}).json()
+    assert (page["names"], page["next"]) == (names[2:], None)
+    assert list(script.get(f"{run}/series").json()["metrics"]) == names
+    found = script.get(f"{run}/metrics/summary?metric_search=layer").json()
+    assert [row["name"] for row in found["metrics"]] == names[:3]
+    figures = script.get(f"/api/v1/comparison?runs={running.id}").json()["runs"][0]["figures"]
+    assert [name for name in figures if name in names] == names
+    assert script.get("/api/v1/runs/autocomplete").json()["metrics"][-6:] == names
+
+
 def test_page_of_few_metrics_has_no_search(
     database: Database, running: Run, browser: TestClient
 ) -> None:
