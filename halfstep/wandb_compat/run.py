@@ -83,6 +83,7 @@ class Run:
         self._summaries: dict[str, tuple[str, str]] = {}  # each: pattern and kind of summary
         self._step_metrics: dict[str, str] = {}  # by pattern
         self._latest: dict[str, float] = {}  # latest values of the metrics used as x axes
+        self._recorded: int | None = None  # step of the last values; None: the observed one
         self._own: set[str] = set()  # summary entries that the script set itself
         self._is_logging = False
         self._saved: dict[Path, str] = {}  # names of the files in the run
@@ -395,10 +396,11 @@ class Run:
             if isinstance(entry, dict):  # of `define_metric`
                 chosen = {kind: value for kind, value in entry.items() if kind != "count"}
                 own |= {f"summary/{name}.{kind}": value for kind, value in chosen.items()}
-        self._report_values({n: v for n, v in own.items() if is_number(v)}, self._at(None))
+        last = self._at(None) if self._recorded is None else self._recorded
+        self._report_values({n: v for n, v in own.items() if is_number(v)}, last)
         rows = [{"name": name, "value": to_cell(value)} for name, value in self.summary.items()]
         if rows:
-            self._report_values({"summary": rows}, self._at(None))
+            self._report_values({"summary": rows}, last)
         self.is_finished = True
 
     def _flush(self, step: int | None) -> None:
@@ -420,7 +422,7 @@ class Run:
     def _record(self, values: Mapping[str, Any], step: int | None) -> None:
         self._watch.makes_rows = self._has_row(values)
         self._report_values(self._axes(values) | dict(values), step)
-        self._is_logging = True
+        self._is_logging, self._recorded = True, step
         for name, value in values.items():
             with suppress(OverflowError):  # no float can hold it; `Watch.log` has said so
                 self._note(name, value)

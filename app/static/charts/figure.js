@@ -74,7 +74,7 @@ export const rowsOf = (points, view, { scaled, proven = true, examples, onlyMetr
       lines: (screen, colors) => [...lossLines(screen, colors), ...losses.flatMap((name) => measured(screen, name, colors.val))] },
     ...(scaled ? [{ name: 'scale', title: 'Loss scale', group: '', has: true, isLog: true, axis: scaleAxis,
       lines: (screen, colors) => (isScaled ? ours(screen, 'scale', 'scale', colors.scale, { line: { shape: 'hv', width: 2 } }) : []) }] : []),
-    { name: 'norm', title: 'Gradient norm', group: scaled ? 'gradients' : '', has: (!scaled && !onlyMetrics) || has('grad_norm'), isLog: true, lines: normLines },
+    { name: 'norm', title: 'Gradient norm', group: scaled ? 'gradients' : '', has: (!scaled && !onlyMetrics && !points.last) || has('grad_norm'), isLog: true, lines: normLines },
     ...arranged(names.filter((name) => !lossesOf(names).includes(name)), view).map((name) => ({
       name: labelOf(name), metric: name, title: labelOf(name), group: view.pinned.includes(name) ? 'pinned' : prefixOf(name), has: true,
       axis: linearAxis, lines: (screen, colors) => measured(screen, name, colors.val) })),
@@ -138,7 +138,8 @@ export const scaleAxis = (values) => {
 export const figure = (row, points, view, colors, { width, height }) => {
   const pixels = Math.max(width - MARGIN.l - MARGIN.r, 100)
   const inner = Math.max(height - MARGIN.t - MARGIN.b, 20)
-  const [first, end] = points.x([points.begin, points.end], view.x)
+  const last = points.endOf(row.metric ? [row.metric] : row.name === 'loss' ? lossesOf(points.names) : [])
+  const [first, end] = points.x([points.begin, last], view.x)
   /** @type {import('decimation').Screen} */
   const screen = { range: view.range ?? [first, end], pixels }
   const all = row.lines(screen, colors)

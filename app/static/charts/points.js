@@ -119,6 +119,8 @@ export class Points {
   get last() { return this.lines.elapsed_ms.x.at(-1) ?? 0 }
   /** Return the end of the charts; for a run that only logs, its last metric. */
   get end() { return this.last || Math.max(0, ...[...this.metrics.values()].map(({ x }) => x.at(-1) ?? 0)) }
+  /** Return the end of a panel: metrics may have a point after the last step, as a result of the whole run. @param {string[]} names @returns {number} */
+  endOf(names) { return Math.max(this.end, ...names.map((name) => this.metrics.get(name)?.x.at(-1) ?? 0)) }
   /** Return the start of the charts; metrics may have a point before the first step. */
   get begin() { return Math.min(this.first, ...(this.asked[0] <= 1 ? [...this.metrics.values()].map(({ x }) => x[0] ?? this.first) : [])) }
   /** Return whether the data wait of steps is known. */

@@ -59,7 +59,7 @@ export const runsFigure = ({ runs, row, view, band }, colors, { width, height })
   const inner = Math.max(height - MARGIN.t - MARGIN.b, 20)
   const skipping = WITH_SKIPS.includes(row.name) ? runs.filter(({ points }) => points.skips.steps.length && points.x([1], view.x).length) : []
   const foot = skipping.length ? Math.min(TICK * skipping.length, MOST_TICKS * inner) + 8 : 0
-  const range = view.range ?? extent(runs, view.x)
+  const range = view.range ?? extent(runs, view.x, row.name)
   const screen = { range, pixels: Math.min(pixels, PIXELS / Math.max(runs.length, 1)) }
   const lines = runs.flatMap((run) => {
     const series = seriesOf(run.points, row.name)
@@ -104,11 +104,11 @@ export const runsFigure = ({ runs, row, view, band }, colors, { width, height })
   }
 }
 
-/** Return the common extent of all runs. @param {Drawn[]} runs @param {import('points').Axis} mode @returns {[number, number]} */
-const extent = (runs, mode) => {
+/** Return the common extent of all runs in the panel of a series. @param {Drawn[]} runs @param {import('points').Axis} mode @param {string} name @returns {[number, number]} */
+const extent = (runs, mode, name) => {
   const ends = runs.flatMap(({ points }) => (mode.startsWith(METRIC)
     ? points.known(mode.slice(METRIC.length)).y
-    : points.x([points.begin, points.end].filter((step) => step || step === points.begin), mode)))
+    : points.x([points.begin, points.endOf([name])].filter((step) => step || step === points.begin), mode)))
   return ends.length ? [ends.reduce((a, b) => Math.min(a, b)), ends.reduce((a, b) => Math.max(a, b))] : [0, 1]
 }
 

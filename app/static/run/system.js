@@ -59,11 +59,12 @@ export const createSystem = (section, api) => {
     if (!isInView) return
     const { devices } = await (await insisted(`${api}/system`)).json()
     const length = Math.max(0, ...devices.map((device) => device.elapsed_ms.at(-1)))
+    const hasLines = devices.some((device) => device.elapsed_ms.length > 1)
     still(() => {
-      section.querySelector('[data-none]').hidden = devices.length > 0
-      section.querySelector('[data-system-plot]').hidden = devices.length === 0
+      section.querySelector('[data-none]').hidden = hasLines
+      section.querySelector('[data-system-plot]').hidden = !hasLines
     })
-    if (devices.length) plot.draw(devices)
+    if (hasLines) plot.draw(devices)
     await pause(Math.min(Math.max(REFRESH.least, REFRESH.share * length), REFRESH.most))
   })
   new IntersectionObserver((entries) => {

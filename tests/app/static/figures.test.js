@@ -36,6 +36,20 @@ test('a run of numbers only has no panels of steps before its first one', () => 
   assert.deepEqual(rows(pointsOf({}, metrics), known).slice(0, 2).map(({ name }) => name), ['loss', 'norm'])
 })
 
+test('a result after the last step is in its panel, and a run without gradient norms has no panel of them', () => {
+  const metrics = { 'summary/final': { x: [5], y: [0.9], mean_x: [] } }
+  const known = { scaled: false, examples: 0 }
+  const points = pointsOf({ grad_norm: [null, null, null], grad_norm_clipped: [null, null, null] }, metrics)
+  const drawn = panel('summary/final', points, known)
+  assert.deepEqual(drawn.data[0].x, [5])
+  assert.deepEqual(drawn.axis.range, [1, 5])
+  assert.deepEqual(panel('loss', points, known).axis.range, [1, 3])
+  const run = { id: '1', label: 'one', place: 0, points, group: null }
+  const compared = (name) => runsFigure({ runs: [run], row: { name, title: name }, view, band: 'range' }, {}, SIZE).axis.range
+  assert.deepEqual([compared('summary/final'), compared('loss')], [[1, 5], [1, 3]])
+  assert.ok(!rows(points, known).some(({ name }) => name === 'norm'))
+})
+
 test('smoothing draws noisy series twice, and what a scaler or a schedule has set as it was', () => {
   const metrics = { accuracy: { x: [1, 2, 3], y: [0, 1, 0], mean_x: [], mean_y: [] } }
   const points = pointsOf({ scale: [4, 2, 2], lr: [1, 2, 3] }, metrics)
