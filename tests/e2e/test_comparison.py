@@ -261,6 +261,29 @@ def test_panels_and_legend_fit_the_first_screen(
     for width in (1024, 640, 390, 320):
         page.set_viewport_size({"width": width, "height": 844})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        if width > 640:
+            assert box.evaluate("(box) => box.scrollWidth <= box.clientWidth")
+
+
+def test_the_first_dot_plot_is_of_the_foremost_figure(
+    database: Database, ada: User, offered: None, page: Page
+) -> None:
+    """Also if it comes in while the page is open, unless the user has chosen one."""
+    runs = [start_run(database, ada, name=name) for name in ("a", "b")]
+    page.goto("/compare?runs=1,2")
+    figure = page.locator("[data-choice=figure]")
+    expect(figure).to_have_value("Steps")
+    for run in runs:
+        record(database, run, make_steps([2.0] * 5))
+    expect(figure).to_have_value("Lowest loss")
+    for run in runs:
+        events = [make_metric(5, 0.5, "val/accuracy")]
+        record(database, run, make_steps([2.0] * 5, first=6), events=events)
+    expect(figure).to_have_value("val/accuracy, best")
+    figure.select_option("Last loss")
+    record(database, runs[0], make_steps([2.0], first=11), events=[make_metric(11, 0.6, "val/f1")])
+    expect(page.locator("[data-fragment=comparison]")).to_contain_text("val/f1")
+    expect(figure).to_have_value("Last loss")
 
 
 def test_the_seeds_of_a_configuration_have_one_mean(

@@ -66,7 +66,7 @@ def test_columns_without_room_are_named(many: Run, page: Page) -> None:
     page.keyboard.press("Escape")
     out.click()
     table = page.get_by_role("region", name="Table of runs")
-    expect(table).to_have_attribute("data-goes-on", "")
+    expect(table).to_have_css("mask-image", re.compile("gradient"))
     expect(out).to_have_text(re.compile("[1-9] more columns? →"))
     name = page.locator("tr[data-status] td.name").first
     before = name.bounding_box()
@@ -79,7 +79,35 @@ def test_columns_without_room_are_named(many: Run, page: Page) -> None:
     assert ends[0] <= ends[1] + 1
     assert before
     assert edges[2]["x"] == before["x"]
-    expect(table).not_to_have_attribute("data-goes-on", "")
+    expect(table).to_have_css("mask-image", "none")
+
+
+def test_every_table_that_goes_on_fades_at_its_edge(many: Run, page: Page) -> None:
+    """Also that of groups, whose cells of several lines have a margin."""
+    page.set_viewport_size({"width": 700, "height": 900})
+    page.goto("/runs?group=batch_size")
+    table = page.get_by_role("region", name="Table of groups")
+    expect(table).to_have_css("mask-image", re.compile("gradient"))
+    expect(table.locator("td").last).to_have_css("padding-top", "4px")
+    table.evaluate("box => { box.scrollLeft = box.scrollWidth }")
+    expect(table).to_have_css("mask-image", "none")
+
+
+def test_names_have_the_room_of_bars_that_no_run_has(
+    database: Database, ada: User, offered: None, page: Page
+) -> None:
+    """Names of a sweep's runs are whole once these have ended."""
+    name = "batch_size=64, learning_rate=0.001"
+    with database.writing() as session:
+        run_control.cancel(session, submit(database, ada, name=name).id, ada)
+    page.set_viewport_size(DESK)
+    page.goto("/runs")
+    step = page.locator("th[data-column=step]").bounding_box()
+    assert step
+    assert step["width"] <= 100
+    parts = page.locator("td.name bdi")
+    assert "".join(parts.all_inner_texts()).replace(" ", "") == name.replace(" ", "")
+    assert parts.evaluate_all("all => all.every((one) => one.scrollWidth <= one.clientWidth + 1)")
 
 
 @pytest.mark.parametrize("width", WIDTHS)

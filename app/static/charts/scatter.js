@@ -139,7 +139,7 @@ export const createScatter = (article, ids, labels, { low, paint: color }) => {
     const usual = [numeric ?? names[0], names.includes('Lowest loss') ? 'Lowest loss' : names.at(-1), best]
     selects.forEach((select, i) => {
       const offered = select === figure ? [...figures.keys()] : names
-      const wanted = choices[select.dataset.choice] ?? (select.value || usual[i])
+      const wanted = choices[select.dataset.choice] ?? usual[i]
       const known = [...select.options].map(({ value }) => value)
       if (known.join('\n') !== offered.join('\n')) select.replaceChildren(...offered.map((name) => new Option(name, name)))
       select.value = offered.includes(wanted) ? wanted : usual[i]

@@ -14,7 +14,6 @@ export const createColumnRoom = (list) => {
     note.hidden = !out.length
     note.textContent = `${out.length} more ${out.length === 1 ? 'column' : 'columns'}${isUsual ? '' : ' →'}`
     note.title = isUsual ? `No room for ${names.join(', ')}: show all, and scroll` : `Scroll to ${names.join(', ')}`
-    scroller.toggleAttribute('data-goes-on', !isUsual && out.length > 0)
     for (const choice of document.querySelectorAll('[data-choice]')) {
       choice.toggleAttribute('data-no-room', isUsual && out.some(({ dataset }) => dataset.column === choice.dataset.choice))
     }
