@@ -102,6 +102,9 @@ def test_a_diagnosis_comes_first(database: Database, running: Run, page: Page) -
     page.goto("/runs/1")
     page.wait_for_selector("[data-plot=scale][data-drawn]")
     assert _box(page, ".diagnosis")["bottom"] <= 420
+    parts = page.locator(".diagnosis > div").evaluate_all("all => all.map((one) => one.innerText)")
+    assert len(parts) == 2
+    assert all(parts)
     loss, scale = _box(page, "[data-row=loss]"), _box(page, "[data-row=scale]")
     assert loss["y"] == scale["y"]
     assert max(loss["bottom"], scale["bottom"]) <= 880
@@ -164,6 +167,19 @@ def test_a_phone_shows_skips_and_tiles_whole(trained: Run, page: Page) -> None:
     is_cut = "cells => cells.filter((cell) => cell.scrollWidth > cell.clientWidth)"
     for cells in (".facts .fact > *", "[data-fragment=skips]"):
         assert page.locator(cells).evaluate_all(f"{is_cut}.map((cell) => cell.textContent)") == []
+
+
+def test_a_column_of_replays_without_any_is_narrow(
+    database: Database, trained: Run, page: Page
+) -> None:
+    """Its room is that of the culprits, and the table does not scroll sideways."""
+    with database.writing() as session:
+        queue.end(session, 1, 1, Status.FINISHED)
+    page.set_viewport_size({"width": 1024, "height": 768})
+    page.goto("/runs/1?tab=skips")
+    assert _box(page, ".skips tr:first-child > .replay")["width"] <= 100
+    table = page.locator("[data-fragment=skips]")
+    assert table.evaluate("box => box.scrollWidth <= box.clientWidth")
 
 
 def test_the_scaler_card_shows_whole_rows(database: Database, running: Run, page: Page) -> None:
