@@ -205,7 +205,7 @@ def test_unknown_command_is_named() -> None:
     """A usage error ends with a message that lists the commands, and a suggestion."""
     ended = halfstep("dwonload")
     assert ended.returncode == 2
-    assert "'dwonload'; did you mean 'download'?" in ended.stderr
+    assert "'dwonload'; did you mean download?" in ended.stderr
     assert "migrate" in ended.stderr
 
 
@@ -216,7 +216,7 @@ def test_unknown_command_is_named() -> None:
         ("run show first", "RUN: 'first' is not a whole number"),
         ("run show 1 2", "got unexpected extra argument(s) (2)"),
         ("run show 1 --jsno", "no such option: --jsno"),
-        ("run shwo 1", "there is no command 'shwo'; did you mean 'show'? allowed: submit, list,"),
+        ("run shwo 1", "there is no command 'shwo'; did you mean show? allowed: submit, list,"),
         ("submit digits --precision fp17", "--precision: 'fp17' is not valid; allowed: fp16, "),
         ("top --interval 0", "--interval: 0 is not valid; allowed: at least 0.2"),
         ("export tensorflow 1 x", "TARGET: 'tensorflow' is not valid; allowed: tensorboard, ml"),
