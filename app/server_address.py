@@ -42,10 +42,11 @@ def running_address(settings: Settings) -> tuple[str, int]:
 def check_unused(settings: Settings) -> None:
     """Check that no server runs on the data folder. Raises Conflict with its address."""
     if running := _running(settings):
-        raise Conflict(
-            f"Halfstep already runs on {settings.data}, at {url_of(**running)}: "
-            "`halfstep link NAME` prints a link. Stop it first, or start another one with its own HALFSTEP_DATA."
+        place = f"{settings.data}, at {url_of(**running)}"
+        advice = (
+            "`halfstep link NAME` prints a link. Stop it first, or set HALFSTEP_DATA to another"
         )
+        raise Conflict(f"Halfstep already runs on {place}: {advice} folder.")
 
 
 def url_of(host: str, port: int) -> str:
