@@ -43,9 +43,7 @@ def check_unused(settings: Settings) -> None:
     """Check that no server runs on the data folder. Raises Conflict with its address."""
     if running := _running(settings):
         place = f"{settings.data}, at {url_of(**running)}"
-        advice = (
-            "`halfstep link NAME` prints a link. Stop it first, or set HALFSTEP_DATA to another"
-        )
+        advice = "`halfstep link NAME` prints a link. Stop it, or set HALFSTEP_DATA to another"
         raise Conflict(f"Halfstep already runs on {place}: {advice} folder.")
 
 
