@@ -119,9 +119,13 @@ def begin(
     if pruner:
         options["pruner"] = {"kind": pruner} | ({"first": first} if first else {})
     space = _space(search)
+    command = (
+        command_of(line, parameters, folder, git, commit, venv, variables, secrets, searched=space)
+        if line
+        else {}
+    )
     with connect() as client:
         if line:
-            command = command_of(line, parameters, folder, git, commit, venv, variables, secrets)
             sweep = client.sweep_command(space=space, **command, **options)
         else:
             sweep = client.begin_sweep(recipe, space, configuration(fields, precision), **options)
