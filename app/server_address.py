@@ -57,10 +57,9 @@ def explain_local(url: str) -> str:
     """Explain why a link opens only on the server's machine; empty if others may open it."""
     if not is_local(url):
         return ""
-    host = urlsplit(url).hostname
     return (
-        f"{host} is this machine: links from other machines require HALFSTEP_PUBLIC_URL, "
-        "an address of this server that they reach."
+        f"Links to {urlsplit(url).hostname} open only on this machine: for others, set "
+        "HALFSTEP_PUBLIC_URL to an address of this server that they reach."
     )
 
 

@@ -81,7 +81,7 @@ def test_a_link_leads_to_the_server_of_the_data_folder(tmp_path: Path) -> None:
         assert f"{base}/?token=" in halfstep("link", "operator", **environment).stdout
         invited = halfstep("user", "add", "ada", **environment)
         assert f"{base}/?token=" in invited.stdout
-        assert "127.0.0.1 is this machine: links from other" in invited.stderr
+        assert "Links to 127.0.0.1 open only on this machine" in invited.stderr
         other = halfstep("link", "operator", HALFSTEP_PORT="8123", **environment)
         assert "http://127.0.0.1:8123/?token=" in other.stdout
         public = environment | {"HALFSTEP_PUBLIC_URL": "https://train.example/halfstep/"}

@@ -11,7 +11,7 @@ from db.tables import User
 from tests.app.auth.users_pages_made import browser_of
 from tests.app.conftest import submit
 
-HERE = "localhost is this machine: links from other machines require HALFSTEP_PUBLIC_URL"
+HERE = "Links to localhost open only on this machine: for others, set HALFSTEP_PUBLIC_URL"
 
 
 def post_links(database: Database, ada: User, browser: TestClient) -> list[str]:
@@ -40,7 +40,7 @@ def test_links_have_the_public_address(
     shared, invited, alerts = post_links(database, ada, browser_of(app, database, ada))
     assert "https://lab.example/h/shared#" in shared
     assert "https://lab.example/h/?token=" in invited
-    assert "is this machine" not in shared + invited + alerts
+    assert "open only on this machine" not in shared + invited + alerts
 
 
 @pytest.mark.parametrize("url", ["https://lab.example", "http://10.0.0.2:8000"])
