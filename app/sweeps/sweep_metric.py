@@ -1,6 +1,6 @@
 """Metric by which a sweep compares its runs: whether runs log it, its goal, and a later choice."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import AfterValidator, Field
 from sqlalchemy.orm import Session
@@ -14,9 +14,6 @@ from db.sweeps.sweeps import MAXIMIZE, MINIMIZE
 from db.tables import Sweep
 from halfstep.suggestions import did_you_mean
 from halfstep.telemetry.plain_json import JsonObject
-
-if TYPE_CHECKING:
-    from app.sweeps.sweep_submission import SweepSubmission
 
 METRIC_CHARACTERS = 200
 Metric = Annotated[str, Field(description="Metric whose last value counts, or loss")]
@@ -53,22 +50,19 @@ def goal_of(metric: str, goal: str, config: JsonObject) -> tuple[str, dict[str, 
     return MINIMIZE if is_low else MAXIMIZE, {}
 
 
-def find_warning(session: Session, sweep: "SweepSubmission | Sweep", own: list[str]) -> str:
-    """Return a warning if the runs, or earlier ones of the recipe or line, lack the metric.
+def find_warning(session: Session, metric: str, recipe: str, line: str, own: list[str]) -> str:
+    """Return a warning if runs of a sweep, or earlier ones of its recipe or line, lack its metric.
 
     own: metrics of the sweep's own runs.  Empty without such runs.
     """
-    command = sweep.command
-    line = "" if command is None else command["line"] if isinstance(command, dict) else command.line
-    known = own or sweeps.earlier_metrics(session, sweep.recipe, line)
-    if not known or sweep.metric in known:
+    known = own or sweeps.earlier_metrics(session, recipe, line)
+    if not known or metric in known:
         return ""
-    runs = "of this sweep" if own else f"of {sweep.recipe or default_name(line)}"
+    runs = "this sweep" if own else recipe or default_name(line)
     more = f", … ({len(known)})" if len(known) > LISTED else ""
-    meant = did_you_mean(sweep.metric, known)
     return (
-        f"No recent run {runs} has logged {sweep.metric[:METRIC_CHARACTERS]}; "
-        f"{meant}Logged: {', '.join(known[:LISTED])}{more}."
+        f"No recent run of {runs} has logged {metric[:METRIC_CHARACTERS]}; "
+        f"{did_you_mean(metric, known)}Logged: {', '.join(known[:LISTED])}{more}."
     )
 
 

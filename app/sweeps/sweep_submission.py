@@ -154,7 +154,8 @@ def check(session: Session, user: User, submission: SweepSubmission) -> Checked:
     first = check_run(session, _submission(submission, schema, point))
     goal, unknown = goal_of(submission.metric, submission.goal, first.config)
     errors = first.errors | wrong | unknown
-    warning = find_warning(session, submission, [])
+    line = submission.command.line if submission.command else ""
+    warning = find_warning(session, submission.metric, submission.recipe, line, [])
     return Checked(first.command, first.config, space, goal, runs, errors, warning)
 
 

@@ -295,13 +295,16 @@ def detail(session: Session, sweep: Sweep) -> SweepDetail:
     first = sweeps.trials(session, sweep, best_first=True, limit=1) if tally.complete else []
     best = trials_of(session, sweep, first)
     metrics = sweeps.own_metrics(session, sweep.id)
+    line = sweep.command["line"] if sweep.command else ""
     return SweepDetail(
         **_summary_fields(sweep, owner, tally),
         command=as_submitted(sweep.command) if sweep.command is not None else None,
         config=sweep.config,
         best_trial=best[0] if best else None,
         metrics=metrics,
-        warning="" if best else sweep_metric.find_warning(session, sweep, metrics),
+        warning=""
+        if best
+        else sweep_metric.find_warning(session, sweep.metric, sweep.recipe, line, metrics),
     )
 
 
