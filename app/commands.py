@@ -16,7 +16,7 @@ from sqlalchemy import make_url
 from sqlalchemy.orm import Session
 
 from app.command_classes import ServiceCommand, command, server_command
-from app.server_address import publish_address, running_address
+from app.server_address import explain_local, publish_address, running_address, url_of
 from app.trash.disk import disk
 from db.access import accounts, audit
 from db.database import Database, open_database, revisions
@@ -37,7 +37,7 @@ from db.upgrade_estimate import Estimate, NotMeasured, estimate, measure_free_by
 from halfstep.cli import logs
 from halfstep.cli.application import App
 from halfstep.cli.options import AsJson, RunId
-from halfstep.cli.output import print_result
+from halfstep.cli.output import print_notes, print_result
 from halfstep.number_formats import duration, number, quantity
 from halfstep.number_formats import size as size_text
 from halfstep.process import close_to_others, loading_modules, on_signals
@@ -497,7 +497,7 @@ def _print_link(
             raise Conflict(text)
         token = accounts.make_link_token(session, user)
         audit.note_typed(session, "link", user.name)
-    print_link(settings, user.name, token, as_json=as_json)
+    print_link(settings, user.name, token, is_for_others=name is not None, as_json=as_json)
 
 
 def named(session: Session, name: str) -> User:
@@ -510,9 +510,7 @@ def named(session: Session, name: str) -> User:
 
 def local_address(settings: Settings) -> str:
     """Return the URL of the server on this machine."""
-    host, port = running_address(settings)
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return url_of(*running_address(settings))
 
 
 def sign_in_link(settings: Settings, token: str) -> str:
@@ -520,10 +518,14 @@ def sign_in_link(settings: Settings, token: str) -> str:
     return f"{settings.public_url.rstrip('/') or local_address(settings)}/?token={token}"
 
 
-def print_link(settings: Settings, name: str, token: str, *, as_json: bool = False) -> None:
+def print_link(
+    settings: Settings, name: str, token: str, *, is_for_others: bool = True, as_json: bool = False
+) -> None:
     """Print a one-time sign-in link."""
     link = sign_in_link(settings, token)
+    reach = explain_local(link) if is_for_others else ""
     text = "The link signs you in once, within a day. `halfstep link NAME` prints another."
     print_result(
         {"name": name, "link": link}, f"\n  Halfstep: {link}\n\n  {text}\n", as_json=as_json
     )
+    print_notes([reach] if reach else [], as_json=as_json)

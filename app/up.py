@@ -14,6 +14,7 @@ from typing import Any
 import typer
 
 from app.command_classes import server_command
+from app.server_address import check_unused
 from db.settings import Settings
 from halfstep.cli import main as cli
 from halfstep.cli.output import say
@@ -24,7 +25,8 @@ from halfstep.process import close_to_others, end_with_parent, loading_modules, 
 def up() -> None:
     """Start server and worker on this machine, and print a sign-in link."""
     close_to_others()
-    Settings.read()  # invalid ones are reported once, and not by the worker, too
+    # Invalid ones, or a second start, are reported once, and not by the worker, too.
+    check_unused(Settings.read())
     start_read, start_write = os.pipe()
     # Killed with this process, to release its name for the next worker, which continues its runs.
     worker = multiprocessing.get_context("fork").Process(

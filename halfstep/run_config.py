@@ -6,7 +6,6 @@ browser's form, and used to validate submissions. Does not import torch.
 """
 
 from copy import copy
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
@@ -30,6 +29,7 @@ from halfstep.config_groups import (
     Training,
     Weights,
 )
+from halfstep.suggestions import did_you_mean
 from halfstep.telemetry.plain_json import JsonObject
 
 #: Default bounds of a recipe's fields: integers that JavaScript represents exactly, numbers within
@@ -197,8 +197,7 @@ def _wrong(recipe: type[Configurable], error: ErrorDetails) -> str:
     for group in groups:
         inside = inside.get(group, {}).get("properties", {})
     if error["type"] == "extra_forbidden":
-        close = get_close_matches(name, inside, n=1)
-        meant = f"did you mean {'.'.join([*groups, *close])}? " if close else ""
+        meant = did_you_mean(name, inside, "".join(f"{group}." for group in groups))
         return f"there is no such field; {meant}allowed: {', '.join(inside)}"
     if error["type"] == "model_type" and name in inside:
         return f"it is a group; allowed: {name}.FIELD, of {', '.join(inside[name]['properties'])}"

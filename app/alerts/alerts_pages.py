@@ -263,6 +263,7 @@ def _alerts(
         conditions=CONDITIONS,
         service_conditions=SERVICE_CONDITIONS if user.is_admin else {},
         sends_mail=_sends_mail(settings),
+        server_url=settings.address,
         entered=entered,
     )
 

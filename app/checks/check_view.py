@@ -235,7 +235,7 @@ def _tiles(report: Report, losses: Sequence[Row], calls: Sequence[Row]) -> list[
             "bad" if losses else "",
         ),
         Tile(
-            "Order of calls",
+            "Order of AMP calls",
             count(len(calls)),
             "mistake" if len(calls) == 1 else "mistakes",
             _list_numbers("line", sorted({row.line for row in calls if row.line})),

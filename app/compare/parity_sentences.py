@@ -1,8 +1,11 @@
 """Sentences that state the parity of a group of runs, with its numbers."""
 
-from app.compare.equivalence import MOST_PAIRS, POWER, FurtherPairs, Interval
+from app.compare.equivalence import MOST_PAIRS, POWER, Interval
 from app.compare.parity import GroupParity, Parity, direction, few
 from halfstep.number_formats import count, number, percent, setting
+
+#: Margin that a sentence without one gives as an example, as a share of the reference.
+USUAL_MARGIN = 0.01
 
 
 def sentence(parity: Parity, group: GroupParity) -> str:
@@ -28,7 +31,7 @@ def sentence(parity: Parity, group: GroupParity) -> str:
     elif group.conclusion == "undecided":
         text = (
             f"Undecided: {name} minus {parity.reference} is {number(difference)} ± "
-            f"{number(error)} in {metric} {evidence}. {_what_decides(result.further)}"
+            f"{number(error)} in {metric} {evidence}. {_what_decides(group)}"
         )
     else:
         text = (
@@ -65,9 +68,15 @@ def _range(interval: Interval) -> str:
     return f"{number(interval.low)} to {number(interval.high)}"
 
 
-def _what_decides(further: FurtherPairs | None) -> str:
+def _what_decides(group: GroupParity) -> str:
+    further = group.result.further
     if further is None:
-        return "A margin is needed to test whether they are equivalent."
+        references = [abs(pair.reference_value or 0.0) for pair in group.pairs]
+        usual = number(USUAL_MARGIN * sum(references) / len(references))
+        return (
+            "A test whether they are equivalent needs a margin, the largest difference that does "
+            f"not matter: {usual} would be {percent(USUAL_MARGIN)} of the reference."
+        )
     many = f"more than {MOST_PAIRS:,}"
     about = f"About {further.about:,}" if further.about else many.capitalize()
     seeds = "further seed" if further.about == 1 else "further seeds"

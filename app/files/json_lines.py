@@ -180,7 +180,8 @@ def _line(number: int, text: bytes, started_at: float, received: float) -> _Line
         if value in NONFINITE:
             value = float(value)
         if not _is_number(value):
-            raise ValueError(f"{name:.100} is {safe_repr(value)}; allowed: a number")
+            allowed = f"a number, or as text {', '.join(NONFINITE)}"
+            raise ValueError(f"{name:.100} is {safe_repr(value)}; allowed: {allowed}")
         numbers[name] = float(value)
     return _Line(number, step, round((moment - started_at) * 1000), numbers)
 

@@ -10,6 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from app.runs.filters import quote
+from app.server_address import explain_local
 from db.health.health_statement import health_statement
 from db.terminal_codes import without_codes
 from halfstep import number_formats
@@ -118,6 +119,7 @@ def failure_label(kind: str) -> str:
 
 
 FILTERS = {
+    "explain_local": explain_local,
     "failure_label": failure_label,
     "health_label": HEALTHS.__getitem__,
     "state_label": STATES.__getitem__,

@@ -21,9 +21,9 @@ def with_prefix(html: str, prefix: str) -> str:
 
 
 def public_address(request: Request) -> str:
-    """Return scheme, host and prefix by which the browser sees this server."""
-    prefix = request.app.state.settings.path_prefix
-    return f"{request.url.scheme}://{request.url.netloc}{prefix}"
+    """Return the public address of this server, by default as the browser sees it."""
+    public = request.app.state.settings.public_url.rstrip("/")
+    return public or f"{request.url.scheme}://{request.url.netloc}"
 
 
 class PathPrefix:

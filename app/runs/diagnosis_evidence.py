@@ -98,6 +98,8 @@ def _skips(run: Run, skips: Sequence[ScalerEvent], streak: int | None) -> Iterat
     text = f"{count(run.skipped)} of {count(run.own_steps)} steps"
     if streak is not None:
         text += f", each from step {count(streak)} on"
+        if earlier := run.skipped - (run.step - streak + 1):
+            text += f" and {count(earlier)} earlier"
     lost, latest = causes.lost_skips(skips[: findings.SKIPS_READ])
     if lost:
         text += f"; the loss was not finite in {count(lost)} of the last {count(latest)} skips"

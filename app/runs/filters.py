@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from types import MappingProxyType
 
 from sqlalchemy.orm import Session
@@ -45,6 +44,7 @@ from db.runs.run_filters import (
 )
 from db.tables import COMMAND, LARGEST_ID, RECIPE, WATCH, Status
 from halfstep.run_labels import STATE_WORDS, STATES
+from halfstep.suggestions import did_you_mean
 
 MOST_WORDS = 20
 SOURCES = (RECIPE, COMMAND, WATCH)
@@ -247,8 +247,8 @@ def _explain_unknown_key(key: str, value: str) -> str:
 
 
 def _suggestion(word: str, allowed: Collection[str]) -> str:
-    close = get_close_matches(word, allowed, 1)
-    return f"; did you mean {close[0]}?" if close else ""
+    question = did_you_mean(word, allowed).strip()
+    return question and f"; {question}"
 
 
 def _status(_key: str, value: str, _me: str) -> Condition:

@@ -13,6 +13,7 @@ from app.auth.permissions import SIGNED_IN, requires
 from app.dependencies import Db, TheSettings
 from app.html.rendering import page
 from app.http.parameters import Name, RowId, RunId, Sort, Text
+from app.http.path_prefix import public_address
 from app.live.run_updates import list_cursor
 from app.runs import columns, filters, grouping, list_facts, view_tabs
 from app.runs.chart_preferences_api import SEVERAL_RUNS, preferences
@@ -158,7 +159,7 @@ def list_runs(
         cursor=list_cursor(newest, marks, is_worker_up=queue.has_takers, facts=facts),
         facts=facts,
         workers=[worker.name for worker in queue.workers if worker.drained_at is None],
-        server_url=settings.public_url.rstrip("/") or str(request.base_url).rstrip("/"),
+        server_url=public_address(request),
         filter=parsed.text,
         chips=chips,
         valid_filter=" ".join(chip.word for chip in chips),

@@ -11,6 +11,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
+from halfstep.suggestions import did_you_mean
 from halfstep.telemetry.plain_json import JsonObject
 
 Schema = JsonObject
@@ -156,9 +157,10 @@ def mistakes(schema: Schema, config: JsonObject) -> dict[str, str]:
         path = ".".join(map(str, error.absolute_path))
         if error.validator == "additionalProperties":
             known = error.schema.get("properties", {})
-            text = f"there is no such field; allowed: {', '.join(known)}"
-            unknown = (name for name in error.instance if name not in known)
-            errors |= {f"{path}.{name}" if path else str(name): text for name in unknown}
+            for name in error.instance.keys() - known.keys():
+                full = f"{path}.{name}" if path else str(name)
+                meant = did_you_mean(full, fields)
+                errors[full] = f"there is no such field; {meant}allowed: {', '.join(known)}"
         elif path in fields:
             errors[path] = violation(fields[path], error.instance)
         elif (whole := path.rpartition(".")[0]) in fields:  # an item of a list

@@ -20,11 +20,11 @@ from app.html.rendering import page
 from app.http.parameters import RowId, RunId, Step, Text
 from app.submission import config_schema, forms
 from app.submission.submission import (
-    LENGTHS,
     LIMITS,
     Submission,
     check,
     may_submit_to,
+    name_of_fork,
     same_sizes,
     submit,
 )
@@ -123,18 +123,12 @@ def new_run(
         if step is not None:
             config.pop("weights", None)  # the checkpoint contains the weights
             values |= {"parent_id": str(run.id), "parent_step": str(step)}
-            values["name"] = _name_of_fork(run.name, step)
+            values["name"] = name_of_fork(run.name, step)
             if step >= run.steps_total:  # no step would be left
                 config_schema.put(config, "training.steps", step + run.steps_total)
     for path, value in settings.items():
         config_schema.put(config, path, value)
     return form(request, session, principal, recipe, config, values)
-
-
-def _name_of_fork(name: str, step: int) -> str:
-    """Return a name for a run that starts from a step of another."""
-    ending = f" from step {step}"
-    return re.sub(r" from step \d+$", "", name)[: LENGTHS["name"] - len(ending)] + ending
 
 
 def _parent(run: Run) -> dict[str, str]:

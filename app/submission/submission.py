@@ -67,7 +67,7 @@ class Submission(BaseModel):
         ),
     ] = {}
     name: str = _declare_bounded(
-        "name", "", "Empty: derived from recipe and precision, or from the script"
+        "name", "", "Empty: derived from recipe and precision, its parent, or the script"
     )
     tags: str = _declare_bounded("tags", "", "Separated by commas")
     project: str | None = _declare_bounded(
@@ -137,6 +137,10 @@ def submit(
         name = name or command_lines.default_name(submission.command.line)
         return runs.submit(session, user, Run(command=checked.command, name=name, **options))
     options |= {"parent_id": submission.parent_id, "parent_step": submission.parent_step}
+    parent = session.get(Run, submission.parent_id) if submission.parent_id is not None else None
+    is_fork = config_schema.get(checked.config, "lab.task", TRAIN) == TRAIN
+    if parent and is_fork and submission.parent_step is not None:
+        name = name or name_of_fork(parent.name, submission.parent_step)
     recipe = _recipe_name(session, submission)
     expected = _estimate_seconds(session, submission, recipe, checked.config)
     options |= {"nodes": submission.nodes, "expected_seconds": expected}
@@ -144,6 +148,12 @@ def submit(
     if submission.compared_with is not None:
         groups.join(session, run, submission.compared_with)
     return run
+
+
+def name_of_fork(name: str, step: int) -> str:
+    """Return a name for a run that starts from a step of another."""
+    ending = f" from step {step}"
+    return re.sub(r" from step \d+$", "", name)[: LENGTHS["name"] - len(ending)] + ending
 
 
 def _estimate_seconds(

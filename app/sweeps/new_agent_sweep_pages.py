@@ -19,7 +19,7 @@ from app.submission.config_schema import Property
 from app.submission.submission import may_submit_to
 from app.sweeps import search_space, sweep_submission
 from app.sweeps.new_sweep_pages import FIELDS, KIND_TITLES, PRUNER_TITLES, TYPED, plan
-from app.sweeps.sweep_submission import SpaceGiven, SweepSubmission
+from app.sweeps.sweep_submission import Checked, SpaceGiven, SweepSubmission
 from db.errors import Invalid
 from db.sweeps.sweeps import MAXIMIZE, MINIMIZE
 from halfstep.telemetry.plain_json import JsonObject
@@ -55,7 +55,7 @@ def begin(
         return _form(request, session, principal, text, values, error.errors)
     if str(posted.get("confirmed", "")) != str(checked.runs):
         audit.discard(request)
-        return _form(request, session, principal, text, values, runs=checked.runs)
+        return _form(request, session, principal, text, values, checked=checked)
     key = str(posted.get("key", ""))[:64] or None
     sweep = sweep_submission.begin(session, principal.user, submission, idempotency_key=key)
     audit.set_detail(session, f"sweep {sweep.id} of {checked.runs} runs, for agents")
@@ -111,7 +111,7 @@ def _form(
     text: str,
     values: Mapping[str, str],
     errors: dict[str, str] | None = None,
-    runs: int | None = None,
+    checked: Checked | None = None,
 ) -> HTMLResponse:
     return page(
         request,
@@ -127,6 +127,7 @@ def _form(
         values=values,
         errors=errors or {},
         titles=TITLES,
-        runs=runs,
+        runs=checked and checked.runs,
+        warning=checked and checked.warning,
         key=secrets.token_hex(16),
     )

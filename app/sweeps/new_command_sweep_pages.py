@@ -19,7 +19,7 @@ from app.submission.command_form import CommandForm
 from app.submission.submission import may_submit_to
 from app.sweeps import sweep_submission
 from app.sweeps.new_sweep_pages import FIELDS, KIND_TITLES, PRUNER_TITLES, TYPED, plan
-from app.sweeps.sweep_submission import SweepSubmission
+from app.sweeps.sweep_submission import Checked, SweepSubmission
 from db.access import secrets
 from db.errors import Invalid
 from db.queue import workers
@@ -71,7 +71,7 @@ def begin(
         return _form(request, session, principal, form, values, errors)
     if str(posted.get("confirmed", "")) != str(checked.runs):
         audit.discard(request)
-        return _form(request, session, principal, form, values, runs=checked.runs)
+        return _form(request, session, principal, form, values, checked=checked)
     key = str(posted.get("key", ""))[:64] or None
     sweep = sweep_submission.begin(session, principal.user, submission, idempotency_key=key)
     audit.set_detail(session, f"sweep {sweep.id} of {checked.runs} runs")
@@ -85,7 +85,7 @@ def _form(
     form: CommandForm,
     values: Mapping[str, str],
     errors: dict[str, str] | None = None,
-    runs: int | None = None,
+    checked: Checked | None = None,
 ) -> HTMLResponse:
     _command, _config, space, _errors = command_form.parse_search(form)
     return page(
@@ -105,6 +105,7 @@ def _form(
         projects=may_submit_to(session, principal.grants),
         values=values,
         errors=errors or {},
-        runs=runs,
+        runs=checked and checked.runs,
+        warning=checked and checked.warning,
         key=tokens.token_hex(16),
     )

@@ -21,7 +21,7 @@ from app.submission.config_schema import Property, Schema
 from app.submission.submission import may_submit_to
 from app.sweeps import pruning, search_space, sweep_submission
 from app.sweeps.search_space import GRID, KINDS
-from app.sweeps.sweep_submission import SweepSubmission
+from app.sweeps.sweep_submission import Checked, SweepSubmission
 from db.errors import Invalid, NotFound
 from db.queue import workers
 from db.sweeps.sweeps import LOSS, MAXIMIZE, MINIMIZE
@@ -103,7 +103,7 @@ def begin(
         return _form(request, session, principal, recipe, typed, values, error.errors)
     if str(posted.get("confirmed", "")) != str(checked.runs):
         audit.discard(request)
-        return _form(request, session, principal, recipe, typed, values, runs=checked.runs)
+        return _form(request, session, principal, recipe, typed, values, checked=checked)
     key = str(posted.get("key", ""))[:64] or None
     sweep = sweep_submission.begin(session, principal.user, submission, idempotency_key=key)
     audit.set_detail(session, f"sweep {sweep.id} of {checked.runs} runs, recipe {sweep.recipe}")
@@ -187,7 +187,7 @@ def _form(
     typed: Mapping[str, str],
     values: Mapping[str, str],
     errors: dict[str, str] | None = None,
-    runs: int | None = None,
+    checked: Checked | None = None,
 ) -> HTMLResponse:
     offered = workers.recipes(session)
     chosen = workers.named(offered, recipe)
@@ -225,6 +225,7 @@ def _form(
         pruners=PRUNER_TITLES,
         goals=(MINIMIZE, MAXIMIZE),
         errors=errors or {},
-        runs=runs,
+        runs=checked and checked.runs,
+        warning=checked and checked.warning,
         key=secrets.token_hex(16),
     )

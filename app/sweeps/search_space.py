@@ -29,6 +29,7 @@ from app.http.parameters import find_outsized, flaws
 from app.submission import config_schema, forms
 from app.submission.config_schema import Property, Schema
 from halfstep import number_formats
+from halfstep.suggestions import did_you_mean
 from halfstep.telemetry.plain_json import JsonObject
 
 GRID, RANDOM, TPE, CMAES, QMC = KINDS = ("grid", "random", "tpe", "cmaes", "qmc")
@@ -84,7 +85,9 @@ def read(schema: Schema, given: JsonObject, kind: str) -> tuple[Space, dict[str,
         return space, errors
     for path, search in given.items():
         if path not in fields:
-            errors[path[:100]] = "there is no such setting; allowed: a path of the recipe's schema"
+            meant = did_you_mean(path, fields)
+            text = f"there is no such setting; {meant}allowed: a path of the recipe's schema"
+            errors[path[:100]] = text
             continue
         try:
             space[path] = _with_condition(fields, path, search, given)

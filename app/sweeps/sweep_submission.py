@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from sqlalchemy.orm import Session
 
 from app.auth import project_parameters
@@ -29,7 +29,14 @@ from app.submission.submission import check as check_run
 from app.sweeps import optuna_study, pruning, search_space
 from app.sweeps.pruning import Pruner
 from app.sweeps.search_space import GRID, KINDS, Space
-from app.telemetry import metric_direction
+from app.sweeps.sweep_metric import (
+    METRIC_CHARACTERS,
+    Goal,
+    Metric,
+    check_metric,
+    find_warning,
+    goal_of,
+)
 from db.access import permissions, projects
 from db.database import Database, is_outage
 from db.errors import Conflict, HalfstepError, Invalid, NotFound
@@ -37,7 +44,7 @@ from db.names import clean
 from db.queue import quotas, workers
 from db.queue.idempotency import hash_of_request, made_by
 from db.sweeps import sweeps
-from db.sweeps.sweeps import LOSS, MAXIMIZE, MINIMIZE, PAUSED, RUNNING
+from db.sweeps.sweeps import LOSS, PAUSED, RUNNING
 from db.tables import TRAIN, Sweep, User
 from halfstep.cli import command_line
 from halfstep.telemetry.plain_json import JsonObject
@@ -50,7 +57,6 @@ MOST_AT_ONCE = 100
 USUAL_RUNS = 20
 #: Runs that one transaction submits: on SQLite all other writers wait for it.
 PER_TRANSACTION = 10
-METRIC_CHARACTERS = 200
 BROKEN = "An error occurred on the server. Its log has the details."
 
 SpaceGiven = dict[str, str | list[Any] | dict[str, Any]]
@@ -90,12 +96,8 @@ class SweepSubmission(BaseModel):
         BeforeValidator(lambda given: {"kind": given} if isinstance(given, str) else given),
         Field(description="Ends weak runs early; its kind as text, or an object"),
     ] = None
-    metric: Annotated[str, Field(description="Metric whose last value counts, or loss")] = LOSS
-    goal: Annotated[
-        str,
-        AfterValidator(lambda goal: goal.replace("mise", "mize")),
-        Field(description="minimize or maximize; empty: derived from the metric's name"),
-    ] = ""
+    metric: Metric = LOSS
+    goal: Goal = ""
     runs: Annotated[
         int | None, Field(description="Number of runs; null: every point of a grid, or 20")
     ] = None
@@ -120,6 +122,7 @@ class Checked(NamedTuple):
     goal: str
     runs: int  # number of runs
     errors: dict[str, str]  # by path of the field
+    warning: str = ""  # about its metric
 
 
 def check(session: Session, user: User, submission: SweepSubmission) -> Checked:
@@ -146,12 +149,14 @@ def check(session: Session, user: User, submission: SweepSubmission) -> Checked:
     )
     runs, wrong = _count(submission, space)
     if submission.agents:
-        goal, unknown = _goal(submission, submission.config)
+        goal, unknown = goal_of(submission.metric, submission.goal, submission.config)
         return Checked({}, submission.config, space, goal, runs, errors | wrong | unknown)
     first = check_run(session, _submission(submission, schema, point))
-    goal, unknown = _goal(submission, first.config)
+    goal, unknown = goal_of(submission.metric, submission.goal, first.config)
     errors = first.errors | wrong | unknown
-    return Checked(first.command, first.config, space, goal, runs, errors)
+    line = submission.command.line if submission.command else ""
+    warning = find_warning(session, submission.metric, submission.recipe, line, [])
+    return Checked(first.command, first.config, space, goal, runs, errors, warning)
 
 
 def _check_project(session: Session, user: User, submission: SweepSubmission) -> dict[str, str]:
@@ -280,16 +285,7 @@ def _check_plan(submission: SweepSubmission) -> dict[str, str]:
         if value is not None and not low <= value <= high:
             text = f"{str(value)[:50]} is not valid; allowed: a whole number from {low} to {high}"
             errors[name] = text
-    if not submission.metric or len(submission.metric) > METRIC_CHARACTERS:
-        text = f"{len(submission.metric)} characters; allowed: 1 to {METRIC_CHARACTERS}"
-        errors["metric"] = text
-    elif wrong := flaw(submission.metric):
-        errors["metric"] = wrong
-    if submission.goal not in ("", MINIMIZE, MAXIMIZE):
-        errors["goal"] = (
-            f"{submission.goal[:100]!r} is not valid; allowed: {MINIMIZE} or {MAXIMIZE}"
-        )
-    return errors
+    return errors | check_metric(submission.metric, submission.goal)
 
 
 def _most_runs(sweep: SweepSubmission | Sweep) -> int:
@@ -304,16 +300,6 @@ def _count(submission: SweepSubmission, space: Space) -> tuple[int, dict[str, st
         text = f"the grid has {size:,} points; allowed: {most:,} at most"
         return 0, {"space": text}
     return min(submission.runs or size, size), {}
-
-
-def _goal(submission: SweepSubmission, config: JsonObject) -> tuple[str, dict[str, str]]:
-    if submission.goal:
-        return submission.goal, {}
-    is_low = metric_direction.lowest(submission.metric, [config])
-    if is_low is None:
-        text = f"it is unknown whether a lower {submission.metric[:100]!r} is better"
-        return "", {"goal": f"{text}; allowed: {MINIMIZE} or {MAXIMIZE}"}
-    return MINIMIZE if is_low else MAXIMIZE, {}
 
 
 def _submission(

@@ -21,7 +21,8 @@ from app.live.streams_api import After, LastEventId
 from app.runs.runs_api import Destination
 from app.runs.summary import Number
 from app.submission.command_lines import Command, as_submitted
-from app.sweeps import search_space, sweep_submission
+from app.sweeps import search_space, sweep_metric, sweep_submission
+from app.sweeps.sweep_metric import Goal, Metric
 from app.sweeps.sweep_submission import MOST_RUNS, SpaceGiven, SweepSubmission
 from db.access import projects
 from db.access.permissions import Permission
@@ -89,6 +90,8 @@ class SweepDetail(SweepSummary):
     command: Annotated[Command | None, Field(description="Instead of a recipe")]
     config: JsonObject
     best_trial: SweepTrial | None
+    metrics: Annotated[list[str], Field(description="Logged by its newest runs")]
+    warning: Annotated[str, Field(description="About a metric that no run has logged, or empty")]
 
 
 class SweepList(BaseModel):
@@ -103,6 +106,13 @@ class TrialList(BaseModel):
 
     trials: list[SweepTrial]
     next: Annotated[int | None, Field(description="`after` of the next page; null on the last")]
+
+
+class Ranking(Body):
+    """The metric by which a sweep compares its runs."""
+
+    metric: Metric
+    goal: Goal = ""
 
 
 class Extension(Body):
@@ -200,6 +210,18 @@ def move_sweep(
     return detail(session, sweeps.get(session, sweep_id))
 
 
+@router.put("/{sweep_id}/metric")
+@requires(Permission.CONTROL_RUN)
+@audited("metric")
+def change_metric(
+    sweep_id: SweepId, body: Ranking, session: Db, _principal: SignedIn
+) -> SweepDetail:
+    """Compare a sweep's runs by another metric, also those that have ended."""
+    sweep = sweep_submission.lock(session, sweep_id)
+    sweep_metric.change(session, sweep, body.metric, body.goal)
+    return detail(session, sweep)
+
+
 @router.post("/{sweep_id}/cancellation")
 @requires(Permission.CONTROL_RUN)
 def cancel_sweep(sweep_id: SweepId, session: Db, principal: SignedIn) -> SweepDetail:
@@ -272,11 +294,17 @@ def detail(session: Session, sweep: Sweep) -> SweepDetail:
     tally = sweeps.tallies(session, [sweep])[sweep.id]
     first = sweeps.trials(session, sweep, best_first=True, limit=1) if tally.complete else []
     best = trials_of(session, sweep, first)
+    metrics = sweeps.own_metrics(session, sweep.id)
+    line = sweep.command["line"] if sweep.command else ""
     return SweepDetail(
         **_summary_fields(sweep, owner, tally),
         command=as_submitted(sweep.command) if sweep.command is not None else None,
         config=sweep.config,
         best_trial=best[0] if best else None,
+        metrics=metrics,
+        warning=""
+        if best
+        else sweep_metric.find_warning(session, sweep.metric, sweep.recipe, line, metrics),
     )
 
 

@@ -21,6 +21,7 @@ from app.sweeps import (
     new_agent_sweep_pages,
     new_command_sweep_pages,
     new_sweep_pages,
+    sweep_metric,
     sweep_submission,
 )
 from app.sweeps import sweeps_api as api
@@ -117,6 +118,7 @@ def _page(
         after=after,
         older=after + PAGE_SIZE if len(rows) == PAGE_SIZE else None,
         newer=max(after - PAGE_SIZE, 0) if after else None,
+        goals=(sweeps.MINIMIZE, sweeps.MAXIMIZE),
         is_grid=sweep.kind == GRID,
         more=more,
         problem=problem,
@@ -161,6 +163,24 @@ def extend(
             more=text,
             problem="; ".join(error.errors.values()),
         )
+    return _back(sweep_id)
+
+
+@router.post("/sweeps/{sweep_id}/metric", response_model=None)
+@requires(Permission.CONTROL_RUN)
+@audited("metric")
+def change_metric(
+    sweep_id: RowId, request: Request, session: Db, posted: Posted, principal: SignedIn
+) -> HTMLResponse | RedirectResponse:
+    """Compare the runs by another metric, or show the errors."""
+    sweep = sweep_submission.lock(session, sweep_id)
+    try:
+        sweep_metric.change(
+            session, sweep, str(posted.get("metric", "")), str(posted.get("goal", ""))
+        )
+    except Invalid as error:
+        problem = "; ".join(error.errors.values())
+        return _page(request, session, principal, sweep_id, problem=problem)
     return _back(sweep_id)
 
 

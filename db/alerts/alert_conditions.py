@@ -186,11 +186,14 @@ CONDITIONS: dict[str, Condition] = {
         _ending("stopped", "was stopped by a rule of its configuration"),
     ),
     "collapsing": Condition(
-        *("has a collapsing loss scale, or no updates", _health("collapsing", "dead")),
+        *(
+            "has a collapsing loss scale, or stops updating the weights",
+            _health("collapsing", "dead"),
+        ),
         needs=_HEALTH,
         has_cause=True,
     ),
-    "dead": Condition("has no updates", _health("dead"), needs=_HEALTH, has_cause=True),
+    "dead": Condition("stops updating the weights", _health("dead"), needs=_HEALTH, has_cause=True),
     "oscillating": Condition(
         *("has frequent skips", _health("oscillating")),
         needs=_HEALTH,

@@ -55,8 +55,6 @@ def health_statement(
     The scaler's events say what happened, and only the first finding says why.
     """
     first, text = findings[0] if findings else None, health.reason
-    if is_over:
-        text = text.replace(" ago", " before the end")
     if first and first.is_certain_fault and health.word in WELL:
         return HealthStatement("warn", first.title, text)
     title = HEALTHS[health.word]

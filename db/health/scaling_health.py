@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import and_, bindparam, null, select, union_all
 from sqlalchemy.orm import Session
 
-from db.tables import FLAGGED, RECIPE, TRAIN, Diagnosis, Run, ScalerEvent, Step
+from db.tables import ENDED, FLAGGED, RECIPE, TRAIN, Diagnosis, Run, ScalerEvent, Step
 from halfstep.diagnosis.loop_mistakes import ZERO_STEPS
 from halfstep.telemetry.flags import (
     NONFINITE_LOSS,
@@ -55,10 +55,20 @@ def health_of_runs(session: Session, some_runs: Collection[Run]) -> dict[int, Sc
     }
     runs = {run.id: run for run in scaled_runs}
     return {
-        run_id: _unlearning(runs[run_id], figures, has_lost_weights=run_id in lost)
-        or judge(figures, growth_interval=intervals[run_id])
+        run_id: _at_the_end(
+            runs[run_id],
+            _unlearning(runs[run_id], figures, has_lost_weights=run_id in lost)
+            or judge(figures, growth_interval=intervals[run_id]),
+        )
         for run_id, figures in figures_by_run.items()
     }
+
+
+def _at_the_end(run: Run, health: ScalingHealth) -> ScalingHealth:
+    """Return the health with times before the end, of a run that has ended."""
+    if run.status not in ENDED:
+        return health
+    return health._replace(reason=health.reason.replace(" ago", " before the end"))
 
 
 def _lost_weights(session: Session, some_runs: Collection[Run]) -> set[int]:

@@ -191,10 +191,8 @@ def _reason(
     if not queue.workers:
         return "no worker reports at the moment"
     able, obstacle = _able(run, queue.workers)
-    if obstacle:
-        return obstacle
-    if lacking := _lacking(run, able):
-        return lacking
+    if infeasible := obstacle or _lacking(run, able):  # as db.queue.feasibility in lists
+        return f"{infeasible}: start one that can take it, or cancel the run"
     taking = [worker for worker in able if worker.drained_at is None]
     if not taking or _lacking(run, taking):
         drained = [worker.name for worker in able if worker.drained_at is not None]

@@ -33,6 +33,7 @@ from sqlalchemy.orm import Session, aliased
 
 from db import clock
 from db.clock import now
+from db.queue.feasibility import is_infeasible
 from db.runs.outcomes import RunOutcome, has_outcome
 from db.tables import (
     ACTIVE,
@@ -167,12 +168,12 @@ class EndedAs:
 
 @dataclass(frozen=True)
 class NeedsAttention:
-    """Out of contact, failed, diverged, or without an applied step."""
+    """Out of contact, failed, diverged, without an applied step, or queued for no worker."""
 
     def sql(self) -> ColumnElement[bool]:
         """Return the condition."""
         is_bad = Run.status.in_((Status.UNREACHABLE, Status.FAILED))
-        return is_bad | has_outcome("diverged") | has_outcome("no_updates")
+        return is_bad | has_outcome("diverged") | has_outcome("no_updates") | is_infeasible()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import and_, bindparam, exists, func, or_, select
+from sqlalchemy import ColumnElement, and_, bindparam, exists, func, or_, select
 from sqlalchemy.orm import Session
 
 from db.errors import Conflict, NotFound, StepsNotConverted
@@ -32,6 +32,8 @@ MINIMIZE, MAXIMIZE = "minimize", "maximize"
 HYPERBAND = "hyperband"
 LOSS = "loss"
 ERROR_CHARACTERS = 1000
+#: Runs whose metrics are listed: the newest of the recent ones.
+NEWEST_RUNS, RECENT_RUNS, MOST_METRICS = 20, 1000, 1000
 #: Rungs of a recipe are counted in 27ths of a run's steps.
 RUNGS_WHOLE = 27
 
@@ -268,6 +270,24 @@ def settle(session: Session, sweep: Sweep) -> int:
             or sweep.status == CANCELLED
         )
     ]
+    _record(session, sweep, ended)
+    return len(rows) - len(ended)
+
+
+def revalue(session: Session, sweep: Sweep) -> None:
+    """Record the results of all ended trials again, after a change of the sweep's metric.
+
+    The caller must hold the sweep's lock.
+    """
+    query = select(Trial, Run).join(Run, Run.id == Trial.run_id)
+    query = query.where(Trial.sweep_id == sweep.id, Trial.state.in_((COMPLETE, PRUNED, LOST)))
+    rows = [(trial, run) for trial, run in session.execute(query)]
+    for trial, _run in rows:
+        trial.reports = []  # of the previous metric
+    _record(session, sweep, rows)
+
+
+def _record(session: Session, sweep: Sweep, ended: list[tuple[Trial, Run]]) -> None:
     finished = [run for _trial, run in ended if run.status == Status.FINISHED]
     applied = runs.count_applied_of(session, finished)
     sound = [run for run in finished if run_outcome(run, applied[run.id]) is None]
@@ -277,9 +297,30 @@ def settle(session: Session, sweep: Sweep) -> int:
         trial.value = results.get(run.id)
         state = PRUNED if run in pruned else COMPLETE
         trial.state = LOST if trial.value is None else state
-        sweep.revision += 1
+    sweep.revision += len(ended)
     session.flush()
-    return len(rows) - len(ended)
+
+
+def own_metrics(session: Session, sweep_id: int) -> list[str]:
+    """List metrics that the newest runs of a sweep logged."""
+    return _metrics(session, Run.id.in_(select(Trial.run_id).where(Trial.sweep_id == sweep_id)))
+
+
+def earlier_metrics(session: Session, recipe: str, line: str) -> list[str]:
+    """List metrics that recent runs of a recipe, or of a command line, logged."""
+    if not (recipe or line):
+        return []
+    first = session.scalar(select(func.max(Run.id))) or 0
+    is_same = Run.recipe == recipe if recipe else Run.command["line"].as_string() == line
+    return _metrics(session, Run.id > first - RECENT_RUNS, is_same)
+
+
+def _metrics(session: Session, *conditions: ColumnElement[bool]) -> list[str]:
+    has_logged = or_(Run.step > 0, exists().where(LatestMetric.run_id == Run.id))
+    query = select(Run).where(*conditions, has_logged).order_by(Run.id.desc()).limit(NEWEST_RUNS)
+    newest = session.scalars(query).all()
+    page = latest_metrics.page_of_names(session, [run.id for run in newest], limit=MOST_METRICS)
+    return [LOSS] * any(run.own_steps for run in newest) + [n for n in page.names if n != LOSS]
 
 
 def add(session: Session, sweep: Sweep, run: Run, params: JsonObject) -> Trial:

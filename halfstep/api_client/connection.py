@@ -9,12 +9,11 @@ from typing import Any, Literal, Self
 
 import httpx2
 
-from halfstep.api_client import credentials
+from halfstep.api_client import credentials, local_server
 from halfstep.api_client.errors import ApiError
 from halfstep.api_client.responses import check_body, content, error_of, naming, spoken
 from halfstep.api_client.tls import DeferredContext
 
-URL = "http://127.0.0.1:8000"
 PATIENCE_SECONDS = 30.0  # timeout of a request
 MOST_RUNS = 200  # the server's limit per page
 
@@ -25,14 +24,15 @@ class Connection:
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
         """Open the connection. Raises ApiError without a token.
 
-        url: by default HALFSTEP_URL, that of `halfstep login`, or this machine.
+        url: by default HALFSTEP_URL, that of `halfstep login`, or of the server on this machine.
         token: by default HALFSTEP_TOKEN, or that of `halfstep login`; created on the account page.
         """
-        login = credentials.find(url, token, otherwise=URL)
+        usual = local_server.default_url()
+        login = credentials.find(url, token, otherwise=usual)
         if login is None:
-            page = f"{(url or os.environ.get('HALFSTEP_URL') or URL).rstrip('/')}/account"
-            advice = f"create one at {page}, then run `halfstep login` or set HALFSTEP_TOKEN"
-            raise ApiError(0, f"no API token: {advice}")
+            url = (url or os.environ.get("HALFSTEP_URL") or usual).rstrip("/")
+            advice = f"run `halfstep login {url}` or set HALFSTEP_TOKEN"
+            raise ApiError(0, f"no API token: create one at {url}/account, then {advice}")
         self._http = httpx2.Client(
             base_url=login.url,
             headers={"Authorization": f"Bearer {login.token}"},

@@ -17,6 +17,7 @@ from halfstep import process
 from halfstep.api_client.credentials import Credentials, write_private
 from halfstep.telemetry.folder_lock import FolderLock
 
+URL = "http://127.0.0.1:8000"
 TRIES, TRY_SECONDS = 20, 0.05  # after them another server of this folder holds the lock
 
 
@@ -49,7 +50,7 @@ def running(data: Path | None = None) -> Credentials | None:
     data: only the server of this data folder.
     """
     found = []
-    with suppress(OSError):
+    with suppress(OSError, RuntimeError):  # RuntimeError: no home folder
         pattern = _file(data).name if data else "*.json"
         found = sorted(folder().glob(pattern), key=lambda path: -path.stat().st_mtime)
     for path in found:
@@ -63,6 +64,12 @@ def running(data: Path | None = None) -> Credentials | None:
                 if known["machine"] == process.pid_space():
                     return Credentials(known["url"], known["token"], str(path))
     return None
+
+
+def default_url() -> str:
+    """Return the URL of the server that started last on this machine, or where one usually is."""
+    server = running()
+    return server.url if server else URL
 
 
 def folder() -> Path:

@@ -1601,6 +1601,8 @@ class SweepDetail(TypedDict):
     command: Command | None  # Instead of a recipe
     config: JsonObject
     best_trial: SweepTrial | None
+    metrics: list[str]  # Logged by its newest runs
+    warning: str  # About a metric that no run has logged, or empty
 
 
 class SweepList(TypedDict):

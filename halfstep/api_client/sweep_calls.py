@@ -90,6 +90,11 @@ class SweepCalls(Connection):
         """Add runs to a sweep; to a grid, more values of its settings."""
         return self._post(f"/api/v1/sweeps/{sweep_id}/extension", {"runs": runs, "space": space})
 
+    def rank_sweep(self, sweep_id: int, metric: str, *, goal: str = "") -> "SweepDetail":
+        """Compare a sweep's runs by another metric, also those that have ended."""
+        body = {"metric": metric, "goal": goal}
+        return self._put(f"/api/v1/sweeps/{sweep_id}/metric", body)
+
     def move_sweep(self, sweep_id: int, *, project: str) -> "SweepDetail":
         """Move a sweep and all of its runs to another project."""
         return self._put(f"/api/v1/sweeps/{sweep_id}/project", {"project": project})

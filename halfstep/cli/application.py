@@ -7,7 +7,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
@@ -20,6 +19,7 @@ from halfstep.api_client.credentials import Unreadable
 from halfstep.api_client.errors import ApiError, DamagedData
 from halfstep.artifacts.names import ArtifactError
 from halfstep.cli.output import warn
+from halfstep.suggestions import did_you_mean
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -98,8 +98,7 @@ class Group(TyperGroup):
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None:
             known = self.list_commands(ctx)
-            close = get_close_matches(name, known, n=1)
-            guess = f"did you mean {close[0]!r}? " if close else ""
+            guess = did_you_mean(name, known)
             ctx.fail(f"there is no command {name!r}; {guess}allowed: {', '.join(known)}")
         return super().resolve_command(ctx, args)
 

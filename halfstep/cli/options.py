@@ -2,12 +2,14 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 import typer
 
+from halfstep.cli import command_line
 from halfstep.cli.application import is_text
 
 Precision: TypeAlias = Literal["fp16", "bf16", "fp32", "fp8"]
@@ -106,9 +108,17 @@ def command_of(
     venv: str,
     variables: Sequence[str] | None,
     secrets: Sequence[str] | None,
+    searched: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Return the options of a command line as keyword arguments of the client."""
+    """Return the options of a command line as keyword arguments of the client.
+
+    searched: placeholders without a value.
+    """
     values = {name: value_of(text) for name, text in pairs("--param", parameters or ())}
+    with suppress(ValueError):  # the server says what is wrong with the line
+        for name in command_line.placeholders(line):
+            if name not in values and name not in searched:
+                raise typer.BadParameter(f"{{{name}}} needs a value: --param {name}=VALUE")
     return {
         "line": line,
         "parameters": values,

@@ -225,8 +225,8 @@ def _returns(observation: Observation) -> str:
     if is_left_over(defect):
         return (
             f"{f'`{variable}`' if variable else 'A tensor'} held NaN when step {defect.step:,} "
-            f"began, in which it is used in {named(defect.site)}. Step {defect.carried_from:,} is "
-            "the first of the skipped steps before it."
+            f"began, in which it is used in {named(defect.site)}. From step "
+            f"{defect.carried_from:,} to it, each step was skipped."
         )
     return (
         f"{f'`{variable}`' if variable else 'A tensor'} has not been finite since step "

@@ -132,8 +132,9 @@ class PrecisionPlan:
             else f"predicted for a GPU by counted operations, not measured on {self.device}"
         )
         best = self.best
+        where = f"on {self.device}" if self.cost == "measured" else "on a GPU, as predicted"
         lines = [
-            f"Fastest within the bounds: {best}."
+            f"Fastest within the bounds {where}: {best}."
             if best.is_within
             else f"No mix is within the bounds, fp32 included. Least error: {best}."
         ]

@@ -226,10 +226,9 @@ def follow(
                 say(f"the server rejects the run ({error}); nothing is deleted")
                 delay = MENDING_SECONDS
             else:
-                say(
-                    f"the server currently accepts no data ({error}); nothing is deleted, will "
-                    "retry"
-                )
+                text = f"the server currently accepts no data ({error})" if error.status else error
+                later = f"`halfstep upload {sending.folder}` sends the rest later"
+                say(f"{text}; nothing is deleted, will retry; {later}")
                 delay = backoff(tries)
             if error.status:
                 release()

@@ -79,18 +79,32 @@ def test_a_link_leads_to_the_server_of_the_data_folder(tmp_path: Path) -> None:
     with up(**environment) as (_process, link):
         base = link.split("/?")[0]
         assert f"{base}/?token=" in halfstep("link", "operator", **environment).stdout
-        assert f"{base}/?token=" in halfstep("user", "add", "ada", **environment).stdout
+        invited = halfstep("user", "add", "ada", **environment)
+        assert f"{base}/?token=" in invited.stdout
+        assert "Links to 127.0.0.1 open only on this machine" in invited.stderr
         other = halfstep("link", "operator", HALFSTEP_PORT="8123", **environment)
         assert "http://127.0.0.1:8123/?token=" in other.stdout
         public = environment | {"HALFSTEP_PUBLIC_URL": "https://train.example/halfstep/"}
         for words in (("link", "operator"), ("user", "add", "bob")):
-            printed = halfstep(*words, **public).stdout
-            assert "Halfstep: https://train.example/halfstep/?token=" in printed
+            printed = halfstep(*words, **public)
+            assert "Halfstep: https://train.example/halfstep/?token=" in printed.stdout
+            assert printed.stderr == ""
         assert file.stat().st_mode & 0o777 == 0o600
         written = file.read_text()
     assert not file.exists()
     file.write_text(written)
     assert ":8000/?token=" in halfstep("link", "operator", **environment).stdout
+
+
+def test_a_second_start_on_a_data_folder_says_where_halfstep_runs(tmp_path: Path) -> None:
+    """It names the address of the first, also if it was started for another port."""
+    with up(HALFSTEP_DATA=str(tmp_path)) as (_process, link):
+        port = str(free_port())
+        second = halfstep("up", HALFSTEP_DATA=str(tmp_path), HALFSTEP_PORT=port)
+    assert second.returncode == 1
+    base = link.split("/?")[0]
+    assert f"Halfstep already runs on {tmp_path}, at {base}: `halfstep link NAME`" in second.stderr
+    assert "WORKER_NAME" not in second.stderr
 
 
 @pytest.mark.extended

@@ -68,7 +68,7 @@ def test_the_toolbar_of_a_comparison_is_recalled(database: Database, ada: User, 
     expect(page.get_by_label("Time", exact=True)).to_be_checked()
     expect(page.locator("output[data-smooth]")).to_have_text("0.5")
     page.goto("/compare?runs=1,2&x=applied")
-    expect(page.get_by_label("Applied", exact=True)).to_be_checked()
+    expect(page.get_by_label("Applied steps", exact=True)).to_be_checked()
     expect(page.locator("output[data-smooth]")).to_have_text("0")
 
 
@@ -90,7 +90,7 @@ def test_parity_follows_its_runs(database: Database, ada: User, offered: None, p
     parity.get_by_label("Margin").fill("0.02")
     parity.get_by_role("button", name="Test").click()
     expect(parity).to_contain_text("fp16 is equivalent to fp32 in val/accuracy within ±0.02")
-    expect(page.get_by_label("Applied", exact=True)).to_be_checked()
+    expect(page.get_by_label("Applied steps", exact=True)).to_be_checked()
     parity.get_by_text("Pairs", exact=True).last.click()
     expect(parity.get_by_role("link", name="0.95", exact=True)).to_have_count(2)
     expect(page.locator("[data-dots] li:not(.axis)")).to_have_count(12)
@@ -106,7 +106,7 @@ def test_parity_follows_its_runs(database: Database, ada: User, offered: None, p
     parity.get_by_role("button", name="Test").click()
     expect(parity).to_contain_text("Unknown for fp16: val/accuracy never reaches 0.945: run 3")
     expect(parity.get_by_label("Target")).to_have_value("0.945")
-    expect(page.get_by_label("Applied", exact=True)).to_be_checked()
+    expect(page.get_by_label("Applied steps", exact=True)).to_be_checked()
     assert [*found_on(page)] == []
 
 

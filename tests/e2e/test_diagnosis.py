@@ -150,7 +150,7 @@ def test_gradients_stand_in_two_columns(
     faint = "() => document.querySelector('[data-layers-plot]').data.filter(t => t.opacity < 1)"
     wait_until(page, f"({faint})().length === 5")
     assert list(found_on(page)) == []
-    expect(page.locator("#measurements button", has_text="Plan precision")).to_be_visible()
+    expect(page.get_by_role("button", name="Plan precision", exact=True)).to_be_visible()
 
 
 def test_comparison_is_one_click_and_draws_its_runs(

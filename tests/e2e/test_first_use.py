@@ -75,7 +75,7 @@ def test_a_filter_keeps_the_focus_and_an_added_column_is_in_sight(running: Run, 
     page.get_by_role("button", name="Columns").click()
     page.get_by_role("combobox", name="Setting or metric").fill("batch_size")
     page.get_by_role("button", name="Add", exact=True).click()
-    page.get_by_role("button", name="Show", exact=True).click()
+    page.get_by_role("button", name="Apply", exact=True).click()
     expect(page.locator("thead [data-column]").nth(1)).to_have_text("batch_size")
 
 

@@ -86,7 +86,7 @@ def test_the_list_is_filtered_sorted_and_configured_by_keyboard(
         own.press("Enter")
     page.get_by_label("Tags", exact=True).uncheck()
     page.get_by_role("button", name="batch_size further left").click()
-    page.get_by_role("button", name="Show", exact=True).click()
+    page.get_by_role("button", name="Apply", exact=True).click()
     page.wait_for_url("**columns=*")
     heads = page.locator("thead th").all_inner_texts()
     assert [head.strip() for head in heads[2:4]] == ["batch_size", "val/accuracy"]

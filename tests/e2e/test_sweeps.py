@@ -67,7 +67,7 @@ def _check_layout(page: Page) -> None:
             re.compile("Runs ended"),
             "Time per run",
             "Best val/accuracy",
-            "at learning_rate",
+            "Best learning_rate",
             "Without a value",
         ]
     )

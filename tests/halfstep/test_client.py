@@ -712,6 +712,8 @@ def test_sweeps_by_the_client_and_the_command(
     assert client.resume_sweep(1)["status"] == "running"
     assert "/ 3 runs" in run_command("extend", "1", "--search", "training.batch_size=[64]")
     assert client.extend_sweep(2, runs=1)["runs_total"] == 4
+    assert client.rank_sweep(2, "val/acc")["goal"] == "maximize"
+    assert json.loads(run_command("rank", "2", "loss", "--json"))["goal"] == "minimize"
     with database.writing() as session:
         projects.make(session, "vision")
     assert client.move_sweep(2, project="vision")["project"] == "vision"

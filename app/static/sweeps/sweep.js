@@ -12,7 +12,7 @@ import { settingFigure, settingsFigure, trialsFigure } from 'trials'
 const [SHARE, LEAST_MS] = [0.2, 500]
 /** Lines through the settings: of more runs the best. */
 const LINES = 50
-const FRAGMENTS = ['status', 'actions', 'menu', 'facts', 'trials', 'trial_count', 'paging']
+const FRAGMENTS = ['status', 'actions', 'menu', 'facts', 'metrics', 'trials', 'trial_count', 'paging']
 
 const article = document.querySelector('[data-sweep]')
 const { sweep, metric, goal } = article.dataset

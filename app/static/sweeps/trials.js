@@ -34,7 +34,7 @@ const basics = (colors, height) => ({
 
 /** Return the placeholder of an empty plot. @param {Record<string, string>} colors @param {number} height */
 const nothing = (colors, height) => {
-  const text = { text: 'No values yet', x: 0.5, y: 0.5, xref: 'paper', yref: 'paper', showarrow: false }
+  const text = { text: 'No values', x: 0.5, y: 0.5, xref: 'paper', yref: 'paper', showarrow: false }
   return { data: [], layout: { ...basics(colors, height), xaxis: { visible: false }, yaxis: { visible: false }, annotations: [text] }, drawn: 0 }
 }
 

@@ -7,25 +7,29 @@ from typing import Annotated
 
 import typer
 
-from halfstep.api_client import credentials
+from halfstep.api_client import credentials, local_server
 from halfstep.api_client.credentials import Credentials
 from halfstep.api_client.errors import ApiError
 from halfstep.cli.application import single
 from halfstep.cli.options import AsJson, read_text
 from halfstep.cli.output import print_notes, print_result
 
-DEFAULT_URL = "http://127.0.0.1:8000"
-
 
 @single()
 def app(
-    url: Annotated[str, typer.Argument(metavar="URL", help="Address of the server")] = DEFAULT_URL,
+    url: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL", help="Address of the server; default: the one on this machine"
+        ),
+    ] = "",
     force: Annotated[
         bool, typer.Option("--force", help="Replace a login although the server does not answer")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Store a server's URL and a token, in a file that only you can read."""
+    url = url or local_server.default_url()
     if not credentials.is_address(url):
         raise typer.BadParameter(f"url is {url!r}; allowed: http://… or https://…")
     # Never an argument: the list of processes and the shell's history would show it.

@@ -90,9 +90,11 @@ def submit(
     options: dict[str, Any] = {"name": name} | ({"tags": tags} if tags else {})
     given = {"nodes": nodes, "devices_per_node": devices, "project": project}
     options |= {option: value for option, value in given.items() if value is not None}
+    command = (
+        command_of(line, parameters, folder, git, commit, venv, variables, secrets) if line else {}
+    )
     with connect() as client:
         if line:
-            command = command_of(line, parameters, folder, git, commit, venv, variables, secrets)
             queued = client.submit_command(**command, **options)
         else:
             config = configuration(fields, precision)

@@ -232,7 +232,8 @@ def parity(
     run_ids: RunIds,
     metric: Annotated[str, typer.Option(help="Default: the first metric, else the loss")] = "",
     margin: Annotated[
-        float | None, typer.Option(help="Largest difference that counts as equal")
+        float | None,
+        typer.Option(help="Largest difference that does not matter, such as 1 % of the metric"),
     ] = None,
     group: Annotated[
         str, typer.Option(help="Setting; default: the precision, else the only one that differs")

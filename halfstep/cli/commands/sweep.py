@@ -34,7 +34,7 @@ from halfstep.cli.options import (
 from halfstep.cli.output import print_json, print_list, print_notes, print_result, warn
 
 if TYPE_CHECKING:
-    from halfstep.api_client.response_types import ListedRun, SweepSummary, SweepTrial
+    from halfstep.api_client.response_types import ListedRun, SweepDetail, SweepSummary, SweepTrial
 
 #: Of a command that waits for the end of a sweep.
 EXIT_CODES = {"finished": 0, "failed": 3, "cancelled": 4}
@@ -51,7 +51,11 @@ Search = Annotated[
     ),
 ]
 
-app = App("Start, list, show, extend, move, pause, resume, retry or cancel sweeps.")
+Goal = Annotated[
+    str, typer.Option(help="minimize or maximize the metric; default: derived from its name")
+]
+
+app = App("Start, list, show, extend, rank, move, pause, resume, retry or cancel sweeps.")
 
 
 @app.command()
@@ -76,9 +80,7 @@ def begin(
         ),
     ] = None,
     metric: Annotated[str, typer.Option(help="Metric to compare by its last value")] = "loss",
-    goal: Annotated[
-        str, typer.Option(help="minimize or maximize the metric; default: derived from its name")
-    ] = "",
+    goal: Goal = "",
     runs: Annotated[
         int | None, typer.Option(help="Runs in total; default: all points of a grid, else 20")
     ] = None,
@@ -117,9 +119,13 @@ def begin(
     if pruner:
         options["pruner"] = {"kind": pruner} | ({"first": first} if first else {})
     space = _space(search)
+    command = (
+        command_of(line, parameters, folder, git, commit, venv, variables, secrets, searched=space)
+        if line
+        else {}
+    )
     with connect() as client:
         if line:
-            command = command_of(line, parameters, folder, git, commit, venv, variables, secrets)
             sweep = client.sweep_command(space=space, **command, **options)
         else:
             sweep = client.begin_sweep(recipe, space, configuration(fields, precision), **options)
@@ -169,7 +175,7 @@ def show(sweep_id: SweepId, as_json: AsJson = False) -> None:
     fields = {
         "Sweep": f"{sweep['id']}  {sweep['name']}",
         "Status": formats.label(sweep["status"]),
-        "Reason": sweep["error"] or "",
+        "Reason": sweep["error"] or sweep["warning"],
         "Runs": f"{_count_ended(sweep)} / {sweep['runs_total']} ended",
         "Metric": f"{sweep['metric']}, {sweep['goal']}",
         "Best": best,
@@ -211,6 +217,18 @@ def extend(
     space = _space(search) or None
     with connect() as client:
         _print_sweep(client.extend_sweep(sweep_id, runs=runs, space=space), as_json=as_json)
+
+
+@app.command()
+def rank(
+    sweep_id: SweepId,
+    metric: Annotated[str, typer.Argument(metavar="METRIC", help="A metric of its runs, or loss")],
+    goal: Goal = "",
+    as_json: AsJson = False,
+) -> None:
+    """Compare a sweep's runs by another metric, also those that have ended."""
+    with connect() as client:
+        _print_sweep(client.rank_sweep(sweep_id, metric, goal=goal), as_json=as_json)
 
 
 @app.command()
@@ -260,7 +278,7 @@ def _count_ended(sweep: "SweepSummary") -> int:
     return int(sweep["complete"] + sweep["pruned"] + sweep["failed"])
 
 
-def _print_sweep(sweep: "SweepSummary", *, as_json: bool) -> None:
+def _print_sweep(sweep: "SweepDetail", *, as_json: bool) -> None:
     best = f"  best {sweep['metric']} {number_formats.number(sweep['best'])}"
     ended = f"{_count_ended(sweep)} / {sweep['runs_total']} runs ended"
     why = f"  ({sweep['error']})" if sweep["error"] else ""
@@ -268,3 +286,5 @@ def _print_sweep(sweep: "SweepSummary", *, as_json: bool) -> None:
     text = f"sweep {sweep['id']}  {status}  {sweep['name']}  {ended}"
     text += "" if sweep["best"] is None else best
     print_result(sweep, text + why, as_json=as_json)
+    if sweep["warning"]:
+        warn(f"{sweep['warning']} Rank by another: halfstep sweep rank {sweep['id']} METRIC")

@@ -252,7 +252,7 @@ def test_a_finding_has_the_values_of_both_precisions() -> None:
     assert [(tile.label, re.sub("<.*?>", "", str(tile.value))) for tile in view.tiles] == [
         ("Loss in step 12", "1.417 in fp32 1.58"),
         ("Lose precision", "3"),
-        ("Order of calls", "1"),
+        ("Order of AMP calls", "1"),
         ("Nonfinite steps", "3"),
         ("Largest scale that fits", "217"),
         ("Gradient lost", "0.9 %"),

@@ -177,7 +177,9 @@ def test_fp8_is_offered_where_devices_have_it(
         offer = {"recipes": recipes, "devices": [gpu]}
         workers.register(session, name="w1", host="host", pid=1, versions={}, **offer)
     queued = script.post("/api/v1/runs", json={"recipe": "digits", "config": {"precision": "fp8"}})
-    assert queued.json()["waiting"] == "no worker that is up has devices for fp8"
+    assert queued.json()["waiting"] == (
+        "no worker that is up has devices for fp8: start one that can take it, or cancel the run"
+    )
     assert "<th>fp8</th>" in browser.get("/workers/1").text
 
 

@@ -97,7 +97,7 @@ def test_lines_are_rows_and_metrics(
         ({"step": 1.5}, "step is 1.5"),
         ({"step": 2**70}, "step is"),
         ({"step": 1, "time": "now"}, "time is 'now'"),
-        ({"step": 1, "a": None}, "a is None; allowed: a number"),
+        ({"step": 1, "a": None}, "a is None; allowed: a number, or as text NaN, Inf"),
         ({"step": 1, "a": "text"}, "a is 'text'"),
         ({"step": 1, "a": {"b": [1]}}, "a/b is [1]"),
         ({"step": 1, "a": 10**400}, "a is"),

@@ -45,7 +45,7 @@ def test_records_of_a_collapse_are_evidence(
     page = browser.get("/runs/1").text
     evidence = _evidence(page)
     assert evidence["Loss"] == "1.5 at step 5, not finite at step 6"
-    assert evidence["Skipped"].startswith("56 of 60 steps, each from step 6 on")
+    assert evidence["Skipped"].startswith("56 of 60 steps, each from step 6 on and 1 earlier")
     assert _timeline(page)[:2] == [("2", "first skip"), ("4", "checkpoint")]
     assert _timeline(page)[-1] == ("60", "end")
     assert ("6", "loss not finite") in _timeline(page)

@@ -45,7 +45,11 @@ def test_omitted_settings_get_their_defaults() -> None:
             "nan is not valid; allowed: a number greater than 0",
         ),
         ("precision", "fp8", "fp8 is not valid; allowed: one of fp16, bf16, fp32"),
-        ("training.batchsize", 64, "there is no such field; allowed: steps, batch_size,"),
+        (
+            "training.batchsize",
+            64,
+            "there is no such field; did you mean training.batch_size? allowed: steps, batch_size,",
+        ),
         ("model", 1, "there is no such field; allowed: precision, training, modules, scaler"),
         (
             "modules.fp32",

@@ -111,7 +111,9 @@ def test_a_declared_name_replaces_the_path(
     page = browser.get("/runs/new", params={"from": old.id, "step": 40}).text
     assert 'name="recipe" value="mine"' in page
     fork = body | {"recipe": "mine", "parent_id": old.id, "parent_step": 40}
-    assert script.post("/api/v1/runs", json=fork).json()["recipe"] == f"{FILE}:Mine"
+    queued = script.post("/api/v1/runs", json=fork).json()
+    assert (queued["recipe"], queued["name"]) == (f"{FILE}:Mine", "old from step 40")
+    assert 'value="old from step 40"' in page
     listed = browser.get("/runs").text
     assert "mine.py:Mine ·" in listed
     assert f"{FILE}:Mine ·" not in listed

@@ -80,12 +80,13 @@ def test_skip_shows_counts_and_what_its_replay_found(
 def test_replay_that_is_not_exact_says_why(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """Its notes are next to its result, also if it found nothing."""
+    """Its notes are next to its result, and if it found nothing, what to do."""
     replay = make_replay(7, found=False, exact=False, notes=["dropout draws anew"])
     record(database, running, events=[make_skip(7, "a.b"), replay])
     page = browser.get("/runs/1").text
     assert "Nothing overflowed this time." in page
     assert "Not exact: dropout draws anew" in page
+    assert 'href="/runs/new?from=1&amp;before=7">Fork before this step</a>' in page
 
 
 @pytest.mark.parametrize(
@@ -249,14 +250,14 @@ def test_page_has_the_last_precision_diff(
     database: Database, running: Run, browser: TestClient
 ) -> None:
     """Modules in order, with both parts of their errors, the suggestion and a fork with it."""
-    assert "Not measured: which modules" in browser.get("/runs/1").text
+    assert "No precision plan yet" in browser.get("/runs/1").text
     healthy = make_precision_diff(50, rows=[make_precision_row("body")], suggested=[])
     record(database, running, events=[healthy | {"causes": []}])
     assert "was not measured" in section_of(browser.get("/runs/1").text)
     record(database, running, events=[make_precision_diff(100)])
     page = browser.get("/runs/1").text
     section = section_of(page)
-    assert "Not measured: which modules" not in page
+    assert "No precision plan yet" not in page
     assert "in step 100: the gradient" in page  # the card of the lab
     assert "Step 100" in section
     assert section.index("<code>(loss)</code>") < section.index("<code>body</code>")

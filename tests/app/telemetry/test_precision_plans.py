@@ -36,6 +36,7 @@ class Own:
     defaults: dict[str, Any] = {}  # noqa: RUF012
 
 
+FASTEST = "Fastest within the bounds on a GPU, as predicted: fp16 with model.head in fp32."
 CONFIG = config_model(Own).model_validate({"training": {"steps": 300}}).model_dump(mode="json")
 
 
@@ -190,7 +191,7 @@ def test_submitted_measurement_is_checked(
 def test_plan_of_the_api(database: Database, planned: Run, browser: TestClient) -> None:
     """Its points with their configurations, in words too; a run without a plan has none."""
     plan = browser.get(f"/api/v1/runs/{planned.id}/precision-plan").json()["plan"]
-    assert plan["sentences"][0] == "Fastest within the bounds: fp16 with model.head in fp32."
+    assert plan["sentences"][0] == FASTEST
     assert [point["label"] for point in plan["points"]] == [
         "fp16 everywhere",
         "fp16 with model.head in fp32",
@@ -210,7 +211,7 @@ def test_plan_of_the_api(database: Database, planned: Run, browser: TestClient) 
 def test_page_of_a_plan(planned: Run, browser: TestClient) -> None:
     """Its points with bounds, how costs were found, and the modules with what is unknown."""
     page = " ".join(browser.get(f"/runs/{planned.id}/precision-plan").text.split())
-    assert "Fastest within the bounds: fp16 with model.head in fp32." in page
+    assert FASTEST in page
     assert "predicted for a GPU from counted operations" in page
     assert "Predicted time</th>" in page
     assert page.count("<td>outside</td>") == 1
@@ -234,6 +235,7 @@ def test_measured_times_are_named_as_such(
     assert "measured by CUDA events on H100 &lt;i&gt;" in page
     assert "<code>&lt;b&gt;</code>" in page
     assert "1.5 ms" in page
+    assert "Fastest within the bounds on H100 &lt;i&gt;: " in page
 
 
 def test_page_before_and_without_a_plan(
@@ -477,7 +479,7 @@ def test_client_and_command(database: Database, ended: Run, address: str, token:
         assert client.request_checkpoint_diff(1, 100)["parent_step"] == 100
     command = ("run", "precision-plan", str(plan["id"]))
     table = halfstep(*command, **known).stdout
-    assert "Fastest within the bounds: fp16 with model.head in fp32." in table
+    assert FASTEST in table
     assert json.loads(halfstep(*command, "--json", **known).stdout)["best"] == 1
     without = halfstep("run", "precision-plan", "1", **known)
     assert (without.returncode, without.stdout) == (1, "")

@@ -61,13 +61,6 @@ def test_every_cause_is_walked() -> None:
     assert {cause for _title, cause in FINDINGS} >= {*CAUSES, *SHADOW_CAUSES}
 
 
-def test_the_last_skip_of_a_run_that_is_over_was_before_its_end() -> None:
-    """Nothing is some steps ago any more."""
-    health = scaling_health.judge(scaling_health.count(*FIGURES["healthy"]))
-    assert " ago" in health_statement(health, []).text
-    assert " before the end" in health_statement(health, [], is_over=True).text
-
-
 @looped("word", FIGURES)
 def test_no_statement_contradicts_a_finding(word: str) -> None:
     """Events say what happened, only the first finding says why, and a fault is not called well."""

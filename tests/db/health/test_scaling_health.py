@@ -6,7 +6,7 @@ import pytest
 from db.database import Database
 from db.files import checkpoints
 from db.health import scaling_health as health
-from db.tables import Diagnosis, Run, User, Worker
+from db.tables import Diagnosis, Run, Status, User, Worker
 from db.telemetry import series
 from halfstep.telemetry.flags import NORM_OVERFLOW, NOT_STEPPED
 from tests.db.conftest import claim, config, submit
@@ -176,3 +176,14 @@ def test_weights_are_lost_by_gradients_that_are_not_finite(
         judged = health.scaling_health(session, session.get_one(Run, running.id))
     assert judged is not None
     assert (judged.word == "dead") is is_dead, judged.reason
+
+
+def test_skips_of_an_ended_run_are_before_its_end(database: Database, running: Run) -> None:
+    """No skip is some steps ago any more, wherever the reason is shown."""
+    record(database, running, make_steps([1.0] * 60, skipped=SEARCH))
+    with database.writing() as session:
+        run = session.get_one(Run, running.id)
+        assert " ago" in getattr(health.scaling_health(session, run), "reason", "")
+        run.status = Status.FINISHED
+        reason = getattr(health.scaling_health(session, run), "reason", "")
+    assert (" ago" in reason, " before the end" in reason) == (False, True)

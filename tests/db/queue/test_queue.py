@@ -13,6 +13,7 @@ from db.database import Database
 from db.errors import Invalid, StaleAttempt
 from db.queue import pending_reasons, queue, run_control
 from db.runs import runs
+from db.runs.run_filters import NeedsAttention
 from db.tables import Run, RunNode, RunStatus, Status, User, Worker
 from tests.db.conftest import CPU, DIGITS, add_worker, claim, config, submit
 from tests.db.telemetry.telemetry_made import record
@@ -279,18 +280,24 @@ def test_a_user_has_so_many_runs_in_training(database: Database, ada: User, work
         ({"config": config(precision="bf16")}, "devices for bf16"),
         ({"devices_per_node": 2}, "needs 2 devices"),
         ({"config": config(device_memory_gib=80)}, "of 80 GiB, and no worker that is up has more"),
+        ({"nodes": 2}, "and only 1 worker can take part"),
         ({}, "1 run is ahead: 1 (digits-fp16)"),
     ],
 )
 def test_a_queued_run_shows_its_pending_reason(
     database: Database, ada: User, changes: dict[str, Any], reason: str
 ) -> None:
-    """A run that no worker can train shows the reason."""
+    """A run that no worker can train shows the reason and what to do, and needs attention."""
     with database.writing() as session:
         assert why(session, submit(session, ada)) == "no worker reports at the moment"
     add_worker(database, "w1", [DIGITS], [CPU])
     with database.writing() as session:
-        assert reason in why(session, submit(session, ada, **changes))
+        run = submit(session, ada, **changes)
+        text = why(session, run)
+        assert reason in text
+        assert ("start one that can take it, or cancel" in text) == bool(changes)
+        found = session.scalars(select(Run.id).where(NeedsAttention().sql())).all()
+        assert found == ([run.id] if changes else [])
 
 
 def test_a_run_that_is_killed_again_and_again_fails(

@@ -3,12 +3,15 @@
 import fcntl
 import json
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from halfstep.api_client import local_server
+from halfstep.api_client.errors import ApiError
+from halfstep.client import Client
 from halfstep.session.queued_run import FOLDER
 from halfstep.session.run_upload import server_of
 from tests import warm
@@ -130,3 +133,22 @@ def test_a_queued_run_uses_only_the_server_of_its_data_folder(
             monkeypatch.setenv(FOLDER, str(tmp_path / data / "runs" / "3"))
             found = server_of(None, None)
             assert (found and found.url) == url
+
+
+def test_commands_without_a_login_name_the_server_that_runs_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the message without a token, and where a token has no address: also `halfstep login`."""
+    for name in ("HALFSTEP_URL", "HALFSTEP_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    with local_server.announce(tmp_path, "http://127.0.0.1:9", "hs_a"):
+        with pytest.raises(
+            ApiError, match=r"at http://127.0.0.1:9/account, .* http://127.0.0.1:9`"
+        ):
+            Client()
+        with Client(token="hs_b") as client:
+            assert client.page_url(1) == "http://127.0.0.1:9/runs/1"
+        command = [sys.executable, "-m", "halfstep.cli.main", "login"]
+        ended = subprocess.run(command, input="hs_b", capture_output=True, text=True, check=False)
+        assert "The token for http://127.0.0.1:9 is stored" in ended.stdout
+    assert local_server.default_url() == local_server.URL

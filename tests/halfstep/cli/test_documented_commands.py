@@ -82,6 +82,12 @@ def test_every_documented_command_exists_with_its_options() -> None:
     assert wrong == []
 
 
+def test_every_client_command_is_in_the_reference() -> None:
+    """Short forms such as `halfstep submit`, too."""
+    text = (ROOT / "docs/reference/client.md").read_text()
+    assert [name for name in main.CLIENT if not re.search(rf"halfstep {name}\b", text)] == []
+
+
 @pytest.mark.extended  # test_user_command.py has each command, in one process
 def test_the_commands_for_accounts_run_as_written(tmp_path: Path) -> None:
     """The commands of docs/how-to/teams.md run with the project that they name."""

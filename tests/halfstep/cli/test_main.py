@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -205,7 +206,7 @@ def test_unknown_command_is_named() -> None:
     """A usage error ends with a message that lists the commands, and a suggestion."""
     ended = halfstep("dwonload")
     assert ended.returncode == 2
-    assert "'dwonload'; did you mean 'download'?" in ended.stderr
+    assert "'dwonload'; did you mean download?" in ended.stderr
     assert "migrate" in ended.stderr
 
 
@@ -216,8 +217,13 @@ def test_unknown_command_is_named() -> None:
         ("run show first", "RUN: 'first' is not a whole number"),
         ("run show 1 2", "got unexpected extra argument(s) (2)"),
         ("run show 1 --jsno", "no such option: --jsno"),
-        ("run shwo 1", "there is no command 'shwo'; did you mean 'show'? allowed: submit, list,"),
+        ("run shwo 1", "there is no command 'shwo'; did you mean show? allowed: submit, list,"),
         ("submit digits --precision fp17", "--precision: 'fp17' is not valid; allowed: fp16, "),
+        ("submit --command 'a {lr}'", "{lr} needs a value: --param lr=VALUE"),
+        (
+            "sweep begin --command 'a {lr} {wd}' --search wd=1,2",
+            "{lr} needs a value: --param lr=VALUE",
+        ),
         ("top --interval 0", "--interval: 0 is not valid; allowed: at least 0.2"),
         ("export tensorflow 1 x", "TARGET: 'tensorflow' is not valid; allowed: tensorboard, ml"),
     ],
@@ -226,7 +232,7 @@ def test_a_typing_error_is_one_sentence(
     typed: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """stderr has one line, with the command that has --help; the exit code is 2."""
-    assert type_command(*typed.split()) == 2
+    assert type_command(*shlex.split(typed)) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"halfstep: {message}")
     assert line.endswith("--help`)")

@@ -460,7 +460,9 @@ def test_a_server_that_comes_and_goes_gets_everything(
     uploading.threads[0].join(60)
     assert find_attempt(site, writer.files).spool == read_spooled(writer.files)
     assert find_attempt(site, writer.files).outcome is not None
-    assert "nothing is deleted, will retry" in uploading.said[0]
+    retried = "; nothing is deleted, will retry; `halfstep upload "
+    assert uploading.said[0].startswith("the server does not answer at")
+    assert retried in uploading.said[0]
 
 
 def test_a_server_that_stays_away_is_given_up_after_the_end(

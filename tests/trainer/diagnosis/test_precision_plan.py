@@ -182,7 +182,7 @@ def test_recipe_plan_from_the_command() -> None:
     """The plan is printed with the command that submits it, or as JSON; errors are sentences."""
     ended = halfstep("recipe", "plan", str(TEMPLATE), "--batches", "1")
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout.startswith("Fastest within the bounds: fp16 everywhere.")
+    assert ended.stdout.startswith("Fastest within the bounds on a GPU, as predicted: fp16")
     *_, command = ended.stdout.splitlines()
     assert shlex.split(command)[:5] == [
         *("halfstep", "submit", str(TEMPLATE)),
