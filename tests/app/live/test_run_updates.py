@@ -83,7 +83,7 @@ def test_a_message_holds_what_changed_however_much_there_is(
         name: re.findall('data-key="(.*?)"', part["html"]) for name, part in parts["rows"].items()
     }
     assert keys == {"skips": ["202-SGD"], "artifacts": ["a.txt"], "checkpoints": ["101"]}
-    assert parts["rows"]["checkpoints"]["keys"] == [str(n) for n in range(1, 102)]
+    assert parts["rows"]["checkpoints"]["keys"] == [str(n) for n in range(101, 0, -1)]
 
     with database.writing() as session:
         checkpoints.prune(session, running.id, running.attempt, {"keep_last": 1})

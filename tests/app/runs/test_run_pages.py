@@ -369,7 +369,7 @@ def test_changed_settings_are_next_to_the_facts(
     config = {**CONFIG, "training": {**CONFIG["training"], **changed}, "strange": {"field": 1}}
     start_run(database, ada, config=config)
     page = browser.get("/runs/1").text
-    assert 'data-tab="configuration">Configuration <span class="chip">2</span>' in page
+    assert 'data-tab="configuration">Configuration <span class="chip">2 changed</span>' in page
     result = browser.get("/api/v1/runs/1").json()["changed_settings"]
     assert {(each["path"], each["value"], each["default"]) for each in result} == {
         ("training.batch_size", 96, 64),
