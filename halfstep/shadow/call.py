@@ -10,7 +10,7 @@ from torch._C import _current_graph_task_id
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from halfstep.shadow.arguments import IN_FP64, adapt, in_fp32, in_fp64, map_tensors
-from halfstep.shadow.facts import Facts, all_finite, examine
+from halfstep.shadow.facts import Facts, all_finite, examine, examine_all
 from halfstep.shadow.lines import place_of_caller
 from halfstep.shadow.memory import SHADOW_DTYPES, Entry, ShadowMemory
 from halfstep.shadow.operations import OUTSIDE, Input, Operation
@@ -238,9 +238,10 @@ class Call:
                 mode.repair.follow(self._func, self._repaired, outputs, self._written)
             except Exception:  # there is no kernel for these dtypes
                 mode.repair = None
+        made_tensors: list[tuple[Tensor, Entry, Tensor | None]] = []
         for index, tensor in enumerate(targets[: RESULTS.get(operator.name)]):
             if is_readable(tensor) and has_numbers(tensor):
-                self._compare(made, tensor, index, shadows)
+                made_tensors.append((tensor, *self._record_result(made, tensor, index, shadows)))
             elif self._written and is_readable(tensor):
                 mode.memory.forget(tensor)  # numbers changed as integers
             elif shadows is not None and operator.name == "_to_copy" and not made.is_backward:
@@ -249,6 +250,7 @@ class Call:
                 self._compare_mask(made, tensor, shadows[index])
             if made.power is None and is_readable(tensor) and not has_numbers(tensor):
                 self._decide(made, tensor)  # a mask that another scale would change
+        self._compare(made, made_tensors)
         for tensor in self._running_statistics():
             entry = self._record_change(made, tensor)
             if (facts := examine(tensor, None)) is not None:
@@ -307,11 +309,12 @@ class Call:
             return [mode.shadow(tensor) for tensor in self._written]
         return shadows
 
-    def _compare(
+    def _record_result(
         self, made: Operation, tensor: Tensor, index: int, shadows: list[Tensor] | None
-    ) -> None:
-        """Record what is wrong in a tensor that the operator made or changed."""
-        mode, memory = self._mode, self._mode.memory
+    ) -> tuple[Entry, Tensor | None]:
+        """Record who made or changed a tensor; return what is known of it, and its shadow."""
+        memory = self._mode.memory
+        made.dtype = made.dtype or tensor.dtype
         if self._written:
             entry, shadow = self._record_change(made, tensor), None
             if shadows is None:
@@ -325,21 +328,26 @@ class Call:
             shadow = shadows[index] if shadows is not None and index < len(shadows) else None
             if shadow is not None and shadow.shape == tensor.shape:
                 memory.assign(tensor, entry, shadow)
-        made.dtype = made.dtype or tensor.dtype
+        return entry, shadow
+
+    def _compare(self, made: Operation, results: list[tuple[Tensor, Entry, Tensor | None]]) -> None:
+        """Record what is wrong in the tensors that the operator made or changed."""
+        mode = self._mode
         if self.operator.name in UNWRITTEN:
             return
-        if is_half(tensor) and not made.is_backward:
-            mode.half_operators += 1
-        facts = examine(tensor, shadow)
-        if facts is not None:
-            for unread, part in zip(self._entries, self.tensors, strict=True):
-                if unread.is_unread and facts.nonfinite:
-                    mode.read(part, unread, facts)
-                    made.inputs = [Input(unread.writers, facts), *made.inputs]
-            self._record(made, tensor, entry, facts)
-        is_measured = mode.measures and not made.is_backward and shadow is not None
-        if is_measured and tensor.numel() <= MOST_MEASURED:
-            made.own_error = max(made.own_error, self._measure_own_error(tensor))
+        found = examine_all([(tensor, shadow) for tensor, _, shadow in results])
+        for (tensor, entry, shadow), facts in zip(results, found, strict=True):
+            if is_half(tensor) and not made.is_backward:
+                mode.half_operators += 1
+            if facts is not None:
+                for unread, part in zip(self._entries, self.tensors, strict=True):
+                    if unread.is_unread and facts.nonfinite:
+                        mode.read(part, unread, facts)
+                        made.inputs = [Input(unread.writers, facts), *made.inputs]
+                self._record(made, tensor, entry, facts)
+            is_measured = mode.measures and not made.is_backward and shadow is not None
+            if is_measured and tensor.numel() <= MOST_MEASURED:
+                made.own_error = max(made.own_error, self._measure_own_error(tensor))
 
     def _compare_mask(self, made: Operation, mask: Tensor, shadow: Tensor) -> None:
         """Keep a mask that is another in fp32, since values became 0 in half precision."""

@@ -1,6 +1,7 @@
 """Differences between a half-precision tensor and its shadow. This module imports torch."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,24 +45,49 @@ def examine(tensor: Tensor, shadow: Tensor | None) -> Facts | None:
     """Return the defects of a tensor's values, or None without any.
 
     shadow: of the same shape; None if it equals the tensor.
-
-    The usual result takes two sums and two counts, each read by the host.
     """
-    if tensor.is_complex():
-        tensor, shadow = _parts(tensor), None if shadow is None else _parts(shadow)
-    if not tensor.is_floating_point() or not tensor.numel():
-        return None
-    is_finite = all_finite(tensor)
+    return examine_all([(tensor, shadow)])[0]
+
+
+def examine_all(pairs: Sequence[tuple[Tensor, Tensor | None]]) -> list[Facts | None]:
+    """Examine tensors of one device with their shadows, see `examine`.
+
+    The host reads once whether anything is wrong in them: sums, and differences of counts of zeros.
+    """
+    found: list[Facts | None] = [None] * len(pairs)
+    numbers: list[tuple[int, Tensor, Tensor | None]] = []
+    values: list[Tensor] = []
+    for index, (tensor, shadow) in enumerate(pairs):
+        if tensor.is_complex():
+            tensor, shadow = _parts(tensor), None if shadow is None else _parts(shadow)
+        if tensor.is_floating_point() and tensor.numel():
+            numbers.append((index, tensor, shadow))
+            values += [_sum(tensor), *_differences(tensor, shadow)]
+    if not values:
+        return found
+    read = iter(torch.stack(values).tolist() if len(values) > 1 else [float(values[0])])
+    for index, tensor, shadow in numbers:
+        is_finite = math.isfinite(next(read))
+        if shadow is None:
+            found[index] = None if is_finite or all_finite(tensor) else _without_shadow(tensor)
+        else:
+            is_shadow_finite, is_flushed = math.isfinite(next(read)), next(read) != 0
+            if not is_finite or not is_shadow_finite or is_flushed:
+                found[index] = _compare(tensor, shadow)
+    return found
+
+
+def _differences(tensor: Tensor, shadow: Tensor | None) -> list[Tensor]:
     if shadow is None:
-        return None if is_finite else _without_shadow(tensor)
-    is_shadow_finite = all_finite(shadow)
-    if is_finite and is_shadow_finite:
-        zeros = int(torch.count_nonzero(shadow)) - int(torch.count_nonzero(tensor))
-        if zeros == 0:
-            return None
+        return []
+    return [_sum(shadow), torch.count_nonzero(shadow) - torch.count_nonzero(tensor)]
+
+
+def _compare(tensor: Tensor, shadow: Tensor) -> Facts | None:
+    is_finite = all_finite(tensor)
     facts = Facts(tensor.numel())
     facts.nan, facts.infinite = _counts(tensor, is_finite=is_finite)
-    facts.shadow_nan, facts.shadow_infinite = _counts(shadow, is_finite=is_shadow_finite)
+    facts.shadow_nan, facts.shadow_infinite = _counts(shadow, is_finite=all_finite(shadow))
     is_flushed = (tensor == 0) & (shadow != 0)
     facts.flushed = int(is_flushed.sum())
     if facts.flushed:
@@ -79,8 +105,11 @@ def all_finite(tensor: Tensor) -> bool:
 
     If the sum is finite, so is each summand; a sum of finite numbers may still overflow.
     """
-    dtype = torch.float32 if tensor.element_size() < 4 else None
-    return math.isfinite(float(tensor.sum(dtype=dtype))) or bool(torch.isfinite(tensor).all())
+    return math.isfinite(float(_sum(tensor))) or bool(torch.isfinite(tensor).all())
+
+
+def _sum(tensor: Tensor) -> Tensor:
+    return tensor.sum(dtype=torch.float32 if tensor.element_size() < 4 else None)
 
 
 def _parts(tensor: Tensor) -> Tensor:

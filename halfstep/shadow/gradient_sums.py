@@ -55,10 +55,11 @@ def gradient_sums(mode: ShadowMode, gradients: Sequence[Tensor]) -> GradientSums
         if facts is not None and (facts.nonfinite or facts.shadow_nonfinite):
             is_finite = torch.isfinite(exact) & torch.isfinite(actual)
             exact, actual = exact[is_finite], actual[is_finite]
-        square = float(exact.pow(2).sum())
+        squares = [exact.pow(2).sum(), actual.pow(2).sum(), (exact - actual).pow(2).sum()]
+        square, actual_square, distance = torch.stack(squares).tolist()
         sums.shadow += square
-        sizes.append((square / max(exact.numel(), 1), None if actual.any() else entry))
-        sums.distance += float((exact - actual).pow(2).sum())
+        sizes.append((square / max(exact.numel(), 1), entry if actual_square == 0 else None))
+        sums.distance += distance
         if facts is not None and facts.flushed:
             sums.lost += float(exact[actual == 0].pow(2).sum())
             sums.flushed = sums.flushed or entry

@@ -147,9 +147,11 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if is_part and tensor.numel() > LARGEST_READ:
             entry.is_unread = entry.is_suspect = True
         elif has_numbers(tensor) and is_readable(tensor):
-            self.read(tensor, entry, examine(tensor, None))
+            largest = float(tensor.detach().abs().max()) if tensor.numel() else 0.0
+            if not math.isfinite(largest):
+                self.read(tensor, entry, examine(tensor, None))
             entry.is_suspect = entry.is_suspect or not _is_whole_finite(tensor)
-            if not entry.is_suspect and LARGE < (largest := _largest(tensor)) < math.inf:
+            if not entry.is_suspect and LARGE < largest < math.inf:
                 origin.variable, origin.is_weight = self._variable(tensor)
                 if not origin.is_weight:
                     origin.largest, origin.is_tainted = largest, True
@@ -301,11 +303,6 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if versions and versions == [tensor._version for tensor in tensors]:
         torch.autograd.graph.increment_version(tensors)
     return result
-
-
-def _largest(tensor: Tensor) -> float:
-    is_number = tensor.is_floating_point() and tensor.numel()
-    return float(tensor.detach().abs().max()) if is_number else 0.0
 
 
 def _is_whole_finite(tensor: Tensor) -> bool:
