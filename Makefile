@@ -12,7 +12,7 @@ PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help up compose-env release check quick docs test test-all test-diagnosis test-security test-journeys test-faults test-clusters test-frameworks image-test gpu lint bench screenshots response-types lock suite suite-all scripts
+.PHONY: help up compose-env release check quick docs test test-all test-diagnosis test-security test-journeys test-faults test-clusters test-frameworks image-test gpu lint format bench screenshots response-types lock suite suite-all scripts
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -151,6 +151,15 @@ lint-design:
 
 lint-scripts:
 	$(BIN)/node .ci/node_modules/typescript/bin/tsc
+	$(BIN)/node .ci/node_modules/eslint/bin/eslint.js --config .ci/eslint.config.mjs app/static tests/app/static
+	$(BIN)/node .ci/node_modules/prettier/bin/prettier.cjs --check --log-level warn $(FORMATTED)
+
+# By prettier
+FORMATTED := 'app/static/**/*.{js,css}' 'tests/**/*.js' '.ci/*.mjs'
+
+format: $(VENV)/.installed-test ## Format Python, scripts and styles
+	$(BIN)/ruff format .
+	$(BIN)/node .ci/node_modules/prettier/bin/prettier.cjs --write --log-level warn $(FORMATTED)
 
 lint-compose:
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml

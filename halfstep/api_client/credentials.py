@@ -6,6 +6,7 @@ A stored token is only sent to the server that it was stored for.
 import json
 import os
 from collections.abc import Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -51,7 +52,10 @@ def find(
 def is_local(url: str) -> bool:
     """Return whether a URL's host is this machine, to which no proxy of the environment leads."""
     host = urlsplit(url).hostname or ""
-    return host == "localhost" or host == "::1" or host.startswith("127.")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def is_address(url: str) -> bool:

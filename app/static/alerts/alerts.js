@@ -18,8 +18,9 @@ const form = document.querySelector('[data-rule-form]')
 const [scope, condition] = [form.querySelector('[data-scope]'), form.querySelector('[data-condition]')]
 const show = () => {
   const isOfService = scope.value === 'service'
-  for (const option of condition.options) option.hidden = option.disabled = ('service' in option.dataset) !== isOfService
-  if (!condition.selectedOptions[0] || condition.selectedOptions[0].disabled) condition.value = condition.querySelector('option:enabled').value
+  for (const option of condition.options) option.hidden = option.disabled = 'service' in option.dataset !== isOfService
+  if (!condition.selectedOptions[0] || condition.selectedOptions[0].disabled)
+    condition.value = condition.querySelector('option:enabled').value
   const { value, metric } = condition.selectedOptions[0].dataset
   const asked = { run: scope.value === 'run', project: scope.value === 'project', metric: metric !== undefined, value }
   for (const label of form.querySelectorAll('[data-of]')) label.hidden = !asked[label.dataset.of]
@@ -35,7 +36,9 @@ const draw = (received) => {
   deliveries.innerHTML = received.innerHTML
   localTimes(deliveries)
   const [channel, what, state] = deliveries.querySelectorAll('tbody tr:first-child td')
-  if (state) document.querySelector('[data-message]').textContent = `${channel.textContent}, ${what.textContent}: ${state.textContent}`
+  if (state)
+    document.querySelector('[data-message]').textContent =
+      `${channel.textContent}, ${what.textContent}: ${state.textContent}`
 }
 const follow = async () => {
   if (!deliveries.querySelector('[data-waiting]') || polls++ === MAX_POLLS) return
@@ -44,19 +47,23 @@ const follow = async () => {
     const page = new DOMParser().parseFromString(await answer.text(), 'text/html')
     const received = page.querySelector('[data-deliveries]')
     if (received && !deliveries.querySelector('details[open]')) still(() => draw(received))
-  } catch { /* the server is away: later */ }
+  } catch {
+    /* the server is away: later */
+  }
   setTimeout(follow, FOLLOW_MS)
 }
 setTimeout(follow, FOLLOW_MS)
 
 const button = document.querySelector('[data-browser-wish]')
 if ('Notification' in window) {
-  const press = () => { button.setAttribute('aria-pressed', String(wish.is() && Notification.permission === 'granted')) }
+  const press = () => {
+    button.setAttribute('aria-pressed', String(wish.is() && Notification.permission === 'granted'))
+  }
   button.hidden = false
   press()
   button.addEventListener('click', async () => {
     if (button.getAttribute('aria-pressed') === 'true') wish.set(false)
-    else wish.set(await Notification.requestPermission() === 'granted')
+    else wish.set((await Notification.requestPermission()) === 'granted')
     press()
     if (Notification.permission === 'denied') toast('The settings of this browser for this site block notifications.')
   })

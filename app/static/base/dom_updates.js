@@ -18,7 +18,10 @@ let attended = () => null
 
 const isInUse = () => isDown || (document.activeElement?.matches(CONTROL) && performance.now() - usedAt < PATIENCE_MS)
 
-/** Change the document when the user is not interacting; a function that is pending already is called once. @param {() => void} change */
+/**
+ * Change the document when the user is not interacting; a function that is pending already is called once.
+ * @param {() => void} change
+ */
 export const still = (change) => {
   waiting.add(change)
   if (!isInUse()) flush()
@@ -33,11 +36,22 @@ const flush = () => {
   if (changes.length) held(() => changes.forEach((change) => change()))
 }
 
-/** Scroll a box back by what was inserted above a row, until the pointer leaves the box. @param {Element} row @param {number} distance */
+/**
+ * Scroll a box back by what was inserted above a row, until the pointer leaves the box.
+ * @param {Element} row
+ * @param {number} distance
+ */
 const hold = (row, distance) => {
   const box = /** @type {Element} */ (row.closest('.tall'))
   if (!distance) return
-  if (!box.scrollTop) box.addEventListener('pointerleave', () => { box.scrollTop = 0 }, { once: true })
+  if (!box.scrollTop)
+    box.addEventListener(
+      'pointerleave',
+      () => {
+        box.scrollTop = 0
+      },
+      { once: true },
+    )
   box.scrollTop += distance
 }
 
@@ -52,7 +66,11 @@ const held = (change) => {
   if (row?.isConnected) hold(row, row.getBoundingClientRect().top - top)
 }
 
-/** Return a function with the distance by which an element in view, or its remaining container, has moved down. @param {Element|null} element @returns {() => number} */
+/**
+ * Return a function with the distance by which an element in view, or its remaining container, has moved down.
+ * @param {Element|null} element
+ * @returns {() => number}
+ */
 const watched = (element) => {
   if (!element) return () => 0
   const outer = element.closest(SCROLLED) ?? element
@@ -66,21 +84,40 @@ const watched = (element) => {
   }
 }
 
-const flushIfFree = () => { if (!isInUse()) flush() }
+const flushIfFree = () => {
+  if (!isInUse()) flush()
+}
 /** @param {number} ms */
 const release = (ms) => {
   clearTimeout(released)
-  released = setTimeout(() => { isDown = false; flushIfFree() }, ms)
+  released = setTimeout(() => {
+    isDown = false
+    flushIfFree()
+  }, ms)
 }
-const listen = (names, listener) => { for (const name of names) addEventListener(name, listener, true) }
-listen(['pointerdown', 'keydown', 'input'], () => { usedAt = performance.now() })
-listen(['pointerdown'], () => { clearTimeout(released); isDown = true })
+const listen = (names, listener) => {
+  for (const name of names) addEventListener(name, listener, true)
+}
+listen(['pointerdown', 'keydown', 'input'], () => {
+  usedAt = performance.now()
+})
+listen(['pointerdown'], () => {
+  clearTimeout(released)
+  isDown = true
+})
 listen(['pointerup', 'pointercancel'], () => release(CLICK_MS))
 listen(['click'], () => release(0)) // after all who listen to it
-listen(['change', 'focusout'], () => { usedAt = -Infinity; setTimeout(flushIfFree) })
+listen(['change', 'focusout'], () => {
+  usedAt = -Infinity
+  setTimeout(flushIfFree)
+})
 listen(['pointerdown', 'pointermove'], ({ clientX, clientY, buttons }) => {
   attended = () => document.elementFromPoint(clientX, clientY)
   if (isDown && !buttons) release(0) // elsewhere, as on a scrollbar
 })
-listen(['keydown'], () => { attended = () => document.activeElement })
-document.documentElement.addEventListener('pointerleave', () => { attended = () => null })
+listen(['keydown'], () => {
+  attended = () => document.activeElement
+})
+document.documentElement.addEventListener('pointerleave', () => {
+  attended = () => null
+})

@@ -51,14 +51,18 @@ export const size = (bytes) => {
 export const duration = (seconds) => {
   if (seconds === null || seconds === undefined) return UNKNOWN
   if (!Number.isFinite(seconds)) return number(seconds)
-  for (const [below, factor, unit] of /** @type {[number, number, string][]} */ ([[0.0009995, 1e6, 'µs'], [0.9995, 1e3, 'ms'], [9.995, 1, 's']])) {
+  for (const [below, factor, unit] of /** @type {[number, number, string][]} */ ([
+    [0.0009995, 1e6, 'µs'],
+    [0.9995, 1e3, 'ms'],
+    [9.995, 1, 's'],
+  ])) {
     if (seconds > 0 && seconds < below) return `${number(seconds * factor, SHORT_DIGITS)} ${unit}`
   }
   const s = Math.round(Math.max(seconds, 0))
   if (s < 60) return `${s} s`
   if (s < 3600) return `${Math.floor(s / 60)} min ${s % 60} s`
-  if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor(s % 3600 / 60)} min`
-  return `${count(Math.floor(s / 86400))} d ${Math.floor(s % 86400 / 3600)} h`
+  if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`
+  return `${count(Math.floor(s / 86400))} d ${Math.floor((s % 86400) / 3600)} h`
 }
 
 /** A power of two. @param {number} exponent  @returns {string} */

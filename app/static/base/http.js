@@ -3,14 +3,19 @@ import { duration } from 'formats'
 
 const RETRY_MS = 1000
 const LONGEST_MS = 30_000
-export const pause = (ms = RETRY_MS) => new Promise((resolve) => { setTimeout(resolve, ms) })
+export const pause = (ms = RETRY_MS) =>
+  new Promise((resolve) => {
+    setTimeout(resolve, ms)
+  })
 
 /** Return the waits before retries: doubled each time, with a random part so that pages do not retry together. */
 export const patience = () => {
   let tries = 0
   return {
     next: () => Math.min(RETRY_MS * 2 ** tries++, LONGEST_MS) * (0.5 + Math.random() / 2),
-    reset: () => { tries = 0 },
+    reset: () => {
+      tries = 0
+    },
   }
 }
 
@@ -18,7 +23,11 @@ export const patience = () => {
 const SAID_EVERY = 10
 /** @type {Intl.DateTimeFormatOptions} */
 const TO_THE_SECOND = { hour: '2-digit', minute: '2-digit', second: '2-digit' }
-/** Text of the badge while the server does not answer. Both in milliseconds. @param {number} receivedAt @param {number} now */
+/**
+ * Text of the badge while the server does not answer. Both in milliseconds.
+ * @param {number} receivedAt
+ * @param {number} now
+ */
 export const silence = (receivedAt, now) => {
   const seconds = Math.floor((now - receivedAt) / 1000 / SAID_EVERY) * SAID_EVERY
   if (!seconds) return 'reconnecting…'
@@ -37,7 +46,11 @@ const showDamage = (answer) => {
   shown.hidden = false
 }
 
-/** Say what is damaged of these runs, whatever is drawn of them. @param {string} api @param {string} runs comma-separated */
+/**
+ * Say what is damaged of these runs, whatever is drawn of them.
+ * @param {string} api
+ * @param {string} runs comma-separated
+ */
 export const showDamageOf = async (api, runs) => {
   const answer = await fetch(`${api}/damage?runs=${runs}`).catch(() => null)
   const text = answer?.ok ? (await answer.json()).text : ''

@@ -20,7 +20,9 @@ const send = async (path, file) => {
   const problem = rejection(file)
   if (problem) throw new Error(problem)
   const answer = await fetch(`${root}/api/v1${path.replace(/\?|$/, '/images$&')}`, {
-    method: 'POST', headers: { 'X-CSRF-Token': document.querySelector('meta[name=csrf-token]').content, 'Content-Type': file.type }, body: file,
+    method: 'POST',
+    headers: { 'X-CSRF-Token': document.querySelector('meta[name=csrf-token]').content, 'Content-Type': file.type },
+    body: file,
   })
   const { address, detail } = await answer.json()
   if (!answer.ok) throw new Error(`${file.name}: ${detail}`)
@@ -30,13 +32,23 @@ const send = async (path, file) => {
 /** Replace the selection by a text; Ctrl+Z undoes it. @param {HTMLTextAreaElement} area @param {string} text */
 const insert = (area, text) => {
   area.focus()
-  if (!document.execCommand('insertText', false, text)) area.setRangeText(text, area.selectionStart, area.selectionEnd, 'end')
+  if (!document.execCommand('insertText', false, text))
+    area.setRangeText(text, area.selectionStart, area.selectionEnd, 'end')
 }
 
 /** @param {Found} area whose data-images is the path of a run, report or project */
 export const acceptImages = (area) => {
-  const picker = Object.assign(document.createElement('input'), { type: 'file', accept: TYPES.join(), multiple: true, hidden: true })
-  const button = Object.assign(document.createElement('button'), { type: 'button', className: 'small', textContent: 'Add image' })
+  const picker = Object.assign(document.createElement('input'), {
+    type: 'file',
+    accept: TYPES.join(),
+    multiple: true,
+    hidden: true,
+  })
+  const button = Object.assign(document.createElement('button'), {
+    type: 'button',
+    className: 'small',
+    textContent: 'Add image',
+  })
   const note = Object.assign(document.createElement('span'), { className: 'quiet' })
   note.setAttribute('role', 'status')
   note.textContent = 'or paste or drop one'
@@ -50,23 +62,29 @@ export const acceptImages = (area) => {
     for (const file of files) {
       note.textContent = `${file.name}…`
       try {
-        insert(/** @type {any} */ (area), await send(area.dataset.images, file) + '\n')
+        insert(/** @type {any} */ (area), (await send(area.dataset.images, file)) + '\n')
         note.textContent = 'or paste or drop one'
       } catch (error) {
         note.className = 'error'
-        note.textContent = error instanceof TypeError ? 'The server does not answer.' : /** @type {Error} */ (error).message
+        note.textContent =
+          error instanceof TypeError ? 'The server does not answer.' : /** @type {Error} */ (error).message
       }
     }
   }
   button.addEventListener('click', () => picker.click())
-  picker.addEventListener('change', () => { take([...(picker.files ?? [])]); picker.value = '' })
+  picker.addEventListener('change', () => {
+    take([...(picker.files ?? [])])
+    picker.value = ''
+  })
   area.addEventListener('paste', (/** @type {any} */ event) => {
     const files = [...event.clipboardData.files]
     if (!files.length) return
     event.preventDefault()
     take(files)
   })
-  area.addEventListener('dragover', (/** @type {any} */ event) => { if ([...event.dataTransfer.types].includes('Files')) event.preventDefault() })
+  area.addEventListener('dragover', (/** @type {any} */ event) => {
+    if ([...event.dataTransfer.types].includes('Files')) event.preventDefault()
+  })
   area.addEventListener('drop', (/** @type {any} */ event) => {
     const files = [...event.dataTransfer.files]
     if (!files.length) return

@@ -6,14 +6,23 @@ import { openPalette } from 'palette'
 import { root } from 'root'
 
 const OFF = 'single-keys-off'
-const FIELDS = 'textarea, select, [contenteditable], input:not([type=checkbox], [type=radio], [type=button], [type=submit])'
+const FIELDS =
+  'textarea, select, [contenteditable], input:not([type=checkbox], [type=radio], [type=button], [type=submit])'
 
 const dialog = document.querySelector('[data-keys]')
 const wish = dialog.querySelector('[data-single-keys]')
 /** A browser may keep nothing for pages. @template T @param {() => T} use */
-const kept = (use) => { try { return use() } catch { return null } }
+const kept = (use) => {
+  try {
+    return use()
+  } catch {
+    return null
+  }
+}
 wish.checked = kept(() => localStorage.getItem(OFF)) === null
-wish.addEventListener('change', () => { kept(() => (wish.checked ? localStorage.removeItem(OFF) : localStorage.setItem(OFF, 'yes'))) })
+wish.addEventListener('change', () => {
+  kept(() => (wish.checked ? localStorage.removeItem(OFF) : localStorage.setItem(OFF, 'yes')))
+})
 
 const LINKS = '[data-rows] .name a, [data-marked] th a'
 const links = () => [...document.querySelectorAll(LINKS)]
@@ -25,7 +34,9 @@ document.addEventListener('focusin', ({ target }) => {
   last = target.href
   history.replaceState({ ...history.state, cursor: last }, '')
 })
-links().find(({ href }) => href === last)?.focus({ preventScroll: true })
+links()
+  .find(({ href }) => href === last)
+  ?.focus({ preventScroll: true })
 
 // A form of a new run or sweep is ready to be typed in, unless its mistakes come first.
 if (!location.hash && !document.querySelector('main [autofocus]')) {
@@ -33,7 +44,10 @@ if (!location.hash && !document.querySelector('main [autofocus]')) {
   fields.find((each) => each.checkVisibility())?.focus({ preventScroll: true })
 }
 
-/** The focus is the cursor: it stays in its row while others come and go, and is read out. @param {number} step 1: down, -1: up */
+/**
+ * The focus is the cursor: it stays in its row while others come and go, and is read out.
+ * @param {number} step 1: down, -1: up
+ */
 const move = (step) => {
   const all = links()
   const at = all.findIndex((link) => link.matches('[aria-current]') || row()?.contains(link))
@@ -43,7 +57,8 @@ const move = (step) => {
 }
 
 const showKeys = () => {
-  for (const each of dialog.querySelectorAll('[data-needed]')) each.hidden = !document.querySelector(each.dataset.needed)
+  for (const each of dialog.querySelectorAll('[data-needed]'))
+    each.hidden = !document.querySelector(each.dataset.needed)
   dialog.showModal()
 }
 
@@ -62,8 +77,14 @@ const follow = (rel) => {
 
 /** Action of each key; returns whether it had an effect. @type {Record<string, () => boolean>} */
 const keys = {
-  j: () => { move(1); return links().length > 0 },
-  k: () => { move(-1); return links().length > 0 },
+  j: () => {
+    move(1)
+    return links().length > 0
+  },
+  k: () => {
+    move(-1)
+    return links().length > 0
+  },
   x: () => {
     const box = row()?.querySelector('.tick input')
     box?.click()
@@ -76,8 +97,14 @@ const keys = {
   },
   '[': () => follow('prev'),
   ']': () => follow('next'),
-  g: () => { awaited = performance.now(); return true },
-  '?': () => { showKeys(); return true },
+  g: () => {
+    awaited = performance.now()
+    return true
+  },
+  '?': () => {
+    showKeys()
+    return true
+  },
 }
 
 document.addEventListener('keydown', (event) => {

@@ -9,13 +9,17 @@ const FINAL = { 401: 'Signed out: sign in again', 403: 'not allowed', 404: 'this
 /** Update interval of the badge while the server is away. */
 const BADGE_MS = 1000
 
-/** The revision of a run that a cursor stands for; -1: more of the same one is to come. @param {string} cursor as db.telemetry.series.Cursor writes it */
+/**
+ * The revision of a run that a cursor stands for; -1: more of the same one is to come.
+ * @param {string} cursor as db.telemetry.series.Cursor writes it
+ */
 export const revisionOf = (cursor) => Number(cursor.split('.')[1])
 
 /**
  * @param {string} url
  * @param {string} cursor of the page's present state
- * @param {(message: any, cursor: string) => void} onMessage is called with each message and the cursor after it; one with is_over is the last
+ * @param {(message: any, cursor: string) => void} onMessage is called with each message and the cursor after it; one
+ *   with is_over is the last
  * @param {Record<string, string|string[]>} [query] requested parts, columns and metrics; default: all
  * @returns {{ask: (query: Record<string, string|string[]>) => void}} changes the query from now on
  */
@@ -58,11 +62,16 @@ export const follow = (url, cursor, onMessage, query = {}) => {
       retry = setTimeout(() => (wasRefused ? ask(address) : open()), waits.next())
     }
   }
-  const showSilence = () => { badge.textContent = silence(receivedAt, Date.now()) }
+  const showSilence = () => {
+    badge.textContent = silence(receivedAt, Date.now())
+  }
   /** An EventSource does not expose the status of a failure, which may be final. @param {string} address */
   const ask = async (address) => {
     const control = new AbortController()
-    const status = await fetch(address, { signal: control.signal }).then((answer) => answer.status, () => 0)
+    const status = await fetch(address, { signal: control.signal }).then(
+      (answer) => answer.status,
+      () => 0,
+    )
     control.abort()
     if (!(status in FINAL)) {
       if (!document.hidden && !isOver && !source) open()
@@ -90,7 +99,9 @@ export const follow = (url, cursor, onMessage, query = {}) => {
   }
   document.addEventListener('visibilitychange', takeUp)
   addEventListener('pagehide', close)
-  addEventListener('pageshow', (event) => { if (event.persisted) takeUp() })
+  addEventListener('pageshow', (event) => {
+    if (event.persisted) takeUp()
+  })
   takeUp()
   return {
     ask: (wanted) => {

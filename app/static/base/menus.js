@@ -1,6 +1,10 @@
 // Menus that open over the page, and what takes all of it.
 
-/** Put an open menu below the right end of its button, within the window. @param {HTMLElement} menu @param {Element} button */
+/**
+ * Put an open menu below the right end of its button, within the window.
+ * @param {HTMLElement} menu
+ * @param {Element} button
+ */
 export const placeBelow = (menu, button) => {
   const { right, bottom } = button.getBoundingClientRect()
   menu.style.left = `${Math.max(8, right - menu.offsetWidth)}px`
@@ -8,7 +12,8 @@ export const placeBelow = (menu, button) => {
 }
 
 /** Show an element in full screen, or no longer. @param {Element} element */
-export const toggleFullScreen = (element) => (document.fullscreenElement ? document.exitFullscreen() : element.requestFullscreen())
+export const toggleFullScreen = (element) =>
+  document.fullscreenElement ? document.exitFullscreen() : element.requestFullscreen()
 
 /** What the buttons of full screen are for. */
 const FRAME = '.chart-panel'
@@ -18,10 +23,18 @@ document.addEventListener('click', ({ target }) => {
 })
 document.addEventListener('keydown', ({ key, target, ctrlKey, metaKey, altKey }) => {
   const element = /** @type {Found} */ (target)
-  if (key.toLowerCase() === 'f' && !ctrlKey && !metaKey && !altKey && element.matches(`${FRAME}, ${FRAME} .plot, ${FRAME}.media :not([type=search])`)) toggleFullScreen(/** @type {Element} */ (element.closest(FRAME)))
+  if (
+    key.toLowerCase() === 'f' &&
+    !ctrlKey &&
+    !metaKey &&
+    !altKey &&
+    element.matches(`${FRAME}, ${FRAME} .plot, ${FRAME}.media :not([type=search])`)
+  )
+    toggleFullScreen(/** @type {Element} */ (element.closest(FRAME)))
 })
 document.addEventListener('fullscreenchange', () => {
-  for (const button of document.querySelectorAll('[data-full]')) button.ariaPressed = String(button.closest(FRAME) === document.fullscreenElement)
+  for (const button of document.querySelectorAll('[data-full]'))
+    button.ariaPressed = String(button.closest(FRAME) === document.fullscreenElement)
 })
 
 document.addEventListener('keydown', (event) => {
@@ -30,6 +43,9 @@ document.addEventListener('keydown', (event) => {
   if (!step || !menu || event.target.matches('select, textarea, [type=number], [list]')) return
   event.preventDefault()
   const items = [...menu.querySelectorAll('a, button, summary, input')].filter((item) => item.checkVisibility())
-  const at = Math.max(items.findIndex((item) => item === document.activeElement), step < 0 ? 0 : -1)
+  const at = Math.max(
+    items.findIndex((item) => item === document.activeElement),
+    step < 0 ? 0 : -1,
+  )
   items[(at + step + items.length) % items.length]?.focus()
 })

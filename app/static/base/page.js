@@ -9,7 +9,10 @@ const OFFER = 'halfstep-offer'
 /** Timer that removes the shown message. */
 let timer = 0
 
-/** @param {string} text @param {{label: string, act: () => void, kept?: string}} [offer] a button, for longer; kept: see `keptOffer` */
+/**
+ * @param {string} text
+ * @param {{label: string, act: () => void, kept?: string}} [offer] a button, for longer; kept: see `keptOffer`
+ */
 export const toast = (text, offer) => {
   const box = document.querySelector('[data-toast]')
   box.textContent = text
@@ -17,7 +20,10 @@ export const toast = (text, offer) => {
   box.hidden = false
   if (offer) {
     const button = Object.assign(document.createElement('button'), { type: 'button', textContent: offer.label })
-    button.addEventListener('click', () => { box.hidden = true; offer.act() })
+    button.addEventListener('click', () => {
+      box.hidden = true
+      offer.act()
+    })
     box.append(button)
   }
   const hide = () => {
@@ -31,7 +37,8 @@ export const toast = (text, offer) => {
 /** Reload this page and keep the text of the toast. */
 export const reload = () => {
   const box = document.querySelector('[data-toast]')
-  if (!box.hidden) document.cookie = `halfstep-done=${encodeURIComponent(box.firstChild?.textContent ?? '')}; path=/; max-age=30; samesite=strict`
+  if (!box.hidden)
+    document.cookie = `halfstep-done=${encodeURIComponent(box.firstChild?.textContent ?? '')}; path=/; max-age=30; samesite=strict`
   if (!box.hidden && box.dataset.offer) sessionStorage.setItem(OFFER, box.dataset.offer)
   location.reload()
 }
@@ -49,7 +56,9 @@ if (done) {
   document.cookie = 'halfstep-done=; path=/; max-age=0; samesite=strict'
   try {
     toast(decodeURIComponent(done[1]))
-  } catch { /* not one of ours */ }
+  } catch {
+    /* not one of ours */
+  }
 }
 
 document.addEventListener('click', async (event) => {
@@ -95,7 +104,7 @@ document.addEventListener('submit', async (event) => {
       headers: { 'X-CSRF-Token': token, 'Content-Type': 'application/json' },
       body: JSON.stringify(fields),
     })
-    toast(answer.ok ? button.dataset.done ?? `${button.textContent} requested.` : await problem(answer))
+    toast(answer.ok ? (button.dataset.done ?? `${button.textContent} requested.`) : await problem(answer))
     if (answer.ok) form.dispatchEvent(new CustomEvent('requested', { detail: fields }))
   } catch {
     toast('The server does not answer. Nothing was changed.')
@@ -106,7 +115,11 @@ document.addEventListener('submit', async (event) => {
 
 /** Confirm the action of a destructive button. @param {Found} button */
 const ask = (button) => {
-  const dialog = Object.assign(document.createElement('dialog'), { className: 'card', innerHTML: '<p></p><p class="inline"><button type="button" class="danger"></button> <button type="button" autofocus>Cancel</button></p>' })
+  const dialog = Object.assign(document.createElement('dialog'), {
+    className: 'card',
+    innerHTML:
+      '<p></p><p class="inline"><button type="button" class="danger"></button> <button type="button" autofocus>Cancel</button></p>',
+  })
   const [yes, no] = dialog.querySelectorAll('button')
   dialog.querySelector('p').textContent = button.dataset.confirm
   yes.textContent = button.dataset.yes ?? button.textContent
@@ -120,19 +133,27 @@ const ask = (button) => {
   document.body.append(dialog)
   dialog.showModal()
 }
-document.addEventListener('click', (event) => {
-  const button = /** @type {Found} */ (event.target).closest('button[data-confirm]')
-  if (!button) return
-  event.preventDefault()
-  ask(button)
-}, true)
+document.addEventListener(
+  'click',
+  (event) => {
+    const button = /** @type {Found} */ (event.target).closest('button[data-confirm]')
+    if (!button) return
+    event.preventDefault()
+    ask(button)
+  },
+  true,
+)
 
-document.addEventListener('toggle', (event) => {
-  const menu = /** @type {Found} */ (event.target)
-  if (event.newState !== 'open' || !menu.matches('[popover][data-below]')) return
-  const button = [...document.querySelectorAll(`[popovertarget="${menu.id}"]`)].find((each) => each.offsetWidth)
-  if (button) placeBelow(menu, button)
-}, true)
+document.addEventListener(
+  'toggle',
+  (event) => {
+    const menu = /** @type {Found} */ (event.target)
+    if (event.newState !== 'open' || !menu.matches('[popover][data-below]')) return
+    const button = [...document.querySelectorAll(`[popovertarget="${menu.id}"]`)].find((each) => each.offsetWidth)
+    if (button) placeBelow(menu, button)
+  },
+  true,
+)
 
 // What opens over the page closes with a choice, with Escape, or with a click elsewhere.
 const openOnes = () => document.querySelectorAll('.presets[open]')
@@ -140,5 +161,9 @@ document.addEventListener('click', ({ target }) => {
   for (const each of openOnes()) if (!target.closest('.presets > summary')) each.open = false
 })
 document.addEventListener('keydown', ({ key }) => {
-  if (key === 'Escape') for (const each of openOnes()) { each.open = false; each.querySelector('summary').focus() }
+  if (key === 'Escape')
+    for (const each of openOnes()) {
+      each.open = false
+      each.querySelector('summary').focus()
+    }
 })

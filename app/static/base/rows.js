@@ -20,12 +20,18 @@ const WAIT_MS = 500
 /** Keep what the user has opened or ticked. @param {Element} old @param {ParentNode} fresh */
 const keepState = (old, fresh) => {
   const opened = [...old.querySelectorAll('details')].map(({ open }) => open)
-  fresh.querySelectorAll('details').forEach((details, i) => { details.open = opened[i] ?? details.open })
+  fresh.querySelectorAll('details').forEach((details, i) => {
+    details.open = opened[i] ?? details.open
+  })
   const box = fresh.querySelector('input[type=checkbox]')
   if (box) box.checked = old.querySelector('input[type=checkbox]')?.checked ?? false
 }
 
-/** Make a node like another, by the texts and attributes that differ: a new node costs more layout. @param {any} node @param {any} fresh */
+/**
+ * Make a node like another, by the texts and attributes that differ: a new node costs more layout.
+ * @param {any} node
+ * @param {any} fresh
+ */
 const change = (node, fresh) => {
   const isAlike = node.nodeName === fresh.nodeName && node.childNodes.length === fresh.childNodes.length
   if (!isAlike) return node.replaceWith(fresh.cloneNode(true))
@@ -41,7 +47,12 @@ const change = (node, fresh) => {
   fresh.childNodes.forEach((/** @type {Node} */ child, /** @type {number} */ i) => change(node.childNodes[i], child))
 }
 
-/** Bring a row up to date by the cells that changed, but for one that has the focus. @param {HTMLElement} row @param {HTMLElement} fresh @param {string} html */
+/**
+ * Bring a row up to date by the cells that changed, but for one that has the focus.
+ * @param {HTMLElement} row
+ * @param {HTMLElement} fresh
+ * @param {string} html
+ */
 const update = (row, fresh, html) => {
   clearTimeout(waiting.get(row))
   sources.set(row, html)
@@ -55,12 +66,20 @@ const update = (row, fresh, html) => {
       change(cell, other)
     } else {
       sources.delete(row)
-      waiting.set(row, setTimeout(() => still(() => update(row, fresh, html)), WAIT_MS))
+      waiting.set(
+        row,
+        setTimeout(() => still(() => update(row, fresh, html)), WAIT_MS),
+      )
     }
   }
 }
 
-/** Replace rows by those with the same data-key. @param {Element} body @param {string} html @returns {string[]} keys of rows that are not there */
+/**
+ * Replace rows by those with the same data-key.
+ * @param {Element} body
+ * @param {string} html
+ * @returns {string[]} keys of rows that are not there
+ */
 export const replaceRows = (body, html) => {
   const missing = []
   for (const row of [...parsed(html).children]) {
@@ -77,7 +96,10 @@ const byKey = (body) => new Map([...(body?.children ?? [])].map((row) => [row.da
 /** Make a table body hold exactly these rows. @param {Element} body @param {Element} fresh */
 export const matchRows = (body, fresh) => {
   const old = byKey(body)
-  arrange(body, [...fresh.children].map((row) => brought(old.get(row.dataset.key), row)))
+  arrange(
+    body,
+    [...fresh.children].map((row) => brought(old.get(row.dataset.key), row)),
+  )
 }
 
 /** The row that is there, brought up to date, or a new one. @param {Found|undefined} known @param {Found} row */
@@ -93,7 +115,8 @@ const brought = (known, row) => {
 }
 
 /** Bring a table up to date by the rows that changed; all others stay. Beyond `most` only rows with data-kept do.
- * @param {Element} box @param {{html: string, keys?: string[], most?: number}} changed as app/live/run_updates.py makes them */
+ * @param {Element} box
+ * @param {{html: string, keys?: string[], most?: number}} changed as app/live/run_updates.py makes them */
 export const mergeRows = (box, { html, keys, most = Infinity }) => {
   const body = box.querySelector('tbody')
   const fresh = byKey(parsed(html).querySelector('tbody'))
@@ -105,7 +128,10 @@ export const mergeRows = (box, { html, keys, most = Infinity }) => {
     const row = fresh.get(key)
     return row ? brought(old.get(key), row) : old.get(key)
   })
-  arrange(body, rows.flatMap((row, i) => (row && (i < most || 'kept' in row.dataset) ? [row] : [])))
+  arrange(
+    body,
+    rows.flatMap((row, i) => (row && (i < most || 'kept' in row.dataset) ? [row] : [])),
+  )
 }
 
 /** @param {Element} body @param {Element[]} rows that it shall hold */
@@ -114,8 +140,11 @@ const arrange = (body, rows) => {
   const focused = document.activeElement
   const staying = new Set(rows)
   for (const row of [...body.children]) if (!staying.has(row)) row.remove()
-  rows.forEach((row, i) => { if (body.children[i] !== row) body.insertBefore(row, body.children[i] ?? null) })
-  if (focused !== document.activeElement && body.contains(focused)) /** @type {any} */ (focused).focus({ preventScroll: true })
+  rows.forEach((row, i) => {
+    if (body.children[i] !== row) body.insertBefore(row, body.children[i] ?? null)
+  })
+  if (focused !== document.activeElement && body.contains(focused))
+    /** @type {any} */ (focused).focus({ preventScroll: true })
 }
 
 /** Show a fragment; its table keeps the rows that did not change. @param {Element} box @param {string} html */

@@ -10,13 +10,17 @@ const LONGEST_MS = 1200
 const news = new Set()
 /** Drawings of the present snapshot. @type {Set<() => void>} */
 const drawings = new Set()
-/** First drawings, slower than all others: one a task, and no newer snapshot before they are done. @type {Set<() => void>} */
+/**
+ * First drawings, slower than all others: one a task, and no newer snapshot before they are done.
+ * @type {Set<() => void>}
+ */
 const first = new Set()
 let [timer, freeAt] = [0, 0]
 
 /** Calls a function once. @param {Set<() => void>} calls */
 const callAll = (calls) => {
-  for (const call of calls) { // also what is added by these
+  for (const call of calls) {
+    // also what is added by these
     calls.delete(call)
     call()
   }
@@ -26,7 +30,9 @@ const measured = (show) => {
   const start = performance.now()
   show()
   const cost = performance.now() - start
-  const rest = (painting) => { freeAt = start + Math.min((cost + painting) / SHARE, LONGEST_MS) }
+  const rest = (painting) => {
+    freeAt = start + Math.min((cost + painting) / SHARE, LONGEST_MS)
+  }
   rest(0)
   requestAnimationFrame(() => {
     const begun = performance.now()
@@ -35,7 +41,10 @@ const measured = (show) => {
 }
 const publish = () => {
   if (first.size) return schedule()
-  measured(() => { callAll(news); callAll(drawings) })
+  measured(() => {
+    callAll(news)
+    callAll(drawings)
+  })
 }
 const run = () => {
   const [drawing] = first

@@ -65,7 +65,13 @@ export const createTabs = (article, onSelect) => {
   list.addEventListener('keydown', (event) => {
     const seen = tabs.filter(({ hidden }) => !hidden)
     const [at, last] = [seen.findIndex((tab) => tab === selected), seen.length - 1]
-    const next = { ArrowRight: at === last ? 0 : at + 1, ArrowLeft: at === 0 ? last : at - 1, Home: 0, End: last, ' ': at }[event.key]
+    const next = {
+      ArrowRight: at === last ? 0 : at + 1,
+      ArrowLeft: at === 0 ? last : at - 1,
+      Home: 0,
+      End: last,
+      ' ': at,
+    }[event.key]
     if (next === undefined || event.ctrlKey || event.metaKey || event.altKey) return
     event.preventDefault()
     choose(seen[next])

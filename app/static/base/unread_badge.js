@@ -7,13 +7,21 @@ const [WISH, LAST] = ['alerts-in-browser', 'last-notice']
 const badge = document.querySelector('[data-unread]')
 
 /** A browser may keep nothing for pages. @param {() => any} use */
-const kept = (use) => { try { return use() } catch { return null } }
+const kept = (use) => {
+  try {
+    return use()
+  } catch {
+    return null
+  }
+}
 
 /** State of browser notifications: whether they are enabled. */
 export const wish = {
   is: () => kept(() => localStorage.getItem(WISH)) === 'yes',
   /** @param {boolean} is */
-  set: (is) => { kept(() => (is ? localStorage.setItem(WISH, 'yes') : localStorage.removeItem(WISH))) },
+  set: (is) => {
+    kept(() => (is ? localStorage.setItem(WISH, 'yes') : localStorage.removeItem(WISH)))
+  },
 }
 
 /** @param {{id: number, text: string, run_id: number}[]} newest */
@@ -23,8 +31,12 @@ const notify = (newest) => {
   // Alerts from before the first poll are on the page already.
   if (before === null || !wish.is() || !('Notification' in window) || Notification.permission !== 'granted') return
   for (const each of newest) {
-    const shown = new Notification('Halfstep', { body: each.text, tag: `halfstep-${each.id}` }) // of two tabs' the tag makes one
-    shown.addEventListener('click', () => { focus(); location.assign(`${root}/runs/${each.run_id}`) })
+    // Of two tabs' the tag makes one.
+    const shown = new Notification('Halfstep', { body: each.text, tag: `halfstep-${each.id}` })
+    shown.addEventListener('click', () => {
+      focus()
+      location.assign(`${root}/runs/${each.run_id}`)
+    })
   }
 }
 
@@ -38,7 +50,9 @@ const poll = async () => {
     badge.hidden = !unread
     badge.querySelector('b').textContent = unread < 100 ? unread : '99+'
     notify(newest)
-  } catch { /* the server is away: later */ }
+  } catch {
+    /* the server is away: later */
+  }
 }
 
 if (badge) {

@@ -3,9 +3,21 @@
 /**
  * rows: of those rows that were zoomed, by name, from where to where y goes; exponents on a log axis.
  * search: part of the names of metrics that have panels.
- * logs: rows whose y axis is logarithmic by choice; trimmed: rows that ignore outliers; hidden: lines that are not drawn; pinned, collapsed: metrics that come first, groups that are folded, which the browser keeps.
+ * logs: rows whose y axis is logarithmic by choice; trimmed: rows that ignore outliers; hidden: lines that are not
+ * drawn; pinned, collapsed: metrics that come first, groups that are folded, which the browser keeps.
  * @typedef {[number, number]} Range
- * @typedef {{x: import('points').Axis, smooth: number, range: Range|null, search?: string, rows: Record<string, Range>, logs: string[], trimmed: string[], hidden: string[], pinned: string[], collapsed: string[]}} View
+ * @typedef {{
+ *   x: import('points').Axis,
+ *   smooth: number,
+ *   range: Range|null,
+ *   search?: string,
+ *   rows: Record<string, Range>,
+ *   logs: string[],
+ *   trimmed: string[],
+ *   hidden: string[],
+ *   pinned: string[],
+ *   collapsed: string[]
+ * }} View
  */
 
 const [ROW, LOG, TRIMMED, SEARCH] = ['y.', 'ylog', 'ytrim', 'metric_search']
@@ -47,8 +59,12 @@ export const readView = (section) => {
     smooth: Math.min(Math.max(Number(query.get('smooth')) || 0, 0), 0.99),
     range: range && range[0] < range[1] ? range : null,
     search: query.get(SEARCH) ?? '',
-    hidden: query.getAll('hide'), pinned: [], collapsed: [],
-    rows, logs, trimmed: query.getAll(TRIMMED).slice(0, MOST),
+    hidden: query.getAll('hide'),
+    pinned: [],
+    collapsed: [],
+    rows,
+    logs,
+    trimmed: query.getAll(TRIMMED).slice(0, MOST),
   }
 }
 
@@ -61,7 +77,10 @@ let writing = 0
 /** @type {{view: View, further: Record<string, string|string[]>}|null} */
 let unwritten = null
 
-/** @param {View} view @param {Record<string, string|string[]>} [further] what else the page keeps there; empty: nothing */
+/**
+ * @param {View} view
+ * @param {Record<string, string|string[]>} [further] what else the page keeps there; empty: nothing
+ */
 export const writeView = (view, further = {}) => {
   unwritten = { view, further }
   if (!writing) write()
@@ -75,7 +94,7 @@ const write = () => {
   unwritten = null
   const address = new URL(location.href)
   const set = (name, value, usual) =>
-    (value === usual ? address.searchParams.delete(name) : address.searchParams.set(name, value))
+    value === usual ? address.searchParams.delete(name) : address.searchParams.set(name, value)
   set('x', view.x, usualAxis)
   address.searchParams.delete('loss')
   set('smooth', view.smooth, 0)

@@ -1,4 +1,5 @@
-// What happened at single steps: skips, spikes of the loss, values that are not finite, resumptions. Draws nothing itself.
+// What happened at single steps: skips, spikes of the loss, values that are not finite, resumptions. Draws nothing
+// itself.
 import { count as countText, number } from 'formats'
 import { merged } from 'decimation'
 
@@ -23,7 +24,8 @@ export const NONFINITE_SIGNS = Object.fromEntries(NONFINITE.map(([, name, sign])
  * Return the marks on a plot of `inner` pixels height, in Plotly's format.
  * @param {import('points').Points} points @param {import('url_state').View} view
  * @param {number} inner @param {Record<string, string>} colors @param {import('decimation').Screen} screen
- * @param {{isTicked: boolean, isLoss: boolean, lines: MarkedLine[]}} panel isTicked: it shows ticks of skipped steps; isLoss: and what happened to the loss
+ * @param {{isTicked: boolean, isLoss: boolean, lines: MarkedLine[]}} panel isTicked: it shows ticks of skipped steps;
+ *   isLoss: and what happened to the loss
  */
 export const marksOf = (points, view, inner, colors, screen, { isTicked, isLoss, lines }) => {
   const skips = merged(points.skips, points.x(points.skips.steps, view.x), screen)
@@ -34,42 +36,86 @@ export const marksOf = (points, view, inner, colors, screen, { isTicked, isLoss,
   const resumedAt = points.x([...resumed.keys()], view.x)
   return {
     shapes: [
-      ...(isTicked ? [vertical(skips.map(({ x }) => x), [0, TICK / inner], { color: colors.skip, width: 1.5 })] : []),
+      ...(isTicked
+        ? [
+            vertical(
+              skips.map(({ x }) => x),
+              [0, TICK / inner],
+              { color: colors.skip, width: 1.5 },
+            ),
+          ]
+        : []),
       vertical(resumedAt, [0, 1], { color: colors.quiet, width: 1, dash: 'dot' }),
       ...nonfinite.shapes,
     ].filter(({ path }) => path),
     traces: [
-      hoverTrace('skipped', skips.map(({ x }) => x), skips.map((tick) => tickText(tick, 'step', 'steps from'))),
-      hoverTrace('resumed', resumedAt, [...resumed].map(([step, attempts]) => `attempt ${attempts.join(', ')}, after step ${countText(step)}`)),
-      ...(isLoss ? [
-        skipCounts(skips, (foot + 1 + (nonfinite.shapes.length && MARK)) / inner, colors, screen),
-        spikesOf(spikes, points.x(spikes.map(({ step }) => step), view.x), inner, colors),
-      ] : []),
+      hoverTrace(
+        'skipped',
+        skips.map(({ x }) => x),
+        skips.map((tick) => tickText(tick, 'step', 'steps from')),
+      ),
+      hoverTrace(
+        'resumed',
+        resumedAt,
+        [...resumed].map(([step, attempts]) => `attempt ${attempts.join(', ')}, after step ${countText(step)}`),
+      ),
+      ...(isLoss
+        ? [
+            skipCounts(skips, (foot + 1 + (nonfinite.shapes.length && MARK)) / inner, colors, screen),
+            spikesOf(
+              spikes,
+              points.x(
+                spikes.map(({ step }) => step),
+                view.x,
+              ),
+              inner,
+              colors,
+            ),
+          ]
+        : []),
       ...nonfinite.traces,
     ],
   }
 }
 
-/** Return the known attempts by the step after which they resumed. @param {import('points').Points} points @returns {Map<number, string[]>} */
+/**
+ * Return the known attempts by the step after which they resumed.
+ * @param {import('points').Points} points
+ * @returns {Map<number, string[]>}
+ */
 const resumedSteps = ({ resumptions, first, last }) => {
   const within = Object.entries(resumptions).filter(([, step]) => first <= step + 1 && step <= last)
   const steps = new Map()
-  for (const [attempt, step] of within.sort(([, a], [, b]) => a - b)) steps.set(step, [...(steps.get(step) ?? []), attempt])
+  for (const [attempt, step] of within.sort(([, a], [, b]) => a - b))
+    steps.set(step, [...(steps.get(step) ?? []), attempt])
   return steps
 }
 
 /** Vertical lines as one path: one trace element each costs ten times as much. */
 const vertical = (at, [low, high], line) => ({
-  type: 'path', xref: 'x', yref: 'paper', line, path: at.map((x) => `M${x},${low}V${high}`).join(''),
+  type: 'path',
+  xref: 'x',
+  yref: 'paper',
+  line,
+  path: at.map((x) => `M${x},${low}V${high}`).join(''),
 })
 
 /** Invisible trace with the crosshair's texts at these positions. */
-const hoverTrace = (name, x, text) => ({ x, y: x.map(() => 0), text, name, mode: 'none', type: 'scatter', hoverinfo: 'skip' })
+const hoverTrace = (name, x, text) => ({
+  x,
+  y: x.map(() => 0),
+  text,
+  name,
+  mode: 'none',
+  type: 'scatter',
+  hoverinfo: 'skip',
+})
 
 /** @param {import('decimation').Tick} tick @param {string} one @param {string} many */
-const tickText = ({ count, first, last }, one, many) => (count === 1
-  ? `${one} ${countText(first)}`
-  : `${countText(count)} ${many} ${countText(first)}${last > first ? ` to ${countText(last)}` : ''}`)
+const tickText = ({ count, first, last }, one, many) =>
+  count === 1
+    ? `${one} ${countText(first)}`
+    : `${countText(count)} ${many} ${countText(first)}${last > first ? ` to ${countText(last)}` : ''}`
 
 /** Counts of ticks that stand for several skips, where there is room; hovering shows the others. */
 const skipCounts = (ticks, y, colors, { range, pixels }) => {
@@ -81,40 +127,79 @@ const skipCounts = (ticks, y, colors, { range, pixels }) => {
     return true
   })
   return {
-    x: shown.map(({ x }) => x), y: shown.map(() => y),
-    text: shown.map(({ count }) => countText(count)), textposition: 'top center', textfont: { size: 10, color: colors.skip },
-    name: 'skips counted', mode: 'text', type: 'scatter', hoverinfo: 'skip', cliponaxis: false,
+    x: shown.map(({ x }) => x),
+    y: shown.map(() => y),
+    text: shown.map(({ count }) => countText(count)),
+    textposition: 'top center',
+    textfont: { size: 10, color: colors.skip },
+    name: 'skips counted',
+    mode: 'text',
+    type: 'scatter',
+    hoverinfo: 'skip',
+    cliponaxis: false,
   }
 }
 
 /** @param {import('points').Spike[]} spikes */
 const spikesOf = (spikes, at, inner, colors) => ({
-  x: at, y: at.map(() => 1 - 6 / inner),
+  x: at,
+  y: at.map(() => 1 - 6 / inner),
   text: spikes.map(({ step, loss, z }) => `${number(loss)} at step ${countText(step)}, z ${number(z)}`),
-  name: 'loss spike', mode: 'markers', type: 'scatter', hoverinfo: 'skip',
+  name: 'loss spike',
+  mode: 'markers',
+  type: 'scatter',
+  hoverinfo: 'skip',
   marker: { symbol: 'diamond', size: 8, color: colors.skip },
 })
 
 /** @typedef {{label: string, color: string, nonfinite?: import('points').Nonfinite & {x: number[]}}} MarkedLine */
 
 /**
- * Marks of values that are not finite: +∞ at the upper edge of a plot, others at the lower one. Paths, as those of ticks; traces have the texts, one for each of these values.
- * @param {MarkedLine[]} lines @param {import('decimation').Screen} screen @param {number} inner pixels of the plot's height @param {number} foot pixels of what else is at its lower edge
+ * Marks of values that are not finite: +∞ at the upper edge of a plot, others at the lower one. Paths, as those of
+ * ticks; traces have the texts, one for each of these values.
+ * @param {MarkedLine[]} lines
+ * @param {import('decimation').Screen} screen
+ * @param {number} inner pixels of the plot's height
+ * @param {number} foot pixels of what else is at its lower edge
  */
 export const nonfiniteMarks = (lines, { range: [low, high], pixels }, inner, foot) => {
   const marked = lines.filter(({ nonfinite }) => nonfinite)
-  const screen = { range: /** @type {[number, number]} */ ([low, high]), pixels: pixels / (MARK * Math.max(1, marked.length / MOST_MARKED)) }
-  const marks = marked.flatMap(({ label, color, nonfinite }) => (nonfinite ? merged(nonfinite, nonfinite.x, screen).map((tick) => ({ ...tick, label, color })) : []))
-  const [width, height] = [(high - low) / pixels * MARK / 2, MARK / 2 / inner]
-  const of = NONFINITE.map(([value, name, sign, outline]) => ({ name, sign, outline, own: marks.filter((mark) => mark.value === value), y: value === 'Infinity' ? 1 - 6 / inner : (foot + 6) / inner }))
-    .filter(({ own }) => own.length)
+  const screen = {
+    range: /** @type {[number, number]} */ ([low, high]),
+    pixels: pixels / (MARK * Math.max(1, marked.length / MOST_MARKED)),
+  }
+  const marks = marked.flatMap(({ label, color, nonfinite }) =>
+    nonfinite ? merged(nonfinite, nonfinite.x, screen).map((tick) => ({ ...tick, label, color })) : [],
+  )
+  const [width, height] = [(((high - low) / pixels) * MARK) / 2, MARK / 2 / inner]
+  const of = NONFINITE.map(([value, name, sign, outline]) => ({
+    name,
+    sign,
+    outline,
+    own: marks.filter((mark) => mark.value === value),
+    y: value === 'Infinity' ? 1 - 6 / inner : (foot + 6) / inner,
+  })).filter(({ own }) => own.length)
   return {
-    shapes: of.flatMap(({ name, sign, own, y, outline }) => [...Map.groupBy(own, ({ color }) => color)].map(([color, some]) => ({
-      type: 'path', xref: 'x', yref: 'paper', name, line: { color, width: 1.5 }, ...('▲▼'.includes(sign) && { fillcolor: color }),
-      // Whole at the ends, too, where a run may have lost its loss.
-      path: some.map(({ x }) => outline(Math.max(Math.min(x, high - width), low + width), y, width, height)).join(''),
-    }))),
-    traces: of.map(({ name, own }) => hoverTrace(name, own.map(({ x }) => x),
-      own.map((mark) => `${mark.label} ${name}${mark.count === 1 ? ' at' : ':'} ${tickText(mark, 'step', 'steps from')}`))),
+    shapes: of.flatMap(({ name, sign, own, y, outline }) =>
+      [...Map.groupBy(own, ({ color }) => color)].map(([color, some]) => ({
+        type: 'path',
+        xref: 'x',
+        yref: 'paper',
+        name,
+        line: { color, width: 1.5 },
+        ...('▲▼'.includes(sign) && { fillcolor: color }),
+        // Whole at the ends, too, where a run may have lost its loss.
+        path: some.map(({ x }) => outline(Math.max(Math.min(x, high - width), low + width), y, width, height)).join(''),
+      })),
+    ),
+    traces: of.map(({ name, own }) =>
+      hoverTrace(
+        name,
+        own.map(({ x }) => x),
+        own.map(
+          (mark) => `${mark.label} ${name}${mark.count === 1 ? ' at' : ':'} ${tickText(mark, 'step', 'steps from')}`,
+        ),
+      ),
+    ),
   }
 }

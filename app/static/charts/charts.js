@@ -5,7 +5,22 @@ import { still } from 'dom_updates'
 
 /** Colors of compared runs: ten, and ten more with dashes. */
 const RUNS = Object.fromEntries(Array.from({ length: 10 }, (_, i) => [`run${i}`, `--run-${i}`]))
-const COLORS = { ...RUNS, loss: '--chart-loss', val: '--chart-val', scale: '--chart-scale', norm: '--chart-norm', lr: '--chart-lr', data: '--chart-data', skip: '--chart-skip', good: '--good', text: '--text', quiet: '--quiet', card: '--card', edge: '--quiet', grid: '--chart-grid' }
+const COLORS = {
+  ...RUNS,
+  loss: '--chart-loss',
+  val: '--chart-val',
+  scale: '--chart-scale',
+  norm: '--chart-norm',
+  lr: '--chart-lr',
+  data: '--chart-data',
+  skip: '--chart-skip',
+  good: '--good',
+  text: '--text',
+  quiet: '--quiet',
+  card: '--card',
+  edge: '--quiet',
+  grid: '--chart-grid',
+}
 /** Configuration of a plot for its first drawing only, because Plotly would compare it each time. */
 const CONFIG = { displayModeBar: false, scrollZoom: false, doubleClick: 'autosize', showTips: false }
 /** After a failure. */
@@ -13,20 +28,30 @@ const RETRY_MS = 1000
 
 // Plotly brings a style sheet for maps, unless an element has its id. We draw none, and let no script
 // bring style sheets.
-document.head.append(Object.assign(document.createElement('meta'), { id: '9f215cf04c5486422605d13261cb87401f4e7763b6296af81e98efbc0130da53' }))
+document.head.append(
+  Object.assign(document.createElement('meta'), {
+    id: '9f215cf04c5486422605d13261cb87401f4e7763b6296af81e98efbc0130da53',
+  }),
+)
 
 /** Colors of the current theme; reading each one restyles the page. @type {Record<string, string>|null} */
 let known = null
-matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { known = null })
-document.addEventListener('themechange', () => { known = null })
+matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => {
+  known = null
+})
+document.addEventListener('themechange', () => {
+  known = null
+})
 /** Colours of the theme as plain rgb: Plotly does not support light-dark(). */
 const themeColors = () => {
   if (known) return known
   const probe = document.body.appendChild(document.createElement('i'))
-  known = Object.fromEntries(Object.entries(COLORS).map(([name, property]) => {
-    probe.style.color = `var(${property})`
-    return [name, getComputedStyle(probe).color]
-  }))
+  known = Object.fromEntries(
+    Object.entries(COLORS).map(([name, property]) => {
+      probe.style.color = `var(${property})`
+      return [name, getComputedStyle(probe).color]
+    }),
+  )
   probe.remove()
   return known
 }
@@ -39,7 +64,13 @@ export const library = async () => {
 /**
  * Keep a plot drawn: when on screen, in the colours of the theme, together with all others.
  * @param {Found} plot
- * @param {(wanted: any, colors: Record<string, string>, size: {width: number, height: number}) => {data: any[], layout: any, drawn: number, isFitted?: boolean}} compose size: of the element in pixels; drawn: how much there is to see, for who waits for it; isFitted: as high as its element, which else becomes as high as the figure
+ * @param {(wanted: any, colors: Record<string, string>, size: {width: number, height: number}) => {
+ *   data: any[],
+ *   layout: any,
+ *   drawn: number,
+ *   isFitted?: boolean
+ * }} compose size: of the element in pixels; drawn: how much there is to see, for who waits for it;
+ * isFitted: as high as its element, which else becomes as high as the figure
  * @param {() => void} [onFirst]
  */
 export const painter = (plot, compose, onFirst = () => {}) => {
@@ -60,7 +91,10 @@ export const painter = (plot, compose, onFirst = () => {}) => {
     try {
       const { data, layout, drawn, isFitted } = compose(next, colors, size)
       const own = `${layout.height}px`
-      if (!isFitted && layout.height && plot.style.height !== own) still(() => { plot.style.height = own })
+      if (!isFitted && layout.height && plot.style.height !== own)
+        still(() => {
+          plot.style.height = own
+        })
       drawnSize = isFitted ? size : { ...size, height: layout.height ?? size.height }
       window.Plotly.react(plot, data, { ...layout, width: size.width }, shown ? undefined : CONFIG)
       if (!shown) onFirst()
@@ -83,11 +117,15 @@ export const painter = (plot, compose, onFirst = () => {}) => {
     wanted ??= shown
     request()
   }
-  new IntersectionObserver((entries) => {
-    isVisible = entries.at(-1).isIntersecting // it may report several changes at once, the newest last
-    if (shown) paint() // at once: what comes into view shows what all others do
-    else request()
-  }, { rootMargin: '100px' }).observe(plot)
+  new IntersectionObserver(
+    (entries) => {
+      isVisible = entries.at(-1).isIntersecting // it may report several changes at once, the newest last
+      if (shown)
+        paint() // at once: what comes into view shows what all others do
+      else request()
+    },
+    { rootMargin: '100px' },
+  ).observe(plot)
   // Plotly's own way would forget the height, and leave as many points as there were.
   new ResizeObserver((entries) => {
     const { width, height } = entries[entries.length - 1].contentRect
@@ -97,14 +135,30 @@ export const painter = (plot, compose, onFirst = () => {}) => {
   document.addEventListener('visibilitychange', request)
   matchMedia('(prefers-color-scheme: dark)').addEventListener('change', redraw)
   document.addEventListener('themechange', redraw)
-  return (asked) => { wanted = asked; request() }
+  return (asked) => {
+    wanted = asked
+    request()
+  }
 }
 
-/** @param {Found} plot @param {string} name @param {any} [layout] what is otherwise than on the page @param {'png'|'svg'} [format] @param {any[]} [data] */
-export const savePicture = (plot, name, layout = {}, format = 'png', data = plot.data) => window.Plotly.downloadImage(
-  { data, layout: { ...plot.layout, ...layout } }, { format, scale: format === 'png' ? 2 : 1, filename: name })
+/**
+ * @param {Found} plot
+ * @param {string} name
+ * @param {any} [layout] what is otherwise than on the page
+ * @param {'png'|'svg'} [format]
+ * @param {any[]} [data]
+ */
+export const savePicture = (plot, name, layout = {}, format = 'png', data = plot.data) =>
+  window.Plotly.downloadImage(
+    { data, layout: { ...plot.layout, ...layout } },
+    { format, scale: format === 'png' ? 2 : 1, filename: name },
+  )
 
-/** Axes changed by the user: x, and rows by name; null: the whole range. @param {Record<string, any>} change as Plotly reports it @param {string[]} rows */
+/**
+ * Axes changed by the user: x, and rows by name; null: the whole range.
+ * @param {Record<string, any>} change as Plotly reports it
+ * @param {string[]} rows
+ */
 export const zoomed = (change, rows) => {
   /** @param {string} axis @returns {Range|null|undefined} */
   const of = (axis) => {
@@ -119,13 +173,27 @@ export const zoomed = (change, rows) => {
 
 /** @typedef {import('url_state').Range} Range */
 
-/** A plot of its own kind. @param {Found} plot @param {Parameters<typeof painter>[1]} compose @param {Record<string, (event: any) => void>} [listeners] by Plotly's name of the event */
+/**
+ * A plot of its own kind.
+ * @param {Found} plot
+ * @param {Parameters<typeof painter>[1]} compose
+ * @param {Record<string, (event: any) => void>} [listeners] by Plotly's name of the event
+ */
 export const createPlot = (plot, compose, listeners = {}) => ({
   draw: painter(plot, compose, () => Object.entries(listeners).forEach(([name, listener]) => plot.on(name, listener))),
   /** @param {string} name @param {any} [layout] @param {'png'|'svg'} [format] */
   savePicture: (name, layout, format) => savePicture(plot, name, layout, format),
 })
 
-/** A plot as high as its element. @param {Found} plot @param {(wanted: any, colors: Record<string, string>) => {data: any[], layout: any, drawn: number}} compose @param {Record<string, (event: any) => void>} [listeners] */
-export const fittedPlot = (plot, compose, listeners) => createPlot(
-  plot, (wanted, colors, size) => ({ ...compose({ ...wanted, ...size }, colors), isFitted: true }), listeners)
+/**
+ * A plot as high as its element.
+ * @param {Found} plot
+ * @param {(wanted: any, colors: Record<string, string>) => {data: any[], layout: any, drawn: number}} compose
+ * @param {Record<string, (event: any) => void>} [listeners]
+ */
+export const fittedPlot = (plot, compose, listeners) =>
+  createPlot(
+    plot,
+    (wanted, colors, size) => ({ ...compose({ ...wanted, ...size }, colors), isFitted: true }),
+    listeners,
+  )

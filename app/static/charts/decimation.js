@@ -3,7 +3,8 @@ import { position } from 'points'
 
 /**
  * @typedef {{range: [number, number], pixels: number}} Screen a stretch of the x axis, and how wide it is drawn
- * @typedef {{x: number, count: number, first: number, last: number, value?: string|null}} Tick what happened within a pixel, first and last at these steps
+ * @typedef {{x: number, count: number, first: number, last: number, value?: string|null}} Tick what happened within a
+ *   pixel, first and last at these steps
  */
 
 /**
@@ -17,10 +18,13 @@ export const folded = ({ x, y }, { range: [low, high], pixels }) => {
   const begin = Math.max(position(x, low - span / 2) - 1, 0) // half a screen more, for dragging
   const end = Math.min(position(x, high + span / 2) + 1, x.length)
   if (end - begin <= pixels) return { x: x.slice(begin, end), y: y.slice(begin, end) }
-  const column = 2 ** Math.ceil(Math.log2(2 * span / pixels || 1))
+  const column = 2 ** Math.ceil(Math.log2((2 * span) / pixels || 1))
   /** @type {import('points').Line} */
   const kept = { x: [], y: [] }
-  const keep = (i) => { kept.x.push(x[i]); kept.y.push(y[i]) }
+  const keep = (i) => {
+    kept.x.push(x[i])
+    kept.y.push(y[i])
+  }
   for (let i = begin; i < end;) {
     const next = (Math.floor(x[i] / column) + 1) * column
     let [lowest, highest, last] = [i, i, i]
@@ -41,7 +45,10 @@ export const folded = ({ x, y }, { range: [low, high], pixels }) => {
 
 /**
  * Ticks that are a pixel apart or more; closer ones of the same value are one tick, with their number.
- * @param {import('points').Ticks & {values?: (string|null)[]}} ticks @param {number[]} at where they stand @param {Screen} screen @returns {Tick[]}
+ * @param {import('points').Ticks & {values?: (string|null)[]}} ticks
+ * @param {number[]} at where they stand
+ * @param {Screen} screen
+ * @returns {Tick[]}
  */
 export const merged = ({ steps, counts, values }, at, { range: [low, high], pixels }) => {
   const pixel = (high - low) / pixels
@@ -66,10 +73,23 @@ export const merged = ({ steps, counts, values }, at, { range: [low, high], pixe
 
 const PAUSE = 5 // usual distances without a sample that are a pause
 
-/** Times with one more in each pause, where a line is to break, and the indexes of their values; -1: of none. @param {number[]} times @returns {{times: number[], places: number[]}} */
+/**
+ * Times with one more in each pause, where a line is to break, and the indexes of their values; -1: of none.
+ * @param {number[]} times
+ * @returns {{times: number[], places: number[]}}
+ */
 export const withPauses = (times) => {
   const distances = times.slice(1).map((time, i) => time - times[i])
   const longest = PAUSE * ([...distances].sort((a, b) => a - b)[Math.floor(distances.length / 2)] ?? Infinity)
-  const parts = times.map((time, i) => (i && distances[i - 1] > longest ? [[(times[i - 1] + time) / 2, -1], [time, i]] : [[time, i]])).flat()
+  const parts = times
+    .map((time, i) =>
+      i && distances[i - 1] > longest
+        ? [
+            [(times[i - 1] + time) / 2, -1],
+            [time, i],
+          ]
+        : [[time, i]],
+    )
+    .flat()
   return { times: parts.map(([time]) => time), places: parts.map(([, place]) => place) }
 }

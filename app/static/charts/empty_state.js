@@ -1,4 +1,5 @@
-// What stands over the empty axes until the first step, or the first metric of a script that only logs: what the run does meanwhile, and for how long.
+// What stands over the empty axes until the first step, or the first metric of a script that only logs: what the run
+// does meanwhile, and for how long.
 import { duration } from 'formats'
 
 const WORDS = {

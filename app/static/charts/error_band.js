@@ -5,13 +5,17 @@ const GRID = 400 // places along x, if the lines have more of their own
 
 /** @typedef {{x: number[], y: (number|null)[]}} Line */
 
-/** Where a line stands at x, between its points; null before, beyond, and in a gap. @param {Line} line @param {number} at */
+/**
+ * Where a line stands at x, between its points; null before, beyond, and in a gap.
+ * @param {Line} line
+ * @param {number} at
+ */
 const valueAt = ({ x, y }, at) => {
   const i = position(x, at)
   if (x[i] === at) return y[i]
   const [before, after] = [y[i - 1], y[i]]
   if (!i || i === x.length || before === null || after === null) return null
-  return before + (after - before) * (at - x[i - 1]) / (x[i] - x[i - 1])
+  return before + ((after - before) * (at - x[i - 1])) / (x[i] - x[i - 1])
 }
 
 /** @param {number} number of runs */
@@ -22,7 +26,7 @@ const placesOf = (lines) => {
   const own = [...new Set(lines.flatMap(({ x }) => x))].sort((a, b) => a - b)
   if (own.length <= GRID) return own
   const [low, high] = [own[0], own.at(-1)]
-  return Array.from({ length: GRID }, (_, i) => low + (high - low) * i / (GRID - 1))
+  return Array.from({ length: GRID }, (_, i) => low + ((high - low) * i) / (GRID - 1))
 }
 
 /**

@@ -30,14 +30,25 @@ export class Legend {
     this.groups = null
   }
 
-  get hidden() { return this.boxes.filter(({ checked }) => !checked).map(({ value }) => value) }
+  get hidden() {
+    return this.boxes.filter(({ checked }) => !checked).map(({ value }) => value)
+  }
 
-  /** The runs to draw; by: a setting, of whose values each has a mean. @param {Record<string, any[]>} differences @param {string|undefined} by */
+  /**
+   * The runs to draw; by: a setting, of whose values each has a mean.
+   * @param {Record<string, any[]>} differences
+   * @param {string|undefined} by
+   */
   shown(differences, by) {
     const paths = groupingOf(differences, by)
     const groups = new Map()
-    const groupOf = (place) => (paths ? paths.map((path) => settingText(path, differences[path][place])).join(', ') || 'same settings' : null)
-    if (paths) this.ids.forEach((_, i) => { const key = groupOf(i); groups.set(key, groups.get(key) ?? groups.size) })
+    const groupOf = (place) =>
+      paths ? paths.map((path) => settingText(path, differences[path][place])).join(', ') || 'same settings' : null
+    if (paths)
+      this.ids.forEach((_, i) => {
+        const key = groupOf(i)
+        groups.set(key, groups.get(key) ?? groups.size)
+      })
     const runs = this.ids.map((id, place) => {
       const group = groupOf(place)
       return { id, label: this.labels[id], place: this.own.get(id) ?? place, group, groupPlace: groups.get(group) ?? 0 }
@@ -74,7 +85,12 @@ export class Legend {
     }
   }
 
-  /** Show the values at a crosshair, or the latest. @param {string} where @param {number|null} x @param {(name: string) => any[]} linesOf what was recorded of the runs of a panel */
+  /**
+   * Show the values at a crosshair, or the latest.
+   * @param {string} where
+   * @param {number|null} x
+   * @param {(name: string) => any[]} linesOf what was recorded of the runs of a panel
+   */
   showAt(where, x, linesOf) {
     this.isPointed = x !== null
     this.where.textContent = where
@@ -86,17 +102,27 @@ export class Legend {
     }
   }
 
-  /** Take the latest values of a page that came, and its figures if others are more relevant now. @param {ParentNode} fresh */
+  /**
+   * Take the latest values of a page that came, and its figures if others are more relevant now.
+   * @param {ParentNode} fresh
+   */
   update(fresh) {
-    const [names, later] = [this.article, fresh].map((part) => [...part.querySelectorAll('[data-legend] th[data-name]')])
+    const [names, later] = [this.article, fresh].map((part) => [
+      ...part.querySelectorAll('[data-legend] th[data-name]'),
+    ])
     names.forEach((head, i) => {
       const name = later[i]?.dataset.name
       if (!name || name === head.dataset.name) return
-      for (const cell of this.article.querySelectorAll(`[data-legend] [data-figure="${CSS.escape(head.dataset.name)}"]`)) cell.dataset.figure = name
+      for (const cell of this.article.querySelectorAll(
+        `[data-legend] [data-figure="${CSS.escape(head.dataset.name)}"]`,
+      ))
+        cell.dataset.figure = name
       head.title = head.textContent = head.dataset.name = name
     })
     for (const cell of this.article.querySelectorAll('[data-legend] [data-figure]')) {
-      const other = fresh.querySelector(`[data-figure="${CSS.escape(cell.dataset.figure)}"][data-of="${cell.dataset.of}"]`)
+      const other = fresh.querySelector(
+        `[data-figure="${CSS.escape(cell.dataset.figure)}"][data-of="${cell.dataset.of}"]`,
+      )
       if (!other) continue
       cell.dataset.latest = other.innerHTML
       if (!this.isPointed && cell.innerHTML !== other.innerHTML) cell.innerHTML = other.innerHTML
@@ -106,21 +132,28 @@ export class Legend {
   #showMeans(groups, visible) {
     const list = this.article.querySelector('[data-means]')
     list.hidden = !groups.length
-    list.replaceChildren(...groups.map(([name, place]) => {
-      const item = document.createElement('li')
-      const number = visible.filter(({ group }) => group === name).length
-      item.innerHTML = `<svg class="${strokes(place)}" viewBox="0 0 22 8" aria-hidden="true"><path d="M0 4h22"/></svg>`
-      item.append(` ${name}, ${meanOf(number)}`)
-      return item
-    }))
+    list.replaceChildren(
+      ...groups.map(([name, place]) => {
+        const item = document.createElement('li')
+        const number = visible.filter(({ group }) => group === name).length
+        item.innerHTML = `<svg class="${strokes(place)}" viewBox="0 0 22 8" aria-hidden="true"><path d="M0 4h22"/></svg>`
+        item.append(` ${name}, ${meanOf(number)}`)
+        return item
+      }),
+    )
   }
 }
 
-/** The settings of which each combination has a mean; undefined: runs are not averaged. @param {Record<string, any[]>} differences @param {string} [by] */
+/**
+ * The settings of which each combination has a mean; undefined: runs are not averaged.
+ * @param {Record<string, any[]>} differences
+ * @param {string} [by]
+ */
 const groupingOf = (differences, by) => {
   if (by === BUT_SEED) return Object.keys(differences).filter((path) => path.split('.').at(-1) !== 'seed')
   return by !== undefined && differences[by] ? [by] : undefined
 }
 
 /** @param {string} path @param {any} value */
-const settingText = (path, value) => `${path} ${value === null || value === undefined ? 'off' : String(value).slice(0, 60)}`
+const settingText = (path, value) =>
+  `${path} ${value === null || value === undefined ? 'off' : String(value).slice(0, 60)}`

@@ -10,8 +10,12 @@ const WORDS = { '': '1 column', half: '2 columns', full: 'full width' }
 /** @typedef {{width: string, height: number}} Size of a panel; height: of its plot */
 
 /** What was kept of sizes, by panel. @param {any} kept @returns {Record<string, Size>} */
-export const readSizes = (kept) => Object.fromEntries(Object.entries(kept && typeof kept === 'object' ? kept : {})
-  .filter(([, size]) => WIDTHS.includes(size?.width) && size.height >= LOWEST && size.height <= HIGHEST).slice(0, 200))
+export const readSizes = (kept) =>
+  Object.fromEntries(
+    Object.entries(kept && typeof kept === 'object' ? kept : {})
+      .filter(([, size]) => WIDTHS.includes(size?.width) && size.height >= LOWEST && size.height <= HIGHEST)
+      .slice(0, 200),
+  )
 
 /** @param {number} height */
 const bounded = (height) => Math.min(Math.max(Math.round(height / STEP) * STEP, LOWEST), HIGHEST)
@@ -23,10 +27,17 @@ const bounded = (height) => Math.min(Math.max(Math.round(height / STEP) * STEP, 
 export const createLayout = ({ order, sizes }, onChange) => {
   /** @param {HTMLElement} element */
   const rowOf = (element) => element.dataset.row ?? ''
-  /** One of the first panels, which are as wide as there is room and share the height of the window. @param {HTMLElement} element */
+  /**
+   * One of the first panels, which are as wide as there is room and share the height of the window.
+   * @param {HTMLElement} element
+   */
   const isHero = (element) => Boolean(element.closest('[data-hero]'))
   /** @param {HTMLElement} element @returns {Size} */
-  const sizeOf = (element) => sizes[rowOf(element)] ?? { width: '', height: isHero(element) ? bounded(element.querySelector('.plot').clientHeight) : USUAL }
+  const sizeOf = (element) =>
+    sizes[rowOf(element)] ?? {
+      width: '',
+      height: isHero(element) ? bounded(element.querySelector('.plot').clientHeight) : USUAL,
+    }
   /** @param {Found} element */
   const gridOf = (element) => element.closest('.panel-grid')
 
@@ -36,13 +47,21 @@ export const createLayout = ({ order, sizes }, onChange) => {
     if (!isHero(element)) element.dataset.width = width
     if (!isHero(element) || rowOf(element) in sizes) element.style.setProperty('--height', `${height}px`)
     else element.style.removeProperty('--height')
-    element.querySelector('[data-resize]')?.setAttribute('aria-label', `Resize ${element.getAttribute('aria-label')}: ${isHero(element) ? '' : `${WORDS[width]}, `}${height} px`)
+    element
+      .querySelector('[data-resize]')
+      ?.setAttribute(
+        'aria-label',
+        `Resize ${element.getAttribute('aria-label')}: ${isHero(element) ? '' : `${WORDS[width]}, `}${height} px`,
+      )
   }
   /** @param {Found} mover */
   const showPlace = (mover) => {
     const element = mover.closest('.chart-panel')
     const all = [...element.parentElement.children]
-    mover.setAttribute('aria-label', `Move ${element.getAttribute('aria-label')}: ${all.indexOf(element) + 1} of ${all.length}`)
+    mover.setAttribute(
+      'aria-label',
+      `Move ${element.getAttribute('aria-label')}: ${all.indexOf(element) + 1} of ${all.length}`,
+    )
   }
   /** Have the panels of a group in their order. @param {Found} grid */
   const arrange = (grid) => {
@@ -80,26 +99,32 @@ export const createLayout = ({ order, sizes }, onChange) => {
     onChange()
   }
 
-  /** A drag by a handle. @param {Found} handle @param {(event: PointerEvent) => (event: PointerEvent) => void} begin what to do with each movement */
-  const onDrag = (handle, begin) => handle.addEventListener('pointerdown', (event) => {
-    if (event.button) return
-    event.preventDefault()
-    handle.focus({ preventScroll: true })
-    const step = begin(event)
-    const end = () => {
-      document.removeEventListener('pointermove', step)
-      for (const name of ['pointerup', 'pointercancel']) document.removeEventListener(name, end)
-    }
-    document.addEventListener('pointermove', step)
-    for (const name of ['pointerup', 'pointercancel']) document.addEventListener(name, end)
-  })
+  /**
+   * A drag by a handle.
+   * @param {Found} handle
+   * @param {(event: PointerEvent) => (event: PointerEvent) => void} begin what to do with each movement
+   */
+  const onDrag = (handle, begin) =>
+    handle.addEventListener('pointerdown', (event) => {
+      if (event.button) return
+      event.preventDefault()
+      handle.focus({ preventScroll: true })
+      const step = begin(event)
+      const end = () => {
+        document.removeEventListener('pointermove', step)
+        for (const name of ['pointerup', 'pointercancel']) document.removeEventListener(name, end)
+      }
+      document.addEventListener('pointermove', step)
+      for (const name of ['pointerup', 'pointercancel']) document.addEventListener(name, end)
+    })
   /** @param {Found} handle @param {Record<string, () => void>} keys */
-  const onKeys = (handle, keys) => handle.addEventListener('keydown', (event) => {
-    const act = !event.ctrlKey && !event.metaKey && !event.altKey && keys[event.key]
-    if (!act) return
-    event.preventDefault()
-    act()
-  })
+  const onKeys = (handle, keys) =>
+    handle.addEventListener('keydown', (event) => {
+      const act = !event.ctrlKey && !event.metaKey && !event.altKey && keys[event.key]
+      if (!act) return
+      event.preventDefault()
+      act()
+    })
 
   /** Make handles work, of whichever panel they are in. @param {Found} mover @param {Found} resizer */
   const attach = (mover, resizer) => {
@@ -114,16 +139,25 @@ export const createLayout = ({ order, sizes }, onChange) => {
       const { width, height } = sizeOf(element)
       resize(element, { width, height: bounded(height + by) })
     }
-    onKeys(resizer, { ArrowRight: () => wider(1), ArrowLeft: () => wider(-1), ArrowDown: () => higher(2 * STEP), ArrowUp: () => higher(-2 * STEP) })
+    onKeys(resizer, {
+      ArrowRight: () => wider(1),
+      ArrowLeft: () => wider(-1),
+      ArrowDown: () => higher(2 * STEP),
+      ArrowUp: () => higher(-2 * STEP),
+    })
     onDrag(resizer, ({ clientX, clientY }) => {
       const element = panel()
       const { width, height } = sizeOf(element)
-      if (isHero(element)) return (event) => resize(element, { width, height: bounded(height + event.clientY - clientY) })
+      if (isHero(element))
+        return (event) => resize(element, { width, height: bounded(height + event.clientY - clientY) })
       const [begin, groups] = [element.offsetWidth, element.closest('.panel-groups')]
       const column = groups.clientWidth / Number(getComputedStyle(groups).getPropertyValue('--columns'))
       return (event) => {
         const columns = (begin + event.clientX - clientX) / column
-        resize(element, { width: columns > 2.3 ? 'full' : columns > 1.3 ? 'half' : '', height: bounded(height + event.clientY - clientY) })
+        resize(element, {
+          width: columns > 2.3 ? 'full' : columns > 1.3 ? 'half' : '',
+          height: bounded(height + event.clientY - clientY),
+        })
       }
     })
     resizer.addEventListener('dblclick', () => {
@@ -141,7 +175,8 @@ export const createLayout = ({ order, sizes }, onChange) => {
     onDrag(mover, () => ({ clientX, clientY }) => {
       const element = panel()
       const other = /** @type {Found} */ (document.elementFromPoint(clientX, clientY))?.closest('.chart-panel')
-      if (other && other !== element && other.parentElement === element.parentElement) move(element, [...other.parentElement.children].indexOf(other))
+      if (other && other !== element && other.parentElement === element.parentElement)
+        move(element, [...other.parentElement.children].indexOf(other))
     })
   }
   /** Show the size and place of a panel that has handles now. @param {Found} element */

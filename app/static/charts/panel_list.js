@@ -10,8 +10,16 @@ const named = (name) => [name, name]
 
 /**
  * @param {Found} box with the search, the list and the note
- * @param {{api: string, series: Panel[], last?: Panel[], runs: () => string[], first?: () => string[], row: (panel: Panel) => HTMLElement}} options
- * series, last: panels besides those of metrics, above and below them; first: metrics above all others; row: what stands for a panel
+ * @param {{
+ *   api: string,
+ *   series: Panel[],
+ *   last?: Panel[],
+ *   runs: () => string[],
+ *   first?: () => string[],
+ *   row: (panel: Panel) => HTMLElement
+ * }} options
+ * series, last: panels besides those of metrics, above and below them; first: metrics above all others; row: what
+ * stands for a panel
  */
 export const createPanelList = (box, { api, series, last = [], runs, first = () => [], row }) => {
   const [search, list, note] = ['find-panel', 'panel-list', 'none'].map((name) => box.querySelector(`[data-${name}]`))
@@ -21,10 +29,23 @@ export const createPanelList = (box, { api, series, last = [], runs, first = () 
     const answer = ids.length ? await fetched(`${api}/comparison/metrics/names?${query}`).catch(() => null) : null
     const { names, total } = answer ? await answer.json() : { names: [], total: 0 }
     const others = (panels) => panels.filter(([name, label]) => isFound(words, `${name} ${label}`))
-    const above = first().filter((name) => isFound(words, name)).map(named)
-    const found = [...above, ...others(series), ...names.filter((name) => !first().includes(name)).map(named), ...others(last)]
+    const above = first()
+      .filter((name) => isFound(words, name))
+      .map(named)
+    const found = [
+      ...above,
+      ...others(series),
+      ...names.filter((name) => !first().includes(name)).map(named),
+      ...others(last),
+    ]
     list.replaceChildren(...(ids.length ? found.map(row) : []))
-    note.textContent = !ids.length ? 'Choose a run above.' : !found.length ? 'No panel has this name.' : total > names.length ? `${names.length} of ${total} metrics: search for others.` : ''
+    note.textContent = !ids.length
+      ? 'Choose a run above.'
+      : !found.length
+        ? 'No panel has this name.'
+        : total > names.length
+          ? `${names.length} of ${total} metrics: search for others.`
+          : ''
   })
   search.addEventListener('input', show)
   search.addEventListener('keydown', async (event) => {

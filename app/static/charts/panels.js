@@ -1,4 +1,5 @@
-// The panels of a run's charts: one figure each, in groups that fold, with a legend of values. Those that are out of view are a title only.
+// The panels of a run's charts: one figure each, in groups that fold, with a legend of values. Those that are out of
+// view are a title only.
 import { NONFINITE_SIGNS } from 'annotations'
 import { painter, savePicture, zoomed } from 'charts'
 import { place, pointedAt, snapped, valueAt } from 'crosshair'
@@ -8,7 +9,10 @@ import { still } from 'dom_updates'
 import { createLayout } from 'panel_layout'
 
 /** Header, plot and handles of a panel. @typedef {{parts: Found[], plot: Found, draw: () => void}} Shell */
-/** row: what it shows. shell: while it is in view. drawn: its figure. @typedef {{element: Found, row: import('figure').Row, shell: Shell|null, drawn: any}} Panel */
+/**
+ * row: what it shows. shell: while it is in view. drawn: its figure.
+ * @typedef {{element: Found, row: import('figure').Row, shell: Shell|null, drawn: any}} Panel
+ */
 
 /** @param {string} tag @param {Record<string, any>} [fields] @param {(Node|string)[]} children @returns {any} */
 const made = (tag, fields = {}, ...children) => {
@@ -21,7 +25,8 @@ const made = (tag, fields = {}, ...children) => {
 const titleOf = (group) => GROUPS[group] ?? (group === '/' ? 'Metrics' : group.slice(0, -1))
 
 /** Return the title of a panel without that of its group. @param {import('figure').Row} row */
-const headOf = ({ title, group }) => (group !== '/' && group.endsWith('/') && title.startsWith(group) ? title.slice(group.length) : title)
+const headOf = ({ title, group }) =>
+  group !== '/' && group.endsWith('/') && title.startsWith(group) ? title.slice(group.length) : title
 
 /** The name of a line, without the title of its panel. @param {string} name @param {import('figure').Row} row */
 const shortened = (name, { title }) => (name.startsWith(title) ? name.slice(title.length).replace(', ', '') : name)
@@ -30,14 +35,35 @@ const shortened = (name, { title }) => (name.startsWith(title) ? name.slice(titl
 const OPEN = 60
 /** Pixels of a plot below which a legend of several lines has no names, which would hide values. */
 const NARROW = 400
-/** Sign and meaning of marks of single steps, with a class if they are not red. @type {Record<string, [string, string, string?]>} */
-/** Return a short name of a line in a narrow panel: "before" of "before clipping". @param {string} name @param {import('figure').Row} row */
+/**
+ * Sign and meaning of marks of single steps, with a class if they are not red.
+ * @type {Record<string, [string, string, string?]>}
+ */
+/**
+ * Return a short name of a line in a narrow panel: "before" of "before clipping".
+ * @param {string} name
+ * @param {import('figure').Row} row
+ */
 const briefly = (name, row) => shortened(name, row).split(' ')[0]
-const SIGNS = { skipped: ['|', 'skipped step'], 'loss spike': ['◆', 'loss spike'], ...NONFINITE_SIGNS, resumed: ['┊', 'resumed', 'quiet'] }
+const SIGNS = {
+  skipped: ['|', 'skipped step'],
+  'loss spike': ['◆', 'loss spike'],
+  ...NONFINITE_SIGNS,
+  resumed: ['┊', 'resumed', 'quiet'],
+}
 
 /**
  * @param {HTMLElement} section
- * @param {{known: import('figure').Known, view: import('url_state').View, onZoom: (x: Range|null|undefined, rows: Record<string, Range|null>) => void, onHide: (hidden: string[]) => void, onFold: (group: string, isFolded: boolean) => void, arrangement: {order: string[], sizes: Record<string, import('panel_layout').Size>}, onArrange: () => void, onSeen: () => void}} options
+ * @param {{
+ *   known: import('figure').Known,
+ *   view: import('url_state').View,
+ *   onZoom: (x: Range|null|undefined, rows: Record<string, Range|null>) => void,
+ *   onHide: (hidden: string[]) => void,
+ *   onFold: (group: string, isFolded: boolean) => void,
+ *   arrangement: {order: string[], sizes: Record<string, import('panel_layout').Size>},
+ *   onArrange: () => void,
+ *   onSeen: () => void
+ * }} options
  * onZoom gets the axes that changed, rows by name; null: all there is; onSeen: other panels have come into view
  * @typedef {import('url_state').Range} Range
  */
@@ -69,28 +95,53 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
     if (!drawn) return
     place(element.querySelector('.crosshair'), drawn, pointed, view.x)
     const values = element.querySelectorAll('.panel-lines b')
-    drawn.lines.forEach((line, i) => { if (values[i]) values[i].innerHTML = valueAt(line, pointed) })
+    drawn.lines.forEach((line, i) => {
+      if (values[i]) values[i].innerHTML = valueAt(line, pointed)
+    })
   }
-  /** Show a button for each line with its colour, name and value; a pressed button hides its line. @param {Panel} panel */
+  /**
+   * Show a button for each line with its colour, name and value; a pressed button hides its line.
+   * @param {Panel} panel
+   */
   const showLegend = (panel) => {
     const list = panel.element.querySelector('.panel-lines')
     const names = panel.drawn.lines.map(({ name }) => name)
-    const signs = [...panel.drawn.marks.filter(({ name, x }) => x.length && name in (panel.row.group ? NONFINITE_SIGNS : SIGNS)).map(({ name }) => SIGNS[name]), ...(panel.drawn.outliers ? [['↕', panel.drawn.outliers, 'quiet']] : [])]
+    const signs = [
+      ...panel.drawn.marks
+        .filter(({ name, x }) => x.length && name in (panel.row.group ? NONFINITE_SIGNS : SIGNS))
+        .map(({ name }) => SIGNS[name]),
+      ...(panel.drawn.outliers ? [['↕', panel.drawn.outliers, 'quiet']] : []),
+    ]
     const isNarrow = names.length > 1 && panel.drawn.axis.pixels < NARROW
     list.toggleAttribute('data-narrow', isNarrow)
     const key = JSON.stringify([isNarrow, names, signs])
     if (list.dataset.key !== key) {
       list.dataset.key = key
-      list.replaceChildren(...names.map((name) => {
-        if (names.length === 1 && !shortened(name, panel.row)) return made('span', { className: 'value', title: name }, made('b'))
-        const button = made('button', { type: 'button', className: 'ghost', title: name }, made('i'), made('span', { className: 'cut', textContent: isNarrow ? briefly(name, panel.row) : shortened(name, panel.row) }), made('b'))
-        button.addEventListener('click', () => {
-          const hidden = new Set(view.hidden)
-          if (!hidden.delete(name)) hidden.add(name)
-          onHide([...hidden])
-        })
-        return button
-      }), ...signs.map(([sign, label, className = '']) => made('span', { className: 'sign', title: label }, made('i', { textContent: sign, className }), label)))
+      list.replaceChildren(
+        ...names.map((name) => {
+          if (names.length === 1 && !shortened(name, panel.row))
+            return made('span', { className: 'value', title: name }, made('b'))
+          const button = made(
+            'button',
+            { type: 'button', className: 'ghost', title: name },
+            made('i'),
+            made('span', {
+              className: 'cut',
+              textContent: isNarrow ? briefly(name, panel.row) : shortened(name, panel.row),
+            }),
+            made('b'),
+          )
+          button.addEventListener('click', () => {
+            const hidden = new Set(view.hidden)
+            if (!hidden.delete(name)) hidden.add(name)
+            onHide([...hidden])
+          })
+          return button
+        }),
+        ...signs.map(([sign, label, className = '']) =>
+          made('span', { className: 'sign', title: label }, made('i', { textContent: sign, className }), label),
+        ),
+      )
     }
     panel.drawn.lines.forEach(({ name, color, opacity }, i) => {
       const button = /** @type {any} */ (list.children[i])
@@ -101,7 +152,11 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
     showValues(panel)
   }
 
-  /** Parts of a panel, whose plot draws whichever panel they are in. @param {Found} element that has them @returns {Shell} */
+  /**
+   * Parts of a panel, whose plot draws whichever panel they are in.
+   * @param {Found} element that has them
+   * @returns {Shell}
+   */
   const createShell = (element) => {
     const plot = element.querySelector('.plot')
     const panelOf = () => /** @type {Panel} */ (panels.get(plot.closest('.chart-panel')?.dataset.row ?? ''))
@@ -141,7 +196,7 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
     const shell = free.pop()
     if (shell) element.replaceChildren(...shell.parts)
     else if (!element.querySelector('.tools')) element.replaceChildren(...blank.cloneNode(true).children)
-    const { plot } = panel.shell = shell ?? createShell(element)
+    const { plot } = (panel.shell = shell ?? createShell(element))
     plot.dataset.plot = row.name
     plot.setAttribute('aria-label', `${row.title} by step`)
     Object.assign(element.querySelector('h3'), { textContent: headOf(row), title: row.title })
@@ -168,22 +223,32 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
     Object.assign(panel, { shell: null, drawn: null })
   }
   /** Return the contents of a panel out of view. @param {import('figure').Row} row */
-  const blanksOf = (row) => [made('header', {}, made('h3', { textContent: headOf(row), title: row.title })), made('div', { className: 'plot' })]
-  const seen = new IntersectionObserver((entries) => {
-    for (const { target, isIntersecting } of entries) {
-      const panel = panels.get(/** @type {HTMLElement} */ (target).dataset.row ?? '')
-      if (panel?.element !== target) continue
-      if (isIntersecting) mount(panel)
-      else unmount(panel)
-    }
-    used.forEach(unmount)
-    onSeen()
-  }, { rootMargin: '50% 0px' })
+  const blanksOf = (row) => [
+    made('header', {}, made('h3', { textContent: headOf(row), title: row.title })),
+    made('div', { className: 'plot' }),
+  ]
+  const seen = new IntersectionObserver(
+    (entries) => {
+      for (const { target, isIntersecting } of entries) {
+        const panel = panels.get(/** @type {HTMLElement} */ (target).dataset.row ?? '')
+        if (panel?.element !== target) continue
+        if (isIntersecting) mount(panel)
+        else unmount(panel)
+      }
+      used.forEach(unmount)
+      onSeen()
+    },
+    { rootMargin: '50% 0px' },
+  )
   /** Draw a panel, once its points are here. @param {Panel} panel */
-  const draw = ({ row, shell }) => { if (shell && points && (!row.metric || points.metrics.has(row.metric))) shell.draw() }
+  const draw = ({ row, shell }) => {
+    if (shell && points && (!row.metric || points.metrics.has(row.metric))) shell.draw()
+  }
   /** @param {import('figure').Row} row @returns {Panel} */
   const create = (row) => {
-    const element = hero.querySelector(`[data-row="${CSS.escape(row.name)}"]`) ?? made('section', { className: 'chart-panel', tabIndex: 0 }, ...blanksOf(row))
+    const element =
+      hero.querySelector(`[data-row="${CSS.escape(row.name)}"]`) ??
+      made('section', { className: 'chart-panel', tabIndex: 0 }, ...blanksOf(row))
     element.dataset.row = row.name
     element.tabIndex = 0
     element.setAttribute('aria-label', row.title)
@@ -193,8 +258,12 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
   const boxOf = (group) => {
     if (!group) return hero
     if (!groups.has(group)) {
-      const box = made('details', { className: 'panel-group' },
-        made('summary', {}, titleOf(group), made('span', { className: 'quiet' })), made('div', { className: 'panel-grid' }))
+      const box = made(
+        'details',
+        { className: 'panel-group' },
+        made('summary', {}, titleOf(group), made('span', { className: 'quiet' })),
+        made('div', { className: 'panel-grid' }),
+      )
       box.dataset.group = group
       box.addEventListener('toggle', () => {
         if (view.search || box.open !== isFolded(group)) return
@@ -246,7 +315,9 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
     /** @param {import('points').Points} newest */
     draw: (newest) => {
       points = newest
-      const rows = rowsOf(newest, view, known).filter(({ has, group, title }) => has && (['', 'pinned'].includes(group) || isFound(view.search ?? '', title)))
+      const rows = rowsOf(newest, view, known).filter(
+        ({ has, group, title }) => has && (['', 'pinned'].includes(group) || isFound(view.search ?? '', title)),
+      )
       const names = rows.map(({ name, group }) => `${group} ${name}`).join('\n')
       if (names !== arranged) {
         arranged = names
@@ -256,7 +327,8 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
         const isFirst = section.dataset.rows === undefined
         section.dataset.rows = ''
         // What stands below the panels was not there to scroll to.
-        if (isFirst && location.hash) section.parentElement?.querySelector(`:scope > #${CSS.escape(location.hash.slice(1))}`)?.scrollIntoView()
+        if (isFirst && location.hash)
+          section.parentElement?.querySelector(`:scope > #${CSS.escape(location.hash.slice(1))}`)?.scrollIntoView()
       }
       for (const row of rows) {
         const panel = panels.get(row.name)
@@ -270,17 +342,27 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
     /** Metrics of the panels in view. */
     seen: () => [...panels.values()].flatMap(({ row, shell }) => (shell && row.metric ? [row.metric] : [])),
     /** Fold or unfold all groups; the pinned panels stay in view. @param {boolean} isFolded */
-    fold: (isFolded) => { for (const [name, box] of groups) if (name !== 'pinned') box.open = !isFolded },
+    fold: (isFolded) => {
+      for (const [name, box] of groups) if (name !== 'pinned') box.open = !isFolded
+    },
     /** @param {string} name @param {'png'|'svg'} format @param {string} row */
     savePicture: (name, format, row) => {
       const panel = panels.get(row)
       if (!panel?.shell || !panel.drawn || !window.Plotly) return
       const { layout, axis } = panel.drawn
       const background = getComputedStyle(panel.element).backgroundColor
-      savePicture(panel.shell.plot, name.replaceAll('/', '-'), {
-        margin: { l: 62, r: 22, t: 36, b: 46 }, paper_bgcolor: background, title: { text: panel.drawn.title, font: { size: 13 }, x: 0.02 },
-        height: layout.height + 60, xaxis: { ...layout.xaxis, title: { text: axis.title, standoff: 6 } },
-      }, format)
+      savePicture(
+        panel.shell.plot,
+        name.replaceAll('/', '-'),
+        {
+          margin: { l: 62, r: 22, t: 36, b: 46 },
+          paper_bgcolor: background,
+          title: { text: panel.drawn.title, font: { size: 13 }, x: 0.02 },
+          height: layout.height + 60,
+          xaxis: { ...layout.xaxis, title: { text: axis.title, standoff: 6 } },
+        },
+        format,
+      )
     },
   }
 }

@@ -2,20 +2,40 @@
 // the live stream.
 
 /**
- * @typedef {{steps: number[], counts: number[], values: (string|null)[]}} Nonfinite values: "NaN", "Infinity" or "-Infinity"; null: any of these, in a bucket
+ * @typedef {{steps: number[], counts: number[], values: (string|null)[]}} Nonfinite values: "NaN", "Infinity" or
+ *   "-Infinity"; null: any of these, in a bucket
  * @typedef {{x: number[], y: (number|null)[], nonfinite?: Nonfinite}} Line y: null is unknown or not finite
  * @typedef {'step'|'applied'|'time'|'examples'|`metric:${string}`} Axis what x counts
  * @typedef {{steps: number[], counts: number[]}} Ticks
- * @typedef {{x: number[]|null, y: any[], mean_x: number[]|null, mean_y: any[], nonfinite?: Ticks|null}} SentLine null: the page's
+ * @typedef {{x: number[]|null, y: any[], mean_x: number[]|null, mean_y: any[], nonfinite?: Ticks|null}} SentLine null:
+ *   the page's
  * @typedef {{step: number, loss: number|string|null, z: number|string}} Spike
- * @typedef {{parent_step: number, first: number, total: number, bucket: number, x: number[], mean_x: number[], series: Record<string, SentLine>, metrics: Record<string, {x: number[], y: any[], mean_x: number[], nonfinite?: Ticks|null}>, skips: Ticks & {before: number}, resumptions: Record<string, number>, spikes: Spike[], examples?: {before: number, each: number}|null}} Page
+ * @typedef {{
+ *   parent_step: number,
+ *   first: number,
+ *   total: number,
+ *   bucket: number,
+ *   x: number[],
+ *   mean_x: number[],
+ *   series: Record<string, SentLine>,
+ *   metrics: Record<string, {x: number[], y: any[], mean_x: number[], nonfinite?: Ticks|null}>,
+ *   skips: Ticks & {before: number},
+ *   resumptions: Record<string, number>,
+ *   spikes: Spike[],
+ *   examples?: {before: number, each: number}|null
+ * }} Page
  */
 
 /** Before the name of a metric that x counts. */
 export const METRIC = 'metric:'
 const SKIPPED = 1
 const isNumber = (value) => typeof value === 'number'
-/** Append values to a line. A value that is not finite is a text, null is unknown: neither can be drawn. @param {Line} line @param {number[]} steps @param {any[]} values */
+/**
+ * Append values to a line. A value that is not finite is a text, null is unknown: neither can be drawn.
+ * @param {Line} line
+ * @param {number[]} steps
+ * @param {any[]} values
+ */
 const append = (line, steps, values) => {
   values.forEach((value, i) => {
     line.x.push(steps[i])
@@ -30,13 +50,19 @@ const append = (line, steps, values) => {
 /** Remove what a line has from a step on. @param {Line} line @param {number} step */
 const cut = ({ x, y, nonfinite }, step) => {
   x.length = y.length = position(x, step)
-  if (nonfinite) nonfinite.steps.length = nonfinite.counts.length = nonfinite.values.length = position(nonfinite.steps, step)
+  if (nonfinite)
+    nonfinite.steps.length = nonfinite.counts.length = nonfinite.values.length = position(nonfinite.steps, step)
 }
 /** @param {number[]} x @param {any[]} y @param {Ticks|null} [nonfinite] of buckets @returns {Line} */
 const lineOf = (x, y, nonfinite) => {
   /** @type {Line} */
   const line = { x: [], y: [] }
-  if (nonfinite) line.nonfinite = { steps: [...nonfinite.steps], counts: [...nonfinite.counts], values: nonfinite.counts.map(() => null) }
+  if (nonfinite)
+    line.nonfinite = {
+      steps: [...nonfinite.steps],
+      counts: [...nonfinite.counts],
+      values: nonfinite.counts.map(() => null),
+    }
   append(line, x, y)
   return line
 }
@@ -54,7 +80,9 @@ export const position = (sorted, wanted) => {
 
 export class Points {
   /** @param {Page} page of the whole run */
-  constructor(page) { this.setPage(page, [1, Infinity]) }
+  constructor(page) {
+    this.setPage(page, [1, Infinity])
+  }
 
   /** @type {Map<string, Line & {isWhole: boolean}>} */
   metrics = new Map()
@@ -81,7 +109,11 @@ export class Points {
   /** Means of the buckets of lines. @type {Record<string, Line>} */
   means = {}
 
-  /** Take other points of the same run, as for a zoom. @param {Page} page @param {[number, number]} asked steps that it was asked for */
+  /**
+   * Take other points of the same run, as for a zoom.
+   * @param {Page} page
+   * @param {[number, number]} asked steps that it was asked for
+   */
   setPage(page, asked) {
     this.asked = asked
     this.parentStep = page.parent_step
@@ -112,20 +144,43 @@ export class Points {
   }
 
   /** Let all points of metrics be replaced. */
-  expireMetrics() { for (const line of this.metrics.values()) line.isWhole = false }
+  expireMetrics() {
+    for (const line of this.metrics.values()) line.isWhole = false
+  }
 
-  get count() { return Math.max(...Object.values(this.lines).map(({ x }) => x.length)) }
+  get count() {
+    return Math.max(...Object.values(this.lines).map(({ x }) => x.length))
+  }
   /** The last step: in buckets other lines end before it where they are no longer finite. */
-  get last() { return this.lines.elapsed_ms.x.at(-1) ?? 0 }
+  get last() {
+    return this.lines.elapsed_ms.x.at(-1) ?? 0
+  }
   /** Return the end of the charts; for a run that only logs, its last metric. */
-  get end() { return this.last || Math.max(0, ...[...this.metrics.values()].map(({ x }) => x.at(-1) ?? 0)) }
-  /** Return the end of a panel: metrics may have a point after the last step, as a result of the whole run. @param {string[]} names @returns {number} */
-  endOf(names) { return Math.max(this.end, ...names.map((name) => this.metrics.get(name)?.x.at(-1) ?? 0)) }
+  get end() {
+    return this.last || Math.max(0, ...[...this.metrics.values()].map(({ x }) => x.at(-1) ?? 0))
+  }
+  /**
+   * Return the end of a panel: metrics may have a point after the last step, as a result of the whole run.
+   * @param {string[]} names
+   * @returns {number}
+   */
+  endOf(names) {
+    return Math.max(this.end, ...names.map((name) => this.metrics.get(name)?.x.at(-1) ?? 0))
+  }
   /** Return the start of the charts; metrics may have a point before the first step. */
-  get begin() { return Math.min(this.first, ...(this.asked[0] <= 1 ? [...this.metrics.values()].map(({ x }) => x[0] ?? this.first) : [])) }
+  get begin() {
+    return Math.min(
+      this.first,
+      ...(this.asked[0] <= 1 ? [...this.metrics.values()].map(({ x }) => x[0] ?? this.first) : []),
+    )
+  }
   /** Return whether the data wait of steps is known. */
-  get hasWaits() { return this.lines.data_us.y.some(isNumber) }
-  get isWhole() { return this.asked[0] <= 1 && this.asked[1] === Infinity }
+  get hasWaits() {
+    return this.lines.data_us.y.some(isNumber)
+  }
+  get isWhole() {
+    return this.asked[0] <= 1 && this.asked[1] === Infinity
+  }
 
   /** Return whether all steps of a range are here. @param {[number, number]} range */
   hasAll([first, last]) {
@@ -139,7 +194,10 @@ export class Points {
     return within.reduce((sum, n) => sum + n, 0)
   }
 
-  /** Replace everything from the first new step on, except buckets, which have it already. @param {Record<string, any[]>} steps */
+  /**
+   * Replace everything from the first new step on, except buckets, which have it already.
+   * @param {Record<string, any[]>} steps
+   */
   addSteps(steps) {
     const begin = position(steps.step, this.bucket > 1 ? this.last + 1 : this.asked[0])
     const end = position(steps.step, this.asked[1] + 1)
@@ -170,16 +228,28 @@ export class Points {
     }
   }
 
-  /** Values of a line that are not finite with where they stand on the x axis; undefined: there are none. @param {Nonfinite|undefined} nonfinite @param {Axis} mode @returns {(Nonfinite & {x: number[]})|undefined} */
+  /**
+   * Values of a line that are not finite with where they stand on the x axis; undefined: there are none.
+   * @param {Nonfinite|undefined} nonfinite
+   * @param {Axis} mode
+   * @returns {(Nonfinite & {x: number[]})|undefined}
+   */
   nonfiniteAt(nonfinite, mode) {
     return nonfinite?.steps.length ? { ...nonfinite, x: this.x(nonfinite.steps, mode) } : undefined
   }
 
-  /** Return the x positions of sorted steps; none by examples if these are unknown. @param {number[]} steps @param {Axis} mode @returns {number[]} */
+  /**
+   * Return the x positions of sorted steps; none by examples if these are unknown.
+   * @param {number[]} steps
+   * @param {Axis} mode
+   * @returns {number[]}
+   */
   x(steps, mode) {
     if (mode === 'examples') {
       const { before, each } = this.examples ?? {}
-      return before !== undefined && each !== undefined ? steps.map((step) => before + (step - this.parentStep) * each) : []
+      return before !== undefined && each !== undefined
+        ? steps.map((step) => before + (step - this.parentStep) * each)
+        : []
     }
     if (mode.startsWith(METRIC)) return this.metricAt(steps, mode.slice(METRIC.length))
     if (mode === 'time') return steps.map((step) => this.seconds(step))
@@ -191,7 +261,13 @@ export class Points {
     })
   }
 
-  /** Return a metric's values at steps: interpolated between its points, extrapolated at its mean pace; the steps if unknown. @param {number[]} steps @param {string} name @returns {number[]} */
+  /**
+   * Return a metric's values at steps: interpolated between its points, extrapolated at its mean pace; the steps if
+   * unknown.
+   * @param {number[]} steps
+   * @param {string} name
+   * @returns {number[]}
+   */
   metricAt(steps, name) {
     const { x, y } = this.known(name)
     if (!x.length) return steps
@@ -202,7 +278,7 @@ export class Points {
       if (x[i] === step) return y[i]
       if (i === 0) return Math.max(y[0] - pace * (x[0] - step), Math.min(y[0], 0))
       if (i > end) return y[end] + pace * (step - x[end])
-      return y[i - 1] + (step - x[i - 1]) / (x[i] - x[i - 1]) * (y[i] - y[i - 1])
+      return y[i - 1] + ((step - x[i - 1]) / (x[i] - x[i - 1])) * (y[i] - y[i - 1])
     })
   }
 
@@ -229,7 +305,12 @@ export class Points {
     return (before + share * (after - before)) / 1000
   }
 
-  /** Return the steps that a stretch of the x axis covers; beyond the loaded points it assumes their mean pace. @param {[number, number]} range @param {Axis} mode @returns {[number, number]} */
+  /**
+   * Return the steps that a stretch of the x axis covers; beyond the loaded points it assumes their mean pace.
+   * @param {[number, number]} range
+   * @param {Axis} mode
+   * @returns {[number, number]}
+   */
   steps(range, mode) {
     const steps = mode.startsWith(METRIC) ? this.known(mode.slice(METRIC.length)).x : this.lines.elapsed_ms.x
     if (mode === 'step' || steps.length < 2) return range
@@ -239,13 +320,17 @@ export class Points {
     const stepOf = (x) => {
       const i = position(at, x)
       const [a, b] = i > 0 && i <= end ? [i - 1, i] : [0, end]
-      return steps[a] + (x - at[a]) / (at[b] - at[a] || 1) * (steps[b] - steps[a])
+      return steps[a] + ((x - at[a]) / (at[b] - at[a] || 1)) * (steps[b] - steps[a])
     }
     return [stepOf(range[0]), stepOf(range[1])]
   }
 }
 
-/** Exponential moving average without its start's bias; gaps stay gaps. @param {(number|null)[]} values @param {number} weight */
+/**
+ * Exponential moving average without its start's bias; gaps stay gaps.
+ * @param {(number|null)[]} values
+ * @param {number} weight
+ */
 export const smoothed = (values, weight) => {
   let [sum, norm] = [0, 0]
   return values.map((value) => {

@@ -13,8 +13,15 @@ const WHOLE = ['step', 'applied', 'examples']
 /**
  * A panel whose element is there already.
  * @param {Found} element
- * @param {{view: View, runsOf?: (row: string, runs: any[]) => any[], onPoint: (x: number|null) => void, onLine?: (id: string|undefined) => void, onView: (isRange: boolean) => void}} options
- * runsOf: the runs that a panel draws; onPoint: a pointer is at x; onLine: at the line of a run; onView: the view was zoomed
+ * @param {{
+ *   view: View,
+ *   runsOf?: (row: string, runs: any[]) => any[],
+ *   onPoint: (x: number|null) => void,
+ *   onLine?: (id: string|undefined) => void,
+ *   onView: (isRange: boolean) => void
+ * }} options
+ * runsOf: the runs that a panel draws; onPoint: a pointer is at x; onLine: at the line of a run; onView: the view was
+ * zoomed
  */
 export const createRunPanel = (element, { view, runsOf = (_, runs) => runs, onPoint, onLine = () => {}, onView }) => {
   const plot = element.querySelector('.plot')
@@ -34,11 +41,17 @@ export const createRunPanel = (element, { view, runsOf = (_, runs) => runs, onPo
     const isNew = values.dataset.key !== key
     if (isNew) {
       values.dataset.key = key
-      values.replaceChildren(...lines.map(({ run }, i) => {
-        const item = Object.assign(document.createElement('span'), { title: run.label })
-        item.append(Object.assign(document.createElement('i'), { style: `background: ${drawn.strokes[i].color}` }), Object.assign(document.createElement('span'), { textContent: run.label }), document.createElement('b'))
-        return item
-      }))
+      values.replaceChildren(
+        ...lines.map(({ run }, i) => {
+          const item = Object.assign(document.createElement('span'), { title: run.label })
+          item.append(
+            Object.assign(document.createElement('i'), { style: `background: ${drawn.strokes[i].color}` }),
+            Object.assign(document.createElement('span'), { textContent: run.label }),
+            document.createElement('b'),
+          )
+          return item
+        }),
+      )
     }
     lines.forEach((line, i) => {
       const text = x !== null && x > line.x.at(-1) ? '–' : valueAt(line, x, DIGITS)
@@ -46,7 +59,10 @@ export const createRunPanel = (element, { view, runsOf = (_, runs) => runs, onPo
       if (cell.innerHTML !== text) cell.innerHTML = text
     })
     // Where the labels have no room, the numbers of the runs stand for all of them.
-    if (isNew && values.scrollHeight > values.clientHeight) lines.forEach(({ run }, i) => { values.children[i].children[1].textContent = run.id ?? run.label })
+    if (isNew && values.scrollHeight > values.clientHeight)
+      lines.forEach(({ run }, i) => {
+        values.children[i].children[1].textContent = run.id ?? run.label
+      })
   }
   /** The run that is pointed at is seen before the others. */
   const arrange = () => {
@@ -73,7 +89,11 @@ export const createRunPanel = (element, { view, runsOf = (_, runs) => runs, onPo
       readout.innerHTML = label ? `${escaped(label)}: ${name === 'scale' ? scaleText(y) : number(y)}` : drawn.signs
       onLine(run?.id)
     })
-    plot.on('plotly_unhover', () => { isPointed = false; readout.textContent = drawn.signs; onLine(undefined) })
+    plot.on('plotly_unhover', () => {
+      isPointed = false
+      readout.textContent = drawn.signs
+      onLine(undefined)
+    })
     plot.on('plotly_relayout', (change) => {
       const zoom = zoomed(change, [name])
       if (!zoom) return
@@ -91,23 +111,39 @@ export const createRunPanel = (element, { view, runsOf = (_, runs) => runs, onPo
   })
   plot.addEventListener('mouseleave', () => onPoint(null))
   return {
-    name, element, draw,
+    name,
+    element,
+    draw,
     row: { metric: undefined, isLog: ALWAYS_LOG.includes(name) },
-    get drawn() { return drawn },
+    get drawn() {
+      return drawn
+    },
     /** @param {number|null} x */
     point: (x) => {
       place(element.querySelector('.crosshair'), drawn, x, view.x)
       showValues(x)
     },
     /** @param {string} [id] of a run */
-    bringForward: (id) => { forward = id; arrange() },
+    bringForward: (id) => {
+      forward = id
+      arrange()
+    },
     /** @param {string} file @param {'png'|'svg'} format */
     savePicture: (file, format) => {
       if (!drawn) return
-      savePicture(plot, file, {
-        margin: { l: 62, r: 22, t: 36, b: 66 }, height: drawn.layout.height + 100, paper_bgcolor: getComputedStyle(element).backgroundColor,
-        title: { text: element.getAttribute('aria-label'), font: { size: 13 }, x: 0.02 }, showlegend: true, legend: { orientation: 'h', y: -0.18 },
-      }, format)
+      savePicture(
+        plot,
+        file,
+        {
+          margin: { l: 62, r: 22, t: 36, b: 66 },
+          height: drawn.layout.height + 100,
+          paper_bgcolor: getComputedStyle(element).backgroundColor,
+          title: { text: element.getAttribute('aria-label'), font: { size: 13 }, x: 0.02 },
+          showlegend: true,
+          legend: { orientation: 'h', y: -0.18 },
+        },
+        format,
+      )
     },
   }
 }

@@ -29,11 +29,25 @@ const SCROLLING_MS = 100
 /**
  * @param {HTMLElement} section
  * @param {string} api address of the run
- * @param {{name: string, recipe: string, skipped: number, revision?: number, view: import('url_state').View, onView: () => void, onMetrics?: () => void}} options name: of pictures; skipped: steps so far; revision: that the page shows, of a run that goes on; onView: the view has changed; onMetrics: others are shown
+ * @param {{
+ *   name: string,
+ *   recipe: string,
+ *   skipped: number,
+ *   revision?: number,
+ *   view: import('url_state').View,
+ *   onView: () => void,
+ *   onMetrics?: () => void
+ * }} options name: of pictures; skipped: steps so far; revision: that the page shows, of a run that goes on; onView:
+ *   the view has changed; onMetrics: others are shown
  */
-export const createSeries = (section, api, { name, recipe, skipped, revision = Infinity, view, onView, onMetrics = () => {} }) => {
+export const createSeries = (
+  section,
+  api,
+  { name, recipe, skipped, revision = Infinity, view, onView, onMetrics = () => {} },
+) => {
   // Steps that were retried in fp32 are both skipped and applied: such a run has no axis of the latter.
-  if (!section.querySelector(`[data-view=x][value="${CSS.escape(view.x)}"]`)) Object.assign(view, { x: 'step', range: null })
+  if (!section.querySelector(`[data-view=x][value="${CSS.escape(view.x)}"]`))
+    Object.assign(view, { x: 'step', range: null })
   /** Undefined until they were requested. @type {Points} */
   let points
   let newest = 0 // step that is known
@@ -42,11 +56,23 @@ export const createSeries = (section, api, { name, recipe, skipped, revision = I
   const early = []
   /** Answers that are newer than the rest of the page. @type {{revision: number, take: () => void}[]} */
   let ahead = []
-  /** Take an answer once all of the page is as new. @param {string} cursor of the answer @param {() => void} take @returns {Promise<void>} */
-  const onceReached = (cursor, take) => new Promise((resolve) => {
-    ahead.push({ revision: revisionOf(cursor), take: () => { take(); resolve() } })
-    takeAnswers()
-  })
+  /**
+   * Take an answer once all of the page is as new.
+   * @param {string} cursor of the answer
+   * @param {() => void} take
+   * @returns {Promise<void>}
+   */
+  const onceReached = (cursor, take) =>
+    new Promise((resolve) => {
+      ahead.push({
+        revision: revisionOf(cursor),
+        take: () => {
+          take()
+          resolve()
+        },
+      })
+      takeAnswers()
+    })
   const takeAnswers = () => {
     const reached = ahead.filter((answer) => answer.revision <= revision)
     ahead = ahead.filter((answer) => answer.revision > revision)
@@ -101,10 +127,25 @@ export const createSeries = (section, api, { name, recipe, skipped, revision = I
       seenAt = now
     },
   })
-  createPanelMenu(section, name, { panelOf: panels.panelOf, mode: () => view.x, picture: panels.savePicture, view, onAxis: () => { showView(); draw() } }, arrangement, () => {
-    keep()
-    draw()
-  })
+  createPanelMenu(
+    section,
+    name,
+    {
+      panelOf: panels.panelOf,
+      mode: () => view.x,
+      picture: panels.savePicture,
+      view,
+      onAxis: () => {
+        showView()
+        draw()
+      },
+    },
+    arrangement,
+    () => {
+      keep()
+      draw()
+    },
+  )
   const starting = createStarting(section)
 
   let [scrolling, seenAt] = [0, -Infinity]
@@ -116,7 +157,8 @@ export const createSeries = (section, api, { name, recipe, skipped, revision = I
     if (!isPartial()) return [...points.names]
     const axis = view.x.startsWith(METRIC) ? [view.x.slice(METRIC.length)] : []
     let characters = 0
-    return [...new Set([...axis, ...(points ? [...lossesOf(points.names), ...panels.seen()] : [])])].slice(0, MOST_NAMED)
+    return [...new Set([...axis, ...(points ? [...lossesOf(points.names), ...panels.seen()] : [])])]
+      .slice(0, MOST_NAMED)
       .filter((each) => (characters += encodeURIComponent(each).length) < MOST_CHARACTERS)
   }
   /** Have the points of the metrics that are shown, and of no others. */
@@ -128,14 +170,18 @@ export const createSeries = (section, api, { name, recipe, skipped, revision = I
     const missing = [...names].filter((name) => !points.metrics.has(name))
     if (!missing.length) return
     const { asked } = points
-    const query = new URLSearchParams({ first: String(asked[0]), ...(asked[1] < Infinity && { last: String(asked[1]) }) })
+    const query = new URLSearchParams({
+      first: String(asked[0]),
+      ...(asked[1] < Infinity && { last: String(asked[1]) }),
+    })
     for (const name of missing) query.append('metric', name)
     receivedMetrics.length = 0
     const { metrics, cursor } = await (await insisted(`${api}/metrics/series?${query}`)).json()
     await onceReached(cursor, () => {
       if (points.asked === asked) points.setMetrics(metrics)
       else want() // zoomed meanwhile
-      points.addMetrics(receivedMetrics.flat().filter(({ name }) => name in metrics)) // which the answer may be too old to hold
+      // Which the answer may be too old to hold.
+      points.addMetrics(receivedMetrics.flat().filter(({ name }) => name in metrics))
       draw()
     })
   })
@@ -162,10 +208,17 @@ export const createSeries = (section, api, { name, recipe, skipped, revision = I
   const showMetrics = () => {
     if (!bar) return
     const all = `${count(total)} ${total === 1 ? 'metric' : 'metrics'}`
-    const found = view.search ? `${count([...points.names].filter((name) => isFound(view.search ?? '', name)).length)} of ` : ''
-    bar.querySelector('[data-metric-count]').textContent = found + all + (points.names.size < total ? `; panels of the first ${count(points.names.size)}` : '')
+    const found = view.search
+      ? `${count([...points.names].filter((name) => isFound(view.search ?? '', name)).length)} of `
+      : ''
+    bar.querySelector('[data-metric-count]').textContent =
+      found + all + (points.names.size < total ? `; panels of the first ${count(points.names.size)}` : '')
     bar.hidden = total <= UNSEARCHED && !view.search
-    bar.querySelector('[data-fold]').textContent = section.querySelector('.panel-group:not([open], [data-group=pinned])') ? 'Unfold all' : 'Fold all'
+    bar.querySelector('[data-fold]').textContent = section.querySelector(
+      '.panel-group:not([open], [data-group=pinned])',
+    )
+      ? 'Unfold all'
+      : 'Fold all'
   }
   bar?.addEventListener('input', ({ target }) => {
     view.search = target.value.trim()
@@ -175,8 +228,16 @@ export const createSeries = (section, api, { name, recipe, skipped, revision = I
     want()
   })
   bar?.addEventListener('submit', (event) => event.preventDefault())
-  bar?.querySelector('[data-fold]').addEventListener('click', ({ target }) => panels.fold(target.textContent === 'Fold all'))
-  section.addEventListener('toggle', () => { if (points) showMetrics() }, true)
+  bar
+    ?.querySelector('[data-fold]')
+    .addEventListener('click', ({ target }) => panels.fold(target.textContent === 'Fold all'))
+  section.addEventListener(
+    'toggle',
+    () => {
+      if (points) showMetrics()
+    },
+    true,
+  )
 
   const showCounts = () => {
     const steps = `${count(skipped)} skipped ${skipped === 1 ? 'step' : 'steps'}`
@@ -198,7 +259,8 @@ export const createSeries = (section, api, { name, recipe, skipped, revision = I
   /** A query for what the charts draw. @param {Record<string, string>} more */
   const queryOf = (more) => {
     const query = new URLSearchParams(more)
-    for (const [name, value] of Object.entries(metricQuery())) for (const each of [value].flat()) query.append(name, each)
+    for (const [name, value] of Object.entries(metricQuery()))
+      for (const each of [value].flat()) query.append(name, each)
     return query
   }
 
@@ -245,7 +307,9 @@ export const createSeries = (section, api, { name, recipe, skipped, revision = I
   /** One after another: a slow answer is not asked for again meanwhile. */
   const renew = () => {
     isOutdated = true
-    renewing ??= refetch().finally(() => { renewing = null })
+    renewing ??= refetch().finally(() => {
+      renewing = null
+    })
   }
 
   const showView = () => {

@@ -7,7 +7,12 @@ const [CHUNK, AT_ONCE] = [5, 3]
 /** Points per run. With half as many, runs of a few thousand steps would have to be drawn from buckets of 64. */
 const POINTS = 2000
 
-/** @param {string} api @param {import('url_state').View} view @param {() => string[]} drawn names of series and metrics @param {() => void} onCome */
+/**
+ * @param {string} api
+ * @param {import('url_state').View} view
+ * @param {() => string[]} drawn names of series and metrics
+ * @param {() => void} onCome
+ */
 export const seriesOf = (api, view, drawn, onCome) => {
   /** @type {Map<string, Points>} */
   const points = new Map()
@@ -21,7 +26,9 @@ export const seriesOf = (api, view, drawn, onCome) => {
     if (!range || !points.size) return {}
     const spans = [...points.values()].filter((each) => each.hasAxis(x)).map((each) => each.steps(range, x))
     const [first, last] = [Math.min(...spans.map(([a]) => a)), Math.max(...spans.map(([, b]) => b))]
-    return spans.length && last >= 1 ? { first: String(Math.max(Math.floor(first), 1)), last: String(Math.ceil(last)) } : {}
+    return spans.length && last >= 1
+      ? { first: String(Math.max(Math.floor(first), 1)), last: String(Math.ceil(last)) }
+      : {}
   }
 
   /** @param {string[]} some ids of runs */
@@ -31,7 +38,9 @@ export const seriesOf = (api, view, drawn, onCome) => {
     for (const id of some) latest.set(id, number)
     const names = new Set(drawn().map((name) => (name === 'examples_per_second' ? 'step_us' : name)))
     const asked = stretch()
-    const chunks = Array.from({ length: Math.ceil(some.length / CHUNK) }, (_, i) => some.slice(i * CHUNK, (i + 1) * CHUNK))
+    const chunks = Array.from({ length: Math.ceil(some.length / CHUNK) }, (_, i) =>
+      some.slice(i * CHUNK, (i + 1) * CHUNK),
+    )
     const next = async () => {
       for (let chunk = chunks.shift(); chunk; chunk = chunks.shift()) {
         const query = new URLSearchParams({ runs: chunk.join(), points: String(POINTS), ...asked })

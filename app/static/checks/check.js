@@ -40,7 +40,9 @@ for (const button of document.querySelectorAll('.unfold button')) {
   })
 }
 for (const choice of document.querySelectorAll('[name=lines]')) {
-  choice.addEventListener('change', () => document.querySelector('.check-split').classList.toggle('marked-only', choice.value === 'marked'))
+  choice.addEventListener('change', () =>
+    document.querySelector('.check-split').classList.toggle('marked-only', choice.value === 'marked'),
+  )
 }
 addEventListener('hashchange', () => named()?.focus())
 if (links.length) show(named() ?? links[0])

@@ -37,12 +37,19 @@ const toolbar = createToolbar(article, view, arrangement, {
   onArrange: keep,
   onChange: (field, wasZoomed) => changeView(field === 'x' && (wasZoomed || isMetricAxis())),
 })
-const choices = Object.fromEntries([...new URLSearchParams(location.search)].filter(([name]) => ['by', 'band', 'settings', 'across', 'up', 'figure'].includes(name)))
+const choices = Object.fromEntries(
+  [...new URLSearchParams(location.search)].filter(([name]) =>
+    ['by', 'band', 'settings', 'across', 'up', 'figure'].includes(name),
+  ),
+)
 /** Values of the differing settings by run. @type {Record<string, any[]>} */
 let differences = {}
 /** @type {ReturnType<typeof createScatter>|undefined} */
 let scatter
-const legend = new Legend(article, ids, () => { write(); draw() })
+const legend = new Legend(article, ids, () => {
+  write()
+  draw()
+})
 
 const menu = article.querySelector('#panels')
 /** Series that are no metrics, with their titles. @type {Map<string, string>} */
@@ -66,7 +73,11 @@ const write = () => {
 }
 /** A report shows what this page draws. */
 const showReportLinks = () => {
-  const query = new URLSearchParams({ runs: ids.filter((id) => !legend.hidden.includes(id)).join(), x: view.x, ...(view.smooth && { smoothing: String(view.smooth) }) })
+  const query = new URLSearchParams({
+    runs: ids.filter((id) => !legend.hidden.includes(id)).join(),
+    x: view.x,
+    ...(view.smooth && { smoothing: String(view.smooth) }),
+  })
   for (const name of names) query.append('metrics', name)
   for (const link of document.querySelectorAll('[data-to-report]')) link.href = `${root}/reports/new?${query}`
 }
@@ -78,7 +89,11 @@ const scaled = new Set(legend.boxes.filter(({ dataset }) => 'scaled' in dataset)
 const onPoint = (x) => {
   for (const panel of panels.values()) panel.point(x)
   const at = x === null ? '' : place(x)
-  legend.showAt(x === null ? 'latest values' : `at ${view.x === 'step' ? 'step' : titleOf(view.x)} ${at}`, x, recordedOf)
+  legend.showAt(
+    x === null ? 'latest values' : `at ${view.x === 'step' ? 'step' : titleOf(view.x)} ${at}`,
+    x,
+    recordedOf,
+  )
 }
 /** A panel for each chosen series, in their order. */
 const arrange = () => {
@@ -89,20 +104,28 @@ const arrange = () => {
     panels.delete(name)
   }
   chosen.forEach(({ name, title }, i) => {
-    const element = panels.get(name)?.element ?? grid.querySelector(`[data-row="${CSS.escape(name)}"]`) ?? blank.cloneNode(true)
+    const element =
+      panels.get(name)?.element ?? grid.querySelector(`[data-row="${CSS.escape(name)}"]`) ?? blank.cloneNode(true)
     if (!panels.has(name)) {
       Object.assign(element.dataset, { row: name, title })
       element.ariaLabel = title
       Object.assign(element.querySelector('h3'), { textContent: title, title })
-      element.querySelector('.plot').setAttribute('aria-label', `${title} of the runs; the table below has the last and best values`)
+      element
+        .querySelector('.plot')
+        .setAttribute('aria-label', `${title} of the runs; the table below has the last and best values`)
       element.querySelector('.plot').dataset.plot = name
       element.querySelector('[data-full]').ariaLabel = `${title}: full screen`
       element.querySelector('[data-more]').ariaLabel = `${title}: more`
-      panels.set(name, createRunPanel(element, {
-        view,
-        runsOf: (row, runs) => (row === 'scale' ? runs.filter(({ id }) => scaled.has(id)) : runs),
-        onPoint, onLine: (id) => legend.point(id), onView: changeView,
-      }))
+      panels.set(
+        name,
+        createRunPanel(element, {
+          view,
+          runsOf: (row, runs) => (row === 'scale' ? runs.filter(({ id }) => scaled.has(id)) : runs),
+          onPoint,
+          onLine: (id) => legend.point(id),
+          onView: changeView,
+        }),
+      )
     }
     if (grid.children[i] !== element) grid.insertBefore(element, grid.children[i] ?? null)
   })
@@ -129,7 +152,12 @@ const draw = () => {
 }
 
 const fetchWords = async () => {
-  const [page, facts] = await Promise.all([insisted(addressOf(new URL(location.href))), insisted(`${api}/comparison?${new URLSearchParams([['runs', ids.join()], ...names.filter((name) => !series.has(name)).map((name) => ['metric', name])])}`)])
+  const [page, facts] = await Promise.all([
+    insisted(addressOf(new URL(location.href))),
+    insisted(
+      `${api}/comparison?${new URLSearchParams([['runs', ids.join()], ...names.filter((name) => !series.has(name)).map((name) => ['metric', name])])}`,
+    ),
+  ])
   const fresh = new DOMParser().parseFromString(await page.text(), 'text/html')
   const content = fresh.querySelector('[data-fragment=comparison]')
   const found = await facts.json()
@@ -187,13 +215,16 @@ const showSettings = async (which) => {
   const address = new URL(location.href)
   address.searchParams.set('settings', which)
   const page = await (await insisted(addressOf(address))).text()
-  table.innerHTML = new DOMParser().parseFromString(page, 'text/html').querySelector('[data-fragment=comparison]').innerHTML
+  table.innerHTML = new DOMParser()
+    .parseFromString(page, 'text/html')
+    .querySelector('[data-fragment=comparison]').innerHTML
   legend.paint()
 }
 /** Draw a panel, or no longer; at least one, and no more than fit into an address. @param {string} name */
 const toggle = (name) => {
   const isDrawn = names.includes(name)
-  if (isDrawn ? names.length === 1 : names.length === MOST_DRAWN) return toast(isDrawn ? 'At least 1 panel.' : `At most ${MOST_DRAWN} panels.`)
+  if (isDrawn ? names.length === 1 : names.length === MOST_DRAWN)
+    return toast(isDrawn ? 'At least 1 panel.' : `At most ${MOST_DRAWN} panels.`)
   if (isDrawn) names.splice(names.indexOf(name), 1)
   else names.push(name)
   arrange()
@@ -201,12 +232,21 @@ const toggle = (name) => {
   if (!isDrawn && !series.has(name)) fetchWords()
 }
 const panelList = createPanelList(menu, {
-  api, series: [...series], runs: () => ids,
+  api,
+  series: [...series],
+  runs: () => ids,
   first: () => [...new Set([...JSON.parse(menu.dataset.pinned), ...names.filter((name) => !series.has(name))])],
   row: ([name, title]) => {
     const row = document.createElement('label')
-    const box = Object.assign(document.createElement('input'), { type: 'checkbox', value: name, checked: names.includes(name) })
-    box.addEventListener('change', () => { toggle(name); box.checked = names.includes(name) })
+    const box = Object.assign(document.createElement('input'), {
+      type: 'checkbox',
+      value: name,
+      checked: names.includes(name),
+    })
+    box.addEventListener('change', () => {
+      toggle(name)
+      box.checked = names.includes(name)
+    })
     row.append(box, Object.assign(document.createElement('span'), { className: 'cut', textContent: title, title }))
     return row
   },
@@ -231,7 +271,13 @@ if (test) {
 const goOn = (runs) => {
   const address = new URL(`${root}/compare`, location.href)
   const query = new URLSearchParams(location.search)
-  query.set('runs', runs.split(/[\s,]+/).filter(Boolean).join())
+  query.set(
+    'runs',
+    runs
+      .split(/[\s,]+/)
+      .filter(Boolean)
+      .join(),
+  )
   address.search = query.toString()
   location.assign(addressOf(address))
 }
@@ -249,19 +295,28 @@ article.querySelector('[data-reset-zoom]').addEventListener('click', () => {
   resetZoom(view, arrangement)
   changeView(true)
 })
-createPanelMenu(article, `runs ${ids.join('-').slice(0, 60)}`, {
-  panelOf: (row) => panels.get(row),
-  mode: () => view.x,
-  picture: (file, format, row) => panels.get(row)?.savePicture(file, format),
-  view,
-  onAxis: () => changeView(false),
-  hide: toggle,
-}, arrangement, keep)
+createPanelMenu(
+  article,
+  `runs ${ids.join('-').slice(0, 60)}`,
+  {
+    panelOf: (row) => panels.get(row),
+    mode: () => view.x,
+    picture: (file, format, row) => panels.get(row)?.savePicture(file, format),
+    view,
+    onAxis: () => changeView(false),
+    hide: toggle,
+  },
+  arrangement,
+  keep,
+)
 legend.listen((id) => {
   legend.point(id)
   for (const panel of panels.values()) panel.bringForward(id)
 })
-scatter = createScatter(article, ids, legend.labels, { low: JSON.parse(article.dataset.low), paint: () => legend.paint() })
+scatter = createScatter(article, ids, legend.labels, {
+  low: JSON.parse(article.dataset.low),
+  paint: () => legend.paint(),
+})
 arrange()
 showReportLinks()
 refresh()

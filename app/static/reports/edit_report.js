@@ -1,4 +1,5 @@
-// The editor of a report: it saves by itself, its preview follows, a panel is inserted where the cursor is, and Ctrl+Enter ends.
+// The editor of a report: it saves by itself, its preview follows, a panel is inserted where the cursor is, and
+// Ctrl+Enter ends.
 import { inTurn } from 'http'
 import { toast } from 'page'
 import { createPicker } from 'panel_picker'
@@ -23,7 +24,10 @@ const lineEnd = (whole, place) => {
 const asked = async (action) => {
   const body = new URLSearchParams(/** @type {any} */ (new FormData(/** @type {any} */ (form))))
   body.set('action', action)
-  const answer = await fetch(form.querySelector('[value=preview]').getAttribute('formaction')?.split('#')[0] ?? '', { method: 'POST', body }).catch(() => null)
+  const answer = await fetch(form.querySelector('[value=preview]').getAttribute('formaction')?.split('#')[0] ?? '', {
+    method: 'POST',
+    body,
+  }).catch(() => null)
   return answer?.ok || answer?.status === 422 ? new DOMParser().parseFromString(await answer.text(), 'text/html') : null
 }
 /** Show what a page has as preview; parts that are the same stay, with their pictures. @param {Document} page */
@@ -83,4 +87,10 @@ form.querySelector('[value=add]').addEventListener('click', async (event) => {
 })
 const draft = createDraft(form, /** @type {Found} */ (document.querySelector('[data-save-state]')))
 if (!text.value && title.value === title.placeholder) title.select()
-createPicker(/** @type {Found} */ (document.querySelector('[data-picker]')), { text, insert: (block, label) => { insert(block); toast(`${label} added.`) } })
+createPicker(/** @type {Found} */ (document.querySelector('[data-picker]')), {
+  text,
+  insert: (block, label) => {
+    insert(block)
+    toast(`${label} added.`)
+  },
+})

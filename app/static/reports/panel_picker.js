@@ -27,28 +27,50 @@ export const createPicker = (picker, { text, insert }) => {
     const answer = await fetch(`${root}/api/v1/runs?${query}`).catch(() => null)
     if (!answer?.ok) return // half of a filter is typed
     const found = new Map((await answer.json()).runs.map(({ id, name }) => [String(id), name]))
-    const chosen = new Map([...runs.querySelectorAll('label')].filter((row) => row.querySelector(':checked')).map((row) => [row.querySelector('input').value, row.querySelector('span').textContent]))
+    const chosen = new Map(
+      [...runs.querySelectorAll('label')]
+        .filter((row) => row.querySelector(':checked'))
+        .map((row) => [row.querySelector('input').value, row.querySelector('span').textContent]),
+    )
     const focused = document.activeElement?.closest('[data-runs]') && /** @type {any} */ (document.activeElement).value
-    runs.replaceChildren(...[...new Map([...chosen, ...found])].map(([id, name]) => runRow(id, found.get(id) ?? name, chosen.has(id))))
+    runs.replaceChildren(
+      ...[...new Map([...chosen, ...found])].map(([id, name]) => runRow(id, found.get(id) ?? name, chosen.has(id))),
+    )
     if (focused) runs.querySelector(`[value="${focused}"]`)?.focus()
   })
   const { show: showPanels } = createPanelList(picker, {
-    api: `${root}/api/v1`, series: JSON.parse(picker.dataset.series), last: [['', 'Table of runs']], runs: ticked,
-    row: ([name, label]) => Object.assign(document.createElement('button'), { type: 'button', value: name, textContent: label }),
+    api: `${root}/api/v1`,
+    series: JSON.parse(picker.dataset.series),
+    last: [['', 'Table of runs']],
+    runs: ticked,
+    row: ([name, label]) =>
+      Object.assign(document.createElement('button'), { type: 'button', value: name, textContent: label }),
   })
   list.addEventListener('click', ({ target }) => {
     const button = target.closest('button')
     if (!button) return
-    const lines = button.value ? ['```panel', `runs: ${ticked().join(', ')}`, `metrics: ${button.value}`] : ['```runs', `runs: ${ticked().join(', ')}`]
+    const lines = button.value
+      ? ['```panel', `runs: ${ticked().join(', ')}`, `metrics: ${button.value}`]
+      : ['```runs', `runs: ${ticked().join(', ')}`]
     insert([...lines, '```'].join('\n'), button.textContent)
   })
   let timer = 0
-  search.addEventListener('input', () => { clearTimeout(timer); timer = setTimeout(showRuns, WAIT_MS) })
-  search.addEventListener('keydown', (event) => { if (event.key === 'Enter') event.preventDefault() })
+  search.addEventListener('input', () => {
+    clearTimeout(timer)
+    timer = setTimeout(showRuns, WAIT_MS)
+  })
+  search.addEventListener('keydown', (event) => {
+    if (event.key === 'Enter') event.preventDefault()
+  })
   runs.addEventListener('change', showPanels)
 
   const names = JSON.parse(picker.dataset.names)
-  runs.replaceChildren(...[...new Set(runsOf(text.value))].filter((id) => id in names).slice(0, MOST_RUNS).map((id) => runRow(id, names[id], true)))
+  runs.replaceChildren(
+    ...[...new Set(runsOf(text.value))]
+      .filter((id) => id in names)
+      .slice(0, MOST_RUNS)
+      .map((id) => runRow(id, names[id], true)),
+  )
   picker.hidden = false
   showRuns()
   showPanels()

@@ -5,13 +5,18 @@ import { root } from 'root'
 
 const WAIT_MS = 1500 // after the last key
 
-/** Save the report whenever its form changes. Returns a function that saves now. @param {Found} form @param {Found} state what says how it went */
+/**
+ * Save the report whenever its form changes. Returns a function that saves now.
+ * @param {Found} form
+ * @param {Found} state what says how it went
+ */
 export const createDraft = (form, state) => {
   const { title, text, version } = form.elements
   const key = `halfstep-report-${form.dataset.reportEditor}`
   const content = () => ({ title: title.value, text: text.value, version: Number(version.value) })
   /** The server stores no whitespace at the ends. */
-  const stored = (/** @type {{title: string, text: string}} */ of) => JSON.stringify([of.title.trim(), of.text.trimEnd()])
+  const stored = (/** @type {{title: string, text: string}} */ of) =>
+    JSON.stringify([of.title.trim(), of.text.trimEnd()])
   const asSaved = () => stored(content())
   let saved = asSaved()
   let timer = 0
@@ -24,13 +29,17 @@ export const createDraft = (form, state) => {
   const keep = () => {
     try {
       localStorage.setItem(key, JSON.stringify(content()))
-    } catch { /* full or forbidden: the server has it soon */ }
+    } catch {
+      /* full or forbidden: the server has it soon */
+    }
   }
   /** @param {boolean} [isLast] the page is left */
   const send = async (isLast = false) => {
     const [sent, body] = [asSaved(), JSON.stringify(content())]
     const answer = await fetch(`${root}/api/v1/reports/${form.dataset.reportEditor}`, {
-      method: 'PUT', body, keepalive: isLast,
+      method: 'PUT',
+      body,
+      keepalive: isLast,
       headers: { 'X-CSRF-Token': form.elements.csrf_token.value, 'Content-Type': 'application/json' },
     }).catch(() => null)
     if (!answer || answer.status >= 500) return 'The server does not answer.'
@@ -66,8 +75,12 @@ export const createDraft = (form, state) => {
     clearTimeout(timer)
     timer = setTimeout(save, WAIT_MS)
   }
-  form.addEventListener('input', ({ target }) => { if (target === title || target === text) change() })
-  addEventListener('pagehide', () => { if (!isRefused && asSaved() !== saved) send(true) })
+  form.addEventListener('input', ({ target }) => {
+    if (target === title || target === text) change()
+  })
+  addEventListener('pagehide', () => {
+    if (!isRefused && asSaved() !== saved) send(true)
+  })
 
   say('Saved')
   const kept = JSON.parse(localStorage.getItem(key) ?? 'null')

@@ -28,7 +28,12 @@ export const parseCsv = (text) => {
 /** @param {string} text */
 const isNumber = (text) => text.trim() !== '' && !Number.isNaN(Number(text))
 
-/** Rows in the order of a column: as numbers where all of it are, empty cells last. @param {string[][]} rows @param {number} column @param {1|-1} direction */
+/**
+ * Rows in the order of a column: as numbers where all of it are, empty cells last.
+ * @param {string[][]} rows
+ * @param {number} column
+ * @param {1|-1} direction
+ */
 export const sortedRows = (rows, column, direction) => {
   const filled = rows.filter((row) => row[column]?.trim())
   const areNumbers = filled.every((row) => isNumber(row[column]))
@@ -52,18 +57,29 @@ const made = (tag, fields = {}, ...children) => {
 }
 
 /** Columns that show a classifier's right and wrong rows, and its certainty. */
-const [TRUE, PREDICTED, CERTAINTY] = [/^(true|truth|label|target|actual)s?$/i, /^(pred|predicted|prediction)s?$/i, /^(confidence|score|probability|prob)$/i]
+const [TRUE, PREDICTED, CERTAINTY] = [
+  /^(true|truth|label|target|actual)s?$/i,
+  /^(pred|predicted|prediction)s?$/i,
+  /^(confidence|score|probability|prob)$/i,
+]
 
 /** @param {import('media').MediaCard} card @returns {import('media').ShowMedia} */
 export const createDataTable = ({ name, body, say }) => {
   const filter = made('input', { type: 'search', placeholder: 'Filter rows' })
   filter.setAttribute('aria-label', `Filter rows of ${name}`)
-  const [before, after] = ['Previous', 'Next'].map((label) => made('button', { type: 'button', className: 'small', textContent: label }))
+  const [before, after] = ['Previous', 'Next'].map((label) =>
+    made('button', { type: 'button', className: 'small', textContent: label }),
+  )
   const table = made('table')
   const scroll = made('div', { className: 'table-scroll', tabIndex: 0 }, table)
   scroll.setAttribute('role', 'region')
   scroll.setAttribute('aria-label', `Table ${name}`)
-  const element = made('div', { className: 'data-table' }, made('div', { className: 'inline' }, filter, before, after), scroll)
+  const element = made(
+    'div',
+    { className: 'data-table' },
+    made('div', { className: 'inline' }, filter, before, after),
+    scroll,
+  )
   /** @type {string[]} */
   let head = []
   /** @type {string[][]} */
@@ -82,15 +98,28 @@ export const createDataTable = ({ name, body, say }) => {
     const truth = head.findIndex((title) => TRUE.test(title))
     if (PREDICTED.test(head[column]) && truth >= 0) {
       const isWrong = row[truth] !== text
-      cell.append(...(isWrong ? [made('span', { title: 'wrong', textContent: ' ✕' }), made('span', { className: 'visually-hidden', textContent: ' wrong' })] : []))
+      cell.append(
+        ...(isWrong
+          ? [
+              made('span', { title: 'wrong', textContent: ' ✕' }),
+              made('span', { className: 'visually-hidden', textContent: ' wrong' }),
+            ]
+          : []),
+      )
       cell.classList.toggle('bad', isWrong)
     }
-    if (CERTAINTY.test(head[column]) && Number(text) >= 0 && Number(text) <= 1) cell.prepend(made('meter', { value: Number(text) }), ' ')
+    if (CERTAINTY.test(head[column]) && Number(text) >= 0 && Number(text) <= 1)
+      cell.prepend(made('meter', { value: Number(text) }), ' ')
     return cell
   }
   /** @param {string} text */
   const plainCell = (text) => {
-    if (isNumber(text)) return made('td', { textContent: Number.isInteger(Number(text)) ? text : number(text, 6), title: text, className: 'number' })
+    if (isNumber(text))
+      return made('td', {
+        textContent: Number.isInteger(Number(text)) ? text : number(text, 6),
+        title: text,
+        className: 'number',
+      })
     return made('td', { textContent: text })
   }
   const draw = () => {
@@ -100,29 +129,61 @@ export const createDataTable = ({ name, body, say }) => {
     const first = page * ROWS
     const visible = all.slice(first, first + ROWS)
     table.replaceChildren(
-      made('thead', {}, made('tr', {}, ...head.map((title, column) => {
-        const isOrder = order?.column === column
-        const button = made('button', { type: 'button', className: 'ghost', textContent: `${title}${isOrder ? (order?.direction === 1 ? ' ↑' : ' ↓') : ''}` })
-        button.dataset.column = String(column)
-        const cell = made('th', { scope: 'col', className: visible.some((row) => isNumber(row[column] ?? '')) ? 'number' : '' }, button)
-        if (isOrder) cell.setAttribute('aria-sort', order?.direction === 1 ? 'ascending' : 'descending')
-        return cell
-      }))),
-      made('tbody', {}, ...visible.map((row) => made('tr', {}, ...head.map((_, column) => cellOf(row[column] ?? '', column, row))))),
+      made(
+        'thead',
+        {},
+        made(
+          'tr',
+          {},
+          ...head.map((title, column) => {
+            const isOrder = order?.column === column
+            const button = made('button', {
+              type: 'button',
+              className: 'ghost',
+              textContent: `${title}${isOrder ? (order?.direction === 1 ? ' ↑' : ' ↓') : ''}`,
+            })
+            button.dataset.column = String(column)
+            const cell = made(
+              'th',
+              { scope: 'col', className: visible.some((row) => isNumber(row[column] ?? '')) ? 'number' : '' },
+              button,
+            )
+            if (isOrder) cell.setAttribute('aria-sort', order?.direction === 1 ? 'ascending' : 'descending')
+            return cell
+          }),
+        ),
+      ),
+      made(
+        'tbody',
+        {},
+        ...visible.map((row) => made('tr', {}, ...head.map((_, column) => cellOf(row[column] ?? '', column, row)))),
+      ),
     )
     const range = all.length ? `${first + 1}–${first + visible.length} of ` : ''
-    say(`${range}${all.length} ${all.length === 1 ? 'row' : 'rows'}${matching.length < rows.length ? ` that match, of ${rows.length}` : ''}${isCut ? ', the beginning of the file' : ''}`)
+    say(
+      `${range}${all.length} ${all.length === 1 ? 'row' : 'rows'}${matching.length < rows.length ? ` that match, of ${rows.length}` : ''}${isCut ? ', the beginning of the file' : ''}`,
+    )
     before.disabled = !first
     after.disabled = first + ROWS >= all.length
   }
-  filter.addEventListener('input', () => { page = 0; draw() })
-  before.addEventListener('click', () => { page--; draw() })
-  after.addEventListener('click', () => { page++; draw() })
+  filter.addEventListener('input', () => {
+    page = 0
+    draw()
+  })
+  before.addEventListener('click', () => {
+    page--
+    draw()
+  })
+  after.addEventListener('click', () => {
+    page++
+    draw()
+  })
   table.addEventListener('click', ({ target }) => {
     const button = target.closest('th button')
     if (!button) return
     const column = Number(button.dataset.column)
-    order = order?.column !== column ? { column, direction: 1 } : order.direction === 1 ? { column, direction: -1 } : null
+    order =
+      order?.column !== column ? { column, direction: 1 } : order.direction === 1 ? { column, direction: -1 } : null
     draw()
     table.querySelector(`th [data-column="${column}"]`).focus()
   })

@@ -15,13 +15,17 @@ export const createEnvironment = (box, api) => {
   /** @type {Promise<Record<string, string>>|null} */
   let texts = null
   let shown = ''
-  box.addEventListener('toggle', async ({ target: details }) => {
-    if (!details.open) return
-    const known = await (texts ??= insisted(`${api}/environment`).then((answer) => answer.json()))
-    const name = details.dataset.text
-    const text = known[name] || 'No tracked file has changed; there are only untracked files.'
-    details.querySelector('pre').replaceChildren(...(name === 'diff' ? text.split('\n').map(shaded) : [text]))
-  }, { capture: true }) // it does not bubble
+  box.addEventListener(
+    'toggle',
+    async ({ target: details }) => {
+      if (!details.open) return
+      const known = await (texts ??= insisted(`${api}/environment`).then((answer) => answer.json()))
+      const name = details.dataset.text
+      const text = known[name] || 'No tracked file has changed; there are only untracked files.'
+      details.querySelector('pre').replaceChildren(...(name === 'diff' ? text.split('\n').map(shaded) : [text]))
+    },
+    { capture: true },
+  ) // it does not bubble
   return {
     /** Show another attempt's environment; expanded sections stay expanded. @param {string} html */
     show: (html) => {

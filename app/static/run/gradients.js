@@ -28,7 +28,8 @@ export const createGradients = (section, api) => {
       return
     }
     const { underflow, nearOverflow } = lostAt(last, log2scale())
-    const at = log2scale() === null ? `At its scale, ${scaleText(last.scale)}` : `At ${scaleText(2 ** Number(log2scale()))}`
+    const at =
+      log2scale() === null ? `At its scale, ${scaleText(last.scale)}` : `At ${scaleText(2 ** Number(log2scale()))}`
     lost.innerHTML = `${at}, <b>${percent(underflow)}</b> become 0, <b>${percent(nearOverflow)}</b> near overflow`
     lost.title = `Of the gradients of step ${count(last.step)}: below the smallest number of fp16; within a factor of four of the largest`
   }
@@ -38,7 +39,10 @@ export const createGradients = (section, api) => {
       if (cell) read = cell.customdata
       say()
     },
-    plotly_unhover: () => { read = null; say() },
+    plotly_unhover: () => {
+      read = null
+      say()
+    },
   })
   const draw = () => {
     if (!samples.length) return
@@ -56,7 +60,10 @@ export const createGradients = (section, api) => {
     read = [Math.min(Math.max(i + by[0], 0), last), exponent + by[1]]
     say()
   })
-  element.addEventListener('blur', () => { read = null; say() })
+  element.addEventListener('blur', () => {
+    read = null
+    say()
+  })
   const refresh = inTurn(async () => {
     const query = module.value ? `?${new URLSearchParams({ module: module.value })}` : ''
     const found = await (await insisted(`${api}/histograms${query}`)).json()

@@ -10,5 +10,7 @@ export const createGradientsTab = (panel) => {
     button.remove()
   })
   const menu = panel.querySelector('#lab-menu')
-  menu?.addEventListener('toggle', () => { if (menu.matches(':popover-open')) placeBelow(menu, panel.querySelector('[popovertarget=lab-menu]')) })
+  menu?.addEventListener('toggle', () => {
+    if (menu.matches(':popover-open')) placeBelow(menu, panel.querySelector('[popovertarget=lab-menu]'))
+  })
 }

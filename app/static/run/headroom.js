@@ -9,7 +9,8 @@ const AMPLE = 16 // powers of two: no fainter from here on
 const drawable = (left) => (left === null ? null : Math.min(Math.max(Number(left), 0), AMPLE))
 
 /** @param {number|string|null} left */
-const words = (left) => (left === null ? 'nothing but zeros' : Number(left) < 0 ? 'none left' : `${number(left, 2)} powers of two left`)
+const words = (left) =>
+  left === null ? 'nothing but zeros' : Number(left) < 0 ? 'none left' : `${number(left, 2)} powers of two left`
 
 /** @param {Found} section @param {string} api address of the run */
 export const createHeadroom = (section, api) => {
@@ -17,8 +18,19 @@ export const createHeadroom = (section, api) => {
   const refresh = inTurn(async () => {
     const { steps, modules, left } = await (await insisted(`${api}/headroom`)).json()
     map.draw({
-      steps, rows: modules, z: left.map((row) => row.map(drawable)), words: left.map((row, i) => row.map((each, j) => `${modules[i]}, step ${count(steps[j])}: ${words(each)}`)),
-      more: (colors) => ({ zmin: 0, zmax: AMPLE, colorscale: [[0, colors.skip], [5 / AMPLE, colors.scale], [1, colors.card]] }),
+      steps,
+      rows: modules,
+      z: left.map((row) => row.map(drawable)),
+      words: left.map((row, i) => row.map((each, j) => `${modules[i]}, step ${count(steps[j])}: ${words(each)}`)),
+      more: (colors) => ({
+        zmin: 0,
+        zmax: AMPLE,
+        colorscale: [
+          [0, colors.skip],
+          [5 / AMPLE, colors.scale],
+          [1, colors.card],
+        ],
+      }),
     })
   })
   refresh()

@@ -7,9 +7,15 @@ export const createLightbox = (section, pictures) => {
   /** @type {Picture[]} */
   let all = []
   let at = 0
-  const dialog = /** @type {Found & HTMLDialogElement} */ (/** @type {unknown} */ (Object.assign(document.createElement('dialog'), {
-    className: 'lightbox', innerHTML: '<figure><img alt=""></figure><p class="quiet" role="status"></p><div class="inline"><button type="button" data-step="-1">Previous</button><button type="button" data-step="1">Next</button><a class="button" download>Download</a><button type="button" class="end" data-close>Close</button></div>',
-  })))
+  const dialog = /** @type {Found & HTMLDialogElement} */ (
+    /** @type {unknown} */ (
+      Object.assign(document.createElement('dialog'), {
+        className: 'lightbox',
+        innerHTML:
+          '<figure><img alt=""></figure><p class="quiet" role="status"></p><div class="inline"><button type="button" data-step="-1">Previous</button><button type="button" data-step="1">Next</button><a class="button" download>Download</a><button type="button" class="end" data-close>Close</button></div>',
+      })
+    )
+  )
   dialog.setAttribute('aria-label', 'Picture')
   document.body.append(dialog)
 

@@ -1,6 +1,7 @@
 // The log: follows its end unless the user scrolled up, searches, fetches earlier lines.
 
 /** Codes for a terminal's colours, cursor, links and titles, which formats.py takes out too. */
+// eslint-disable-next-line no-control-regex -- they begin with an escape character
 const CODES = /\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[@-Z\\-_])/g
 /** @param {string} text */
 const withoutCodes = (text) => text.replace(CODES, '')
@@ -23,9 +24,13 @@ const rankOf = (text) => RANK.exec(text)?.[1] ?? '0'
 /** @param {Found} section @param {string} api */
 export const createLog = (section, api) => {
   const part = (name) => section.querySelector(`[data-log-${name}]`)
-  const [box, follow, search, found, earlier, rank] = ['lines', 'follow', 'search', 'found', 'earlier', 'rank'].map(part)
+  const [box, follow, search, found, earlier, rank] = ['lines', 'follow', 'search', 'found', 'earlier', 'rank'].map(
+    part,
+  )
 
-  const toEnd = () => { if (follow.checked) box.scrollTop = box.scrollHeight }
+  const toEnd = () => {
+    if (follow.checked) box.scrollTop = box.scrollHeight
+  }
   /** @param {HTMLElement} row @param {string} text */
   const filter = (row, text) => {
     const isOfRank = rank.value === '' || rank.value === rankOf(row.textContent)
@@ -47,7 +52,10 @@ export const createLog = (section, api) => {
 
   const countHits = () => {
     const hits = box.querySelectorAll(':scope > :not([hidden])').length
-    found.textContent = searchText() || rank.value !== '' ? `${hits} of ${box.children.length} ${box.children.length === 1 ? 'line' : 'lines'}` : ''
+    found.textContent =
+      searchText() || rank.value !== ''
+        ? `${hits} of ${box.children.length} ${box.children.length === 1 ? 'line' : 'lines'}`
+        : ''
   }
 
   box.addEventListener('scroll', () => {

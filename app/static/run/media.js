@@ -10,9 +10,32 @@ import { filesAt, lastUntil, stepsOf } from 'media_steps'
 import { root } from 'root'
 
 /** address: empty if the server does not have it. @typedef {{step: number, name: string, address: string}} MediaFile */
-/** What a kind draws into. label: its kind; say: a fact in the head; point: what stands there in its place, while it is pointed at. @typedef {{name: string, body: Found, label: (kind: string) => void, say: (fact: string) => void, point: (text: string) => void}} MediaCard */
-/** Shows the files of a step; all: those of all steps. @typedef {(files: MediaFile[], step: number, all: MediaFile[]) => unknown} ShowMedia */
-/** @typedef {{element: Found, kind: string, files: MediaFile[], steps: number[], at: number, shown: string, show: ShowMedia}} Card */
+/**
+ * What a kind draws into. label: its kind; say: a fact in the head; point: what stands there in its place, while it is
+ * pointed at.
+ * @typedef {{
+ *   name: string,
+ *   body: Found,
+ *   label: (kind: string) => void,
+ *   say: (fact: string) => void,
+ *   point: (text: string) => void
+ * }} MediaCard
+ */
+/**
+ * Shows the files of a step; all: those of all steps.
+ * @typedef {(files: MediaFile[], step: number, all: MediaFile[]) => unknown} ShowMedia
+ */
+/**
+ * @typedef {{
+ *   element: Found,
+ *   kind: string,
+ *   files: MediaFile[],
+ *   steps: number[],
+ *   at: number,
+ *   shown: string,
+ *   show: ShowMedia
+ * }} Card
+ */
 
 const UNLINKED = 'media-steps-unlinked'
 /** @type {Record<string, {label: string, create: (card: MediaCard) => ShowMedia}>} */
@@ -28,17 +51,29 @@ const KINDS = {
 }
 
 /** @param {Found} row of the table of files @returns {MediaFile[]} */
-const filesOf = ({ dataset }) => JSON.parse(dataset.files).map(([step, id, name]) => (
-  { step, name, address: id ? `${root}/runs/${document.querySelector('[data-run]').dataset.run}/artifacts/${id}/download` : '' }))
+const filesOf = ({ dataset }) =>
+  JSON.parse(dataset.files).map(([step, id, name]) => ({
+    step,
+    name,
+    address: id ? `${root}/runs/${document.querySelector('[data-run]').dataset.run}/artifacts/${id}/download` : '',
+  }))
 
-/** @param {Found} section @param {Found} table of the run's files, a row a key @param {(count: number) => void} onCount */
+/**
+ * @param {Found} section
+ * @param {Found} table of the run's files, a row a key
+ * @param {(count: number) => void} onCount
+ */
 export const createMedia = (section, table, onCount) => {
-  const [grid, find, link, none] = ['[data-cards]', '[data-find-key]', '[data-link-steps]', '[data-no-match]'].map((part) => section.querySelector(part))
+  const [grid, find, link, none] = ['[data-cards]', '[data-find-key]', '[data-link-steps]', '[data-no-match]'].map(
+    (part) => section.querySelector(part),
+  )
   /** @type {Map<string, Card>} */
   const cards = new Map()
   let isShown = false
   link.checked = localStorage.getItem(UNLINKED) === null
-  link.addEventListener('change', () => (link.checked ? localStorage.removeItem(UNLINKED) : localStorage.setItem(UNLINKED, 'yes')))
+  link.addEventListener('change', () =>
+    link.checked ? localStorage.removeItem(UNLINKED) : localStorage.setItem(UNLINKED, 'yes'),
+  )
 
   /** @param {Card} card */
   const draw = (card) => {
@@ -74,16 +109,34 @@ export const createMedia = (section, table, onCount) => {
   }
   /** @param {string} name @param {string} kind @returns {Card} */
   const create = (name, kind) => {
-    const element = /** @type {Found} */ (document.importNode(/** @type {any} */ (section.querySelector('template')).content, true).firstElementChild)
-    const [title, tag, fact, slider] = ['h3', '.tag', '[data-fact]', 'footer input'].map((part) => element.querySelector(part))
+    const element = /** @type {Found} */ (
+      document.importNode(/** @type {any} */ (section.querySelector('template')).content, true).firstElementChild
+    )
+    const [title, tag, fact, slider] = ['h3', '.tag', '[data-fact]', 'footer input'].map((part) =>
+      element.querySelector(part),
+    )
     element.dataset.key = name
     element.setAttribute('aria-label', name)
     Object.assign(title, { textContent: name.replace(/\.(csv|txt|html|plot\.json|histogram\.json)$/, ''), title: name })
     tag.textContent = KINDS[kind].label
     slider.setAttribute('aria-label', `Step of ${name}`)
-    for (const button of element.querySelectorAll('.tools > *, footer button')) button.setAttribute('aria-label', `${name}: ${button.title.toLowerCase().replace(/ \(.\)/, '')}`)
+    for (const button of element.querySelectorAll('.tools > *, footer button'))
+      button.setAttribute('aria-label', `${name}: ${button.title.toLowerCase().replace(/ \(.\)/, '')}`)
     let said = ''
-    const show = KINDS[kind].create({ name, body: element.querySelector('.body'), label: (text) => { tag.textContent = text }, say: (text) => { said = text; fact.textContent = text }, point: (text) => { fact.textContent = text || said } })
+    const show = KINDS[kind].create({
+      name,
+      body: element.querySelector('.body'),
+      label: (text) => {
+        tag.textContent = text
+      },
+      say: (text) => {
+        said = text
+        fact.textContent = text
+      },
+      point: (text) => {
+        fact.textContent = text || said
+      },
+    })
     const card = { element, kind, files: [], steps: [], at: -1, shown: '', show }
     slider.addEventListener('input', () => move(card, Number(slider.value)))
     element.addEventListener('click', ({ target }) => {
@@ -104,18 +157,32 @@ export const createMedia = (section, table, onCount) => {
   }
   const filter = () => {
     const words = find.value.toLowerCase().split(/\s+/)
-    for (const [name, { element }] of cards) element.hidden = !words.every((word) => `${name} ${element.querySelector('.tag').textContent}`.toLowerCase().includes(word))
+    for (const [name, { element }] of cards)
+      element.hidden = !words.every((word) =>
+        `${name} ${element.querySelector('.tag').textContent}`.toLowerCase().includes(word),
+      )
     none.hidden = [...cards.values()].some(({ element }) => !element.hidden)
     none.querySelector('[data-known]').textContent = `There are ${[...cards.keys()].join(', ')}.`
   }
-  const clear = () => { find.value = ''; filter() }
+  const clear = () => {
+    find.value = ''
+    filter()
+  }
   find.addEventListener('input', filter)
-  find.addEventListener('keydown', ({ key }) => { if (key === 'Escape') clear() })
-  none.querySelector('button').addEventListener('click', () => { clear(); find.focus() })
-  createLightbox(grid, () => [...cards.values()].filter(({ kind }) => kind === 'image' || kind === 'table')
-    .flatMap(({ files }) => files.filter(({ name, address }) => address && /\.(png|jpg|gif|webp)$/.test(name)))
-    .toSorted((a, b) => a.name.localeCompare(b.name, undefined, { numeric: true }) || a.step - b.step)
-    .map(({ name, step, address }) => ({ address, caption: `${name} · step ${count(step)}` })))
+  find.addEventListener('keydown', ({ key }) => {
+    if (key === 'Escape') clear()
+  })
+  none.querySelector('button').addEventListener('click', () => {
+    clear()
+    find.focus()
+  })
+  createLightbox(grid, () =>
+    [...cards.values()]
+      .filter(({ kind }) => kind === 'image' || kind === 'table')
+      .flatMap(({ files }) => files.filter(({ name, address }) => address && /\.(png|jpg|gif|webp)$/.test(name)))
+      .toSorted((a, b) => a.name.localeCompare(b.name, undefined, { numeric: true }) || a.step - b.step)
+      .map(({ name, step, address }) => ({ address, caption: `${name} · step ${count(step)}` })),
+  )
 
   const refresh = () => {
     for (const row of table.querySelectorAll('tr[data-files]')) {

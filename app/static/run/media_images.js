@@ -11,7 +11,8 @@ const CAPTION = '.caption.txt'
 const withoutEnding = (name) => name.replace(/\.caption\.txt$|\.\w+$/, '')
 
 /** Return a note in place of a missing file. */
-export const missing = () => Object.assign(document.createElement('span'), { className: 'missing', textContent: 'Not on the server' })
+export const missing = () =>
+  Object.assign(document.createElement('span'), { className: 'missing', textContent: 'Not on the server' })
 
 /** A picture that opens large; its box stays if the server lacks it. @param {MediaFile} file */
 export const thumbnail = ({ address, name, step }) => {
@@ -31,17 +32,28 @@ export const createImages = ({ body, say }) => {
   return (files) => {
     const turn = ++newest
     const pictures = files.filter(({ name }) => !name.endsWith(CAPTION))
-    const captions = new Map(files.filter(({ name, address }) => name.endsWith(CAPTION) && address).map((each) => [withoutEnding(each.name), each.address]))
+    const captions = new Map(
+      files
+        .filter(({ name, address }) => name.endsWith(CAPTION) && address)
+        .map((each) => [withoutEnding(each.name), each.address]),
+    )
     shots.classList.toggle('one', pictures.length === 1)
-    shots.replaceChildren(...pictures.map((file) => {
-      const figure = document.createElement('figure')
-      figure.append(thumbnail(file))
-      const address = captions.get(withoutEnding(file.name))
-      if (!address) return figure
-      const caption = figure.appendChild(document.createElement('figcaption'))
-      fetch(address).then((answer) => answer.text()).then((text) => { if (turn === newest) Object.assign(caption, { textContent: text, title: text }) }).catch(() => {})
-      return figure
-    }))
+    shots.replaceChildren(
+      ...pictures.map((file) => {
+        const figure = document.createElement('figure')
+        figure.append(thumbnail(file))
+        const address = captions.get(withoutEnding(file.name))
+        if (!address) return figure
+        const caption = figure.appendChild(document.createElement('figcaption'))
+        fetch(address)
+          .then((answer) => answer.text())
+          .then((text) => {
+            if (turn === newest) Object.assign(caption, { textContent: text, title: text })
+          })
+          .catch(() => {})
+        return figure
+      }),
+    )
     body.replaceChildren(shots)
     say(pictures.length > 1 ? number(pictures.length) : '')
   }
@@ -66,18 +78,26 @@ export const createText = ({ name, body, say }) => {
 }
 
 /** @param {MediaCard} card @returns {import('media').ShowMedia} */
-export const createVideo = ({ body }) => ([{ address, name }]) => {
-  if (!address) return body.replaceChildren(missing())
-  const video = Object.assign(document.createElement('video'), { controls: true, preload: 'metadata', src: address })
-  video.setAttribute('aria-label', `Video ${name}`)
-  video.addEventListener('error', () => video.replaceWith(missing()))
-  body.replaceChildren(video)
-}
+export const createVideo =
+  ({ body }) =>
+  ([{ address, name }]) => {
+    if (!address) return body.replaceChildren(missing())
+    const video = Object.assign(document.createElement('video'), { controls: true, preload: 'metadata', src: address })
+    video.setAttribute('aria-label', `Video ${name}`)
+    video.addEventListener('error', () => video.replaceWith(missing()))
+    body.replaceChildren(video)
+  }
 
-/** A document of a script, in a frame that runs nothing. @param {MediaCard} card @returns {import('media').ShowMedia} */
-export const createDocument = ({ body }) => ([{ address, name }]) => {
-  if (!address) return body.replaceChildren(missing())
-  const frame = Object.assign(document.createElement('iframe'), { src: address, title: `Document ${name}` })
-  frame.setAttribute('sandbox', '')
-  body.replaceChildren(frame)
-}
+/**
+ * A document of a script, in a frame that runs nothing.
+ * @param {MediaCard} card
+ * @returns {import('media').ShowMedia}
+ */
+export const createDocument =
+  ({ body }) =>
+  ([{ address, name }]) => {
+    if (!address) return body.replaceChildren(missing())
+    const frame = Object.assign(document.createElement('iframe'), { src: address, title: `Document ${name}` })
+    frame.setAttribute('sandbox', '')
+    body.replaceChildren(frame)
+  }

@@ -4,7 +4,11 @@ import { toast } from 'page'
 import { still } from 'dom_updates'
 
 /** @param {string} text */
-const asTags = (text) => text.split(',').map((tag) => tag.trim()).filter(Boolean)
+const asTags = (text) =>
+  text
+    .split(',')
+    .map((tag) => tag.trim())
+    .filter(Boolean)
 
 /**
  * @param {HTMLElement} article
@@ -71,7 +75,10 @@ export const createLabels = (article, api) => {
     const wanted = { name: name.value, tags: asTags(tags.value), note: note.value }
     const answer = await fetch(api, {
       method: 'PATCH',
-      headers: { 'X-CSRF-Token': document.querySelector('meta[name=csrf-token]').content, 'Content-Type': 'application/json' },
+      headers: {
+        'X-CSRF-Token': document.querySelector('meta[name=csrf-token]').content,
+        'Content-Type': 'application/json',
+      },
       body: JSON.stringify({ ...changed(wanted, seen), seen }),
     })
     if (answer.ok) {
@@ -84,10 +91,15 @@ export const createLabels = (article, api) => {
     seen = await load()
     await refetch()
     view.hidden = false
-    show({}, 'Another user has changed this in the meantime: their text is shown above. Save again to replace it with yours.')
+    show(
+      {},
+      'Another user has changed this in the meantime: their text is shown above. Save again to replace it with yours.',
+    )
   }
 
-  button.addEventListener('click', () => { open().catch(() => toast('The server does not answer.')) })
+  button.addEventListener('click', () => {
+    open().catch(() => toast('The server does not answer.'))
+  })
   form.querySelector('[data-label-cancel]').addEventListener('click', close)
   form.addEventListener('submit', async (event) => {
     event.preventDefault()
@@ -98,8 +110,11 @@ export const createLabels = (article, api) => {
   form.addEventListener('keydown', (event) => {
     if (event.key === 'Enter' && (event.ctrlKey || event.metaKey)) form.requestSubmit()
   })
-  return (newest) => { if (newest !== mark) refetch() }
+  return (newest) => {
+    if (newest !== mark) refetch()
+  }
 }
 
 /** Return the fields that the user has changed; unchanged ones cannot conflict. */
-const changed = (wanted, seen) => Object.fromEntries(Object.entries(wanted).filter(([name, value]) => String(value) !== String(seen[name])))
+const changed = (wanted, seen) =>
+  Object.fromEntries(Object.entries(wanted).filter(([name, value]) => String(value) !== String(seen[name])))

@@ -39,7 +39,8 @@ export const createMetricTable = (article, view, { metricQuery, onceReached }, o
   const mergeInto = (changed) => mergeRows(box.querySelector('[data-fragment=metrics]'), changed)
   const update = () => {
     clearTimeout(timer)
-    if (searched !== (view.search ?? '') || (isInView && 'metric' in metricQuery())) timer = setTimeout(refresh, TYPING_MS)
+    if (searched !== (view.search ?? '') || (isInView && 'metric' in metricQuery()))
+      timer = setTimeout(refresh, TYPING_MS)
     else onNeed()
   }
   new IntersectionObserver((entries) => {

@@ -1,6 +1,11 @@
 // Tables of a precision diff: sorted by a column, and back in the order of the modules.
 
-/** Rows with their values in a column; empty ones last, infinite ones among the largest. @param {number} column @param {1|-1} direction @returns {(a: HTMLTableRowElement, b: HTMLTableRowElement) => number} */
+/**
+ * Rows with their values in a column; empty ones last, infinite ones among the largest.
+ * @param {number} column
+ * @param {1|-1} direction
+ * @returns {(a: HTMLTableRowElement, b: HTMLTableRowElement) => number}
+ */
 const compared = (column, direction) => (a, b) => {
   const [left, right] = [a, b].map((row) => row.cells[column].dataset.value ?? '')
   if (!left || !right) return Number(!left) - Number(!right)

@@ -26,7 +26,11 @@ const article = document.querySelector('[data-run]')
 const api = `${root}/api/v1/runs/${article.dataset.run}`
 showDamageOf(`${root}/api/v1`, article.dataset.run)
 /** Parts of the updates that this page makes something of: events and files come as rows of its tables. */
-const [SHOWN, CHARTED, LOADING] = ['log,fragments', 'log,fragments,steps,metrics', 'log,fragments,steps,metrics,first_charts']
+const [SHOWN, CHARTED, LOADING] = [
+  'log,fragments',
+  'log,fragments,steps,metrics',
+  'log,fragments,steps,metrics,first_charts',
+]
 const FIRST_TAB = 'charts' // which the address does not name
 
 const view = readView(article)
@@ -50,8 +54,15 @@ const environment = createEnvironment(article.querySelector('[data-fragment=envi
 createPrecisionDiff(article.querySelector('#precision-diff'))
 createGradientsTab(article.querySelector('[data-panel=gradients]'))
 const system = createSystem(article.querySelector('[data-system]'), api)
-/** Figures of the diagnosis, by what the updates call them. @type {[string, (section: Found, api: string) => {refresh: () => unknown}][]} */
-const FIGURES = [['histogram', createGradients], ['layer_norms', createLayers], ['headroom', createHeadroom]]
+/**
+ * Figures of the diagnosis, by what the updates call them.
+ * @type {[string, (section: Found, api: string) => {refresh: () => unknown}][]}
+ */
+const FIGURES = [
+  ['histogram', createGradients],
+  ['layer_norms', createLayers],
+  ['headroom', createHeadroom],
+]
 /** Figures that have been shown. @type {Map<string, {refresh: () => unknown}>} */
 const figures = new Map()
 /** Figures with updates while they were hidden. @type {Set<string>} */
@@ -84,17 +95,22 @@ const showToolbar = () => {
   article.querySelector('[data-charts] .toolbar').hidden = false
 }
 
-const media = createMedia(article.querySelector('[data-media]'), article.querySelector('[data-fragment=artifacts]'), (count) => {
-  article.querySelector('[data-tab=media]').hidden = !count && article.dataset.over === 'true'
-  article.querySelector('[data-media-count]').textContent = String(count)
-})
+const media = createMedia(
+  article.querySelector('[data-media]'),
+  article.querySelector('[data-fragment=artifacts]'),
+  (count) => {
+    article.querySelector('[data-tab=media]').hidden = !count && article.dataset.over === 'true'
+    article.querySelector('[data-media-count]').textContent = String(count)
+  },
+)
 media.refresh()
 /** Functions that fetch and draw a tab's contents when it is shown. @type {Record<string, () => void>} */
 const onShow = {
   charts: () => {
     if (isCharted) return
     isCharted = true
-    ask(article.querySelector('[data-static-chart]') ? LOADING : CHARTED) // first, so that nothing is lost between the two
+    // First, so that nothing is lost between the two.
+    ask(article.querySelector('[data-static-chart]') ? LOADING : CHARTED)
     series.show().then(() => {
       ask(CHARTED)
       showToolbar()
@@ -154,7 +170,8 @@ const showMessages = (revision) => {
     }
   })
   replays.show()
-  document.title = run.status === 'running' && run.steps_total ? `${Math.floor(100 * run.step / run.steps_total)} % ${title}` : title
+  document.title =
+    run.status === 'running' && run.steps_total ? `${Math.floor((100 * run.step) / run.steps_total)} % ${title}` : title
   media.refresh()
   showLabels(labels)
   received.flatMap((message) => message.diagnosed).forEach(diagnosed)
@@ -175,12 +192,17 @@ if (article.dataset.over === 'false') {
   const parts = []
   let revision = revisionOf(article.dataset.cursor)
   const showNewest = () => showMessages(revision)
-  stream = follow(`${api}/live`, article.dataset.cursor, (message, cursor) => {
-    if (message.run) parts.push(message) // else it is over, and everything was received
-    const reached = message.is_over ? Infinity : revisionOf(cursor)
-    if (reached < 0) return // the rest comes at once
-    messages.push(...parts.splice(0))
-    revision = reached
-    showNews(showNewest)
-  }, query)
+  stream = follow(
+    `${api}/live`,
+    article.dataset.cursor,
+    (message, cursor) => {
+      if (message.run) parts.push(message) // else it is over, and everything was received
+      const reached = message.is_over ? Infinity : revisionOf(cursor)
+      if (reached < 0) return // the rest comes at once
+      messages.push(...parts.splice(0))
+      revision = reached
+      showNews(showNewest)
+    },
+    query,
+  )
 }

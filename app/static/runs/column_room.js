@@ -6,7 +6,8 @@ export const createColumnRoom = (list) => {
   const heads = [...scroller.querySelectorAll('thead [data-column]')]
   const isUsual = scroller.matches('.usual')
   /** Whether a column is out of sight at the right. @param {HTMLElement} head */
-  const isOut = (head) => (isUsual ? !head.offsetWidth : head.getBoundingClientRect().right > scroller.getBoundingClientRect().right + 1)
+  const isOut = (head) =>
+    isUsual ? !head.offsetWidth : head.getBoundingClientRect().right > scroller.getBoundingClientRect().right + 1
   const show = () => {
     const isTable = heads.some((head) => head.offsetWidth) // on a phone each run is a card
     const out = isTable ? heads.filter(isOut) : []
@@ -15,7 +16,10 @@ export const createColumnRoom = (list) => {
     note.textContent = `${out.length} more ${out.length === 1 ? 'column' : 'columns'}${isUsual ? '' : ' →'}`
     note.title = isUsual ? `No room for ${names.join(', ')}: show all, and scroll` : `Scroll to ${names.join(', ')}`
     for (const choice of document.querySelectorAll('[data-choice]')) {
-      choice.toggleAttribute('data-no-room', isUsual && out.some(({ dataset }) => dataset.column === choice.dataset.choice))
+      choice.toggleAttribute(
+        'data-no-room',
+        isUsual && out.some(({ dataset }) => dataset.column === choice.dataset.choice),
+      )
     }
   }
   note.addEventListener('click', (event) => {

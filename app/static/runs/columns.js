@@ -59,7 +59,9 @@ const offerSettings = async () => {
 group?.addEventListener('focus', offerSettings, { once: true })
 
 if (form) {
-  form.addEventListener('change', (event) => { if (event.target.matches('[type=checkbox]')) write() })
+  form.addEventListener('change', (event) => {
+    if (event.target.matches('[type=checkbox]')) write()
+  })
   form.addEventListener('click', (event) => {
     const button = event.target.closest('[data-move]')
     if (button) move(button.closest('li'), Number(button.dataset.move), button)
@@ -70,6 +72,8 @@ if (form) {
     event.preventDefault()
     add()
   })
-  form.addEventListener('submit', () => { if (own.value.trim()) add() })
+  form.addEventListener('submit', () => {
+    if (own.value.trim()) add()
+  })
   own.addEventListener('focus', offer, { once: true })
 }

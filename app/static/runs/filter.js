@@ -14,7 +14,10 @@ const valid = form?.querySelector('[data-valid]')
 const REFOCUS = 'filter-focus'
 /** Requested when the box is first focused. @type {Promise<any>|null} */
 let vocabulary = null
-/** Shown completions, and the part of the line that they replace. @type {[import('completion').Proposal[], number, number, number]} */
+/**
+ * Shown completions, and the part of the line that they replace.
+ * @type {[import('completion').Proposal[], number, number, number]}
+ */
 let [shown, start, end, active] = [[], 0, 0, -1]
 
 const close = () => {
@@ -51,7 +54,10 @@ const propose = async (first = false) => {
 const item = ({ text, hint }, i) => {
   const row = document.createElement('li')
   Object.assign(row, { id: `filter-word-${i}`, role: 'option', ariaSelected: 'false' })
-  for (const [words, name] of [[text, ''], [hint, 'quiet']]) {
+  for (const [words, name] of [
+    [text, ''],
+    [hint, 'quiet'],
+  ]) {
     const part = document.createElement('span')
     part.textContent = words
     part.className = name
@@ -110,13 +116,23 @@ const keys = {
 }
 
 if (box) {
-  form.addEventListener('submit', (event) => { event.preventDefault(); apply() })
-  addEventListener('pageshow', () => { box.disabled = false }) // after Back
+  form.addEventListener('submit', (event) => {
+    event.preventDefault()
+    apply()
+  })
+  addEventListener('pageshow', () => {
+    box.disabled = false
+  }) // after Back
   if (sessionStorage.getItem(REFOCUS)) {
     sessionStorage.removeItem(REFOCUS)
     box.focus({ preventScroll: true })
   }
-  for (const [name, value] of Object.entries({ role: 'combobox', 'aria-expanded': 'false', 'aria-controls': 'filter-words', 'aria-autocomplete': 'list' })) {
+  for (const [name, value] of Object.entries({
+    role: 'combobox',
+    'aria-expanded': 'false',
+    'aria-controls': 'filter-words',
+    'aria-autocomplete': 'list',
+  })) {
     box.setAttribute(name, value)
   }
   for (const name of ['input', 'click']) box.addEventListener(name, () => propose())

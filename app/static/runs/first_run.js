@@ -23,7 +23,11 @@ document.querySelector('[data-create-token]')?.addEventListener('submit', async 
     form.hidden = true
     copy.focus()
   } catch (error) {
-    toast(error instanceof Error && !(error instanceof TypeError) ? error.message : 'The server does not answer. No token was created.')
+    toast(
+      error instanceof Error && !(error instanceof TypeError)
+        ? error.message
+        : 'The server does not answer. No token was created.',
+    )
   } finally {
     button.disabled = false
   }

@@ -15,18 +15,42 @@ export const createListCharts = (section, list) => {
   const view = readView(section)
   const { arrangement, keep } = arrangementOf(section, SEVERAL_RUNS)
   takeAxes(view, arrangement)
-  const toolbar = createToolbar(section, view, arrangement, { onArrange: keep, onChange: (field) => changeView(field === 'x') })
+  const toolbar = createToolbar(section, view, arrangement, {
+    onArrange: keep,
+    onChange: (field) => changeView(field === 'x'),
+  })
   const most = Number(section.dataset.most)
   const isScaled = ({ id }) => list.querySelector(`tr[data-key="${id}"][data-scaled]`)
-  const panels = [...section.querySelectorAll('[data-row]')].map((element) => createRunPanel(element, {
-    view,
-    runsOf: (name, runs) => (name === 'scale' ? runs.filter(isScaled) : runs),
-    onPoint: (x) => { for (const panel of panels) panel.point(x) },
-    onView: (isRange) => changeView(isRange),
-  }))
+  const panels = [...section.querySelectorAll('[data-row]')].map((element) =>
+    createRunPanel(element, {
+      view,
+      runsOf: (name, runs) => (name === 'scale' ? runs.filter(isScaled) : runs),
+      onPoint: (x) => {
+        for (const panel of panels) panel.point(x)
+      },
+      onView: (isRange) => changeView(isRange),
+    }),
+  )
   const panelOf = (row) => panels.find(({ name }) => name === row)
-  createPanelMenu(section, 'runs', { panelOf, mode: () => view.x, picture: (file, format, row) => panelOf(row)?.savePicture(file, format), view, onAxis: () => changeView(false) }, arrangement, keep)
-  const { points, fetchSeries } = seriesOf(section.dataset.api, view, () => panels.map(({ name }) => name), () => draw())
+  createPanelMenu(
+    section,
+    'runs',
+    {
+      panelOf,
+      mode: () => view.x,
+      picture: (file, format, row) => panelOf(row)?.savePicture(file, format),
+      view,
+      onAxis: () => changeView(false),
+    },
+    arrangement,
+    keep,
+  )
+  const { points, fetchSeries } = seriesOf(
+    section.dataset.api,
+    view,
+    () => panels.map(({ name }) => name),
+    () => draw(),
+  )
   /** The drawn runs, in the order of the list. @type {string[]} */
   let ids = []
   let places = placesOf(ids)
@@ -47,14 +71,17 @@ export const createListCharts = (section, list) => {
     }
   }
   const showLegend = () => {
-    section.querySelector('[data-shown]').textContent = `${count(ids.length)} of ${count(Number(section.dataset.totalRuns))} runs`
-    section.querySelector('[data-chart-legend]').replaceChildren(...ids.map((id) => {
-      const item = document.createElement('li')
-      item.innerHTML = `<svg class="${strokes(places.get(id) ?? 0)}" viewBox="0 0 22 8" aria-hidden="true"><path d="M0 4h22"/></svg>`
-      item.append(Object.assign(document.createElement('span'), { textContent: labelOf(id) }))
-      item.title = labelOf(id)
-      return item
-    }))
+    section.querySelector('[data-shown]').textContent =
+      `${count(ids.length)} of ${count(Number(section.dataset.totalRuns))} runs`
+    section.querySelector('[data-chart-legend]').replaceChildren(
+      ...ids.map((id) => {
+        const item = document.createElement('li')
+        item.innerHTML = `<svg class="${strokes(places.get(id) ?? 0)}" viewBox="0 0 22 8" aria-hidden="true"><path d="M0 4h22"/></svg>`
+        item.append(Object.assign(document.createElement('span'), { textContent: labelOf(id) }))
+        item.title = labelOf(id)
+        return item
+      }),
+    )
   }
 
   const draw = () => {
@@ -62,7 +89,9 @@ export const createListCharts = (section, list) => {
     section.querySelector('[data-reset-zoom]').hidden = !isZoomed(view, arrangement)
     const runs = ids.flatMap((id) => {
       const known = points.get(id)
-      return known?.hasAxis(view.x) ? [{ id, label: labelOf(id), place: places.get(id) ?? 0, group: null, points: known }] : []
+      return known?.hasAxis(view.x)
+        ? [{ id, label: labelOf(id), place: places.get(id) ?? 0, group: null, points: known }]
+        : []
     })
     for (const panel of panels) panel.draw({ runs, view: { ...view }, band: 'range' })
   }

@@ -31,15 +31,20 @@ const begin = (list) => {
   createColumnRoom(list)
 }
 
-/** Replace the advice by the first run, unless a button of the advice has the focus. @param {Document} page with the list */
+/**
+ * Replace the advice by the first run, unless a button of the advice has the focus.
+ * @param {Document} page with the list
+ */
 const showFirst = async (page) => {
   const parts = [...page.querySelectorAll('#main > *')].map((part) => document.adoptNode(part))
   const list = parts.find((part) => part.matches('[data-list]'))
   if (!list) return
   localTimes(list)
   empty.before(...parts)
-  for (const part of ['.identity', '.top-actions']) document.querySelector(part)?.replaceWith(document.adoptNode(page.querySelector(part)))
-  if (empty.matches(':focus-within')) empty.addEventListener('focusout', () => setTimeout(() => empty.remove()), { once: true })
+  for (const part of ['.identity', '.top-actions'])
+    document.querySelector(part)?.replaceWith(document.adoptNode(page.querySelector(part)))
+  if (empty.matches(':focus-within'))
+    empty.addEventListener('focusout', () => setTimeout(() => empty.remove()), { once: true })
   else empty.remove()
   begin(list)
   await Promise.all([import('filter'), import('columns'), import('density')])
@@ -52,11 +57,15 @@ const showFacts = (message) => {
   for (const box of document.querySelectorAll('[data-worker-up]')) box.dataset.workerUp = String(message.is_worker_up)
 }
 
-/** Return whether these rows include a run of the other group, whose position only the server knows. @param {Record<string, string>} rows */
-const hasMoved = (rows) => Object.entries(rows).some(([id, html]) => {
-  const row = body?.querySelector(`tr[data-key="${id}"]`)
-  return row && body?.querySelector('.band') && 'active' in row.dataset !== / data-active[ >]/.test(html)
-})
+/**
+ * Return whether these rows include a run of the other group, whose position only the server knows.
+ * @param {Record<string, string>} rows
+ */
+const hasMoved = (rows) =>
+  Object.entries(rows).some(([id, html]) => {
+    const row = body?.querySelector(`tr[data-key="${id}"]`)
+    return row && body?.querySelector('.band') && 'active' in row.dataset !== / data-active[ >]/.test(html)
+  })
 
 /** Fetch this very page again if it lacks the newest reported run. */
 const refresh = inTurn(async () => {
@@ -69,7 +78,9 @@ const refresh = inTurn(async () => {
     const page = new DOMParser().parseFromString(await answer.text(), 'text/html')
     const watched = page.querySelector('tr[data-watched] .name a')
     if (watched) return location.assign(watched.href)
-    still(() => { showFirst(page) })
+    still(() => {
+      showFirst(page)
+    })
   }
   shown = asked
 })
@@ -80,14 +91,19 @@ offerRestore()
 const section = document.querySelector('[data-list-charts]')
 if (list && section) charts = createListCharts(section, list)
 const { cursor = '0', columns = '' } = (body ?? empty)?.dataset ?? {}
-follow(`${root}/api/v1/runs/live`, cursor, (message) => {
-  still(() => {
-    showFacts(message)
-    if (hasMoved(message.rows)) shown = 0
-    if (body) replaceRows(body, Object.values(message.rows).join(''))
-    if (document.body.classList.contains('has-selected')) countTicked()
-    charts?.update(Object.keys(message.rows))
-  })
-  newest = message.newest
-  refresh()
-}, { columns })
+follow(
+  `${root}/api/v1/runs/live`,
+  cursor,
+  (message) => {
+    still(() => {
+      showFacts(message)
+      if (hasMoved(message.rows)) shown = 0
+      if (body) replaceRows(body, Object.values(message.rows).join(''))
+      if (document.body.classList.contains('has-selected')) countTicked()
+      charts?.update(Object.keys(message.rows))
+    })
+    newest = message.newest
+    refresh()
+  },
+  { columns },
+)

@@ -31,7 +31,13 @@ export const refetchRows = async (body) => {
   if (!fresh) return still(reload)
   still(() => {
     matchRows(body, document.adoptNode(fresh))
-    for (const part of ['[data-disk]', '[data-total]', '.range', '.pages', ...(document.querySelector('.view-tabs:focus-within') ? [] : ['.view-tabs'])]) {
+    for (const part of [
+      '[data-disk]',
+      '[data-total]',
+      '.range',
+      '.pages',
+      ...(document.querySelector('.view-tabs:focus-within') ? [] : ['.view-tabs']),
+    ]) {
       const [old, now] = [document.querySelector(part), page.querySelector(part)]
       if (now) old?.replaceWith(document.adoptNode(now))
     }
@@ -49,13 +55,19 @@ const everyMatch = async () => {
   for (let next = ''; next !== null;) {
     const query = new URLSearchParams({ filter, limit: String(MOST_ASKED), ...(next && { before: next }) })
     const page = await (await insisted(`${root}/api/v1/runs?${query}`)).json()
-    for (const { id, status, source } of page.runs) found.push({ id: String(id), canCancel: !ENDED.includes(status) && source !== 'watch' })
+    for (const { id, status, source } of page.runs)
+      found.push({ id: String(id), canCancel: !ENDED.includes(status) && source !== 'watch' })
     next = page.next && String(page.next)
   }
   return found
 }
 
-/** @param {string} action @param {number[]} runs @param {{tag?: string, project?: string}} to @returns {Promise<{done: number[], refused: {id: number, detail: string}[]}>} */
+/**
+ * @param {string} action
+ * @param {number[]} runs
+ * @param {{tag?: string, project?: string}} to
+ * @returns {Promise<{done: number[], refused: {id: number, detail: string}[]}>}
+ */
 const ask = async (action, runs, to) => {
   /** @type {{done: number[], refused: {id: number, detail: string}[]}} */
   const all = { done: [], refused: [] }
@@ -71,7 +83,10 @@ const ask = async (action, runs, to) => {
 const askSome = async (action, runs, to) => {
   const answer = await fetch(`${root}/api/v1/runs/bulk`, {
     method: 'POST',
-    headers: { 'X-CSRF-Token': document.querySelector('meta[name=csrf-token]').content, 'Content-Type': 'application/json' },
+    headers: {
+      'X-CSRF-Token': document.querySelector('meta[name=csrf-token]').content,
+      'Content-Type': 'application/json',
+    },
     body: JSON.stringify({ action, runs, ...to }),
   })
   const result = await answer.json()
@@ -89,7 +104,11 @@ export const offerRestore = () => {
       toast(DONE.restore(inWords(done.length), ''))
       reload()
     } catch (error) {
-      toast(error instanceof Error && !(error instanceof TypeError) ? error.message : 'The server does not answer. Nothing was changed.')
+      toast(
+        error instanceof Error && !(error instanceof TypeError)
+          ? error.message
+          : 'The server does not answer. Nothing was changed.',
+      )
     }
   }
   toast(DONE.delete(inWords(runs.length), ''), { label: 'Undo', act })
@@ -128,7 +147,8 @@ export const createSelection = (list, refetch) => {
     }
   }
   /** Report the selected runs. */
-  const announce = () => list.dispatchEvent(new CustomEvent('selection', { detail: ticked().map(({ value }) => value) }))
+  const announce = () =>
+    list.dispatchEvent(new CustomEvent('selection', { detail: ticked().map(({ value }) => value) }))
   const refresh = () => {
     announce()
     const [all, chosen] = [boxes(), ticked()]
@@ -145,7 +165,9 @@ export const createSelection = (list, refetch) => {
     const text = ids.length ? `${count(ids.length)} selected` : ''
     if (every) every.hidden = chosen.length < all.length || elsewhere.length > 0
     const cancel = bar.querySelector('[data-act=cancel]')
-    if (cancel) cancel.hidden = !chosen.some((box) => box.closest('[data-can-cancel]')) && !elsewhere.some(({ canCancel }) => canCancel)
+    if (cancel)
+      cancel.hidden =
+        !chosen.some((box) => box.closest('[data-can-cancel]')) && !elsewhere.some(({ canCancel }) => canCancel)
     const counter = bar.querySelector('[data-ticked]')
     if (counter.textContent !== text) counter.textContent = text // so that it is announced when it changes
     if (!chosen.length) refused.replaceChildren()
@@ -176,23 +198,39 @@ export const createSelection = (list, refetch) => {
     if (isTagging && !text) return tag.focus()
     bar.inert = true
     try {
-      const { done, refused: others } = await ask(action, ids, action === 'move' ? { project: text } : isTagging ? { tag: text } : {})
+      const { done, refused: others } = await ask(
+        action,
+        ids,
+        action === 'move' ? { project: text } : isTagging ? { tag: text } : {},
+      )
       if (!isTagging) elsewhere = []
       showResult(action, done, others, text)
-      if (!bar.contains(document.activeElement)) list.focus({ preventScroll: true }) // its own button may go, and a cell in use stays
+      // Its own button may go, and a cell in use stays.
+      if (!bar.contains(document.activeElement)) list.focus({ preventScroll: true })
       await refetch()
     } catch (error) {
-      toast(error instanceof Error && !(error instanceof TypeError) ? error.message : 'The server does not answer. Nothing was changed.')
+      toast(
+        error instanceof Error && !(error instanceof TypeError)
+          ? error.message
+          : 'The server does not answer. Nothing was changed.',
+      )
     } finally {
       bar.inert = false
       refresh()
     }
   }
 
-  /** @param {string} action @param {number[]} done @param {{id: number, detail: string}[]} others @param {string} text */
+  /**
+   * @param {string} action
+   * @param {number[]} done
+   * @param {{id: number, detail: string}[]} others
+   * @param {string} text
+   */
   const showResult = (action, done, others, text) => {
     if (!action.endsWith('_tag')) for (const box of ticked()) if (done.includes(Number(box.value))) box.checked = false
-    refused.replaceChildren(...others.map(({ detail }) => Object.assign(document.createElement('p'), { textContent: detail })))
+    refused.replaceChildren(
+      ...others.map(({ detail }) => Object.assign(document.createElement('p'), { textContent: detail })),
+    )
     const undo = { label: 'Undo', act: () => act('restore', done), kept: done.join() }
     if (done.length) toast(DONE[action](inWords(done.length), text), action === 'delete' ? undo : undefined)
   }
@@ -200,11 +238,17 @@ export const createSelection = (list, refetch) => {
   /** @param {number[]} ids @returns {Promise<boolean>} */
   const isConfirmed = (ids) => {
     const dialog = list.querySelector('[data-confirm]')
-    const bytes = boxes().filter((box) => ids.includes(Number(box.value))).reduce((sum, box) => sum + Number(box.dataset.bytes), 0)
-    dialog.querySelector('[data-confirm-text]').textContent = `Delete ${inWords(ids.length)} and ${size(bytes)} of checkpoints and artifacts permanently? This cannot be undone.`
+    const bytes = boxes()
+      .filter((box) => ids.includes(Number(box.value)))
+      .reduce((sum, box) => sum + Number(box.dataset.bytes), 0)
+    dialog.querySelector('[data-confirm-text]').textContent =
+      `Delete ${inWords(ids.length)} and ${size(bytes)} of checkpoints and artifacts permanently? This cannot be undone.`
     dialog.showModal()
     return new Promise((resolve) => {
-      dialog.querySelector('[data-yes]').onclick = () => { resolve(true); dialog.close() }
+      dialog.querySelector('[data-yes]').onclick = () => {
+        resolve(true)
+        dialog.close()
+      }
       dialog.querySelector('[data-no]').onclick = () => dialog.close()
       dialog.onclose = () => resolve(false)
     })
@@ -215,7 +259,8 @@ export const createSelection = (list, refetch) => {
     if (target.matches('[name=run]')) {
       const [all, from] = [boxes(), boxes().findIndex((box) => box.value === last)]
       const to = all.indexOf(target)
-      if (shiftKey && from >= 0) for (const box of all.slice(Math.min(from, to), Math.max(from, to) + 1)) box.checked = target.checked
+      if (shiftKey && from >= 0)
+        for (const box of all.slice(Math.min(from, to), Math.max(from, to) + 1)) box.checked = target.checked
       last = target.value
     } else if (target.closest('[data-act]')) {
       event.preventDefault()
@@ -244,7 +289,9 @@ export const createSelection = (list, refetch) => {
     refresh()
   })
   // A Shift-click shall select rows, not their text.
-  list.addEventListener('mousedown', (event) => { if (event.shiftKey && event.target.matches('[name=run]')) event.preventDefault() })
+  list.addEventListener('mousedown', (event) => {
+    if (event.shiftKey && event.target.matches('[name=run]')) event.preventDefault()
+  })
   tag?.addEventListener('keydown', (event) => {
     if (event.key !== 'Enter') return
     event.preventDefault()

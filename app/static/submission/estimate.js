@@ -24,16 +24,26 @@ export const question = (typed) => {
   const query = new URLSearchParams()
   for (const [name, input] of Object.entries(ASKED)) if (typed.get(input)) query.set(name, String(typed.get(input)))
   // The steps of epochs are unknown before the data are read.
-  if (!typed.get('training.epochs')) query.set('steps', String(Math.max(number('training.steps') - number('parent_step'), 0)))
-  if (number('checkpoints.every_steps') && !typed.get('checkpoints.keep_last')) query.set('every_steps', String(number('checkpoints.every_steps')))
-  for (const [name, value] of typed.entries()) if (name.startsWith('recipe.') && String(value).length < LONGEST) query.append('size', `${name}=${value}`)
+  if (!typed.get('training.epochs'))
+    query.set('steps', String(Math.max(number('training.steps') - number('parent_step'), 0)))
+  if (number('checkpoints.every_steps') && !typed.get('checkpoints.keep_last'))
+    query.set('every_steps', String(number('checkpoints.every_steps')))
+  for (const [name, value] of typed.entries())
+    if (name.startsWith('recipe.') && String(value).length < LONGEST) query.append('size', `${name}=${value}`)
   return query.toString()
 }
 
-/** Show on the cards of precisions what runs of these sizes have measured. @param {Record<string, {speed_text: string, memory_text: string}>} measured */
+/**
+ * Show on the cards of precisions what runs of these sizes have measured.
+ * @param {Record<string, {speed_text: string, memory_text: string}>} measured
+ */
 const showMeasured = (measured) => {
-  for (const [field, text] of [['speed', 'speed_text'], ['memory', 'memory_text']]) {
-    for (const cell of form.querySelectorAll(`[data-${field}]`)) cell.textContent = measured[cell.dataset[field]]?.[text] || 'not measured yet'
+  for (const [field, text] of [
+    ['speed', 'speed_text'],
+    ['memory', 'memory_text'],
+  ]) {
+    for (const cell of form.querySelectorAll(`[data-${field}]`))
+      cell.textContent = measured[cell.dataset[field]]?.[text] || 'not measured yet'
   }
 }
 
@@ -66,6 +76,9 @@ const ask = async () => {
 }
 
 if (output) {
-  form.addEventListener('input', () => { clearTimeout(timer); timer = setTimeout(ask, PAUSE_MS) })
+  form.addEventListener('input', () => {
+    clearTimeout(timer)
+    timer = setTimeout(ask, PAUSE_MS)
+  })
   ask()
 }

@@ -4,7 +4,10 @@
 /** Return whether all words are in a text; true without words. @param {string} sought @param {string} text */
 export const isFound = (sought, text) => {
   const lower = text.toLowerCase()
-  return sought.toLowerCase().split(/\s+/).every((word) => lower.includes(word))
+  return sought
+    .toLowerCase()
+    .split(/\s+/)
+    .every((word) => lower.includes(word))
 }
 
 /** @param {Found} box the search box, with its label and its result @param {Found} form */
@@ -12,10 +15,12 @@ const attach = (box, form) => {
   const input = box.querySelector('input')
   const output = box.querySelector('[data-found]')
   const groups = [...form.querySelectorAll('.group')]
-  const fields = groups.flatMap((group) => [...group.querySelectorAll('.field')].map((field) => {
-    const names = [...field.querySelectorAll('[name]')].map((each) => each.name)
-    return { field, group, text: [...names, field.textContent].join(' ') }
-  }))
+  const fields = groups.flatMap((group) =>
+    [...group.querySelectorAll('.field')].map((field) => {
+      const names = [...field.querySelectorAll('[name]')].map((each) => each.name)
+      return { field, group, text: [...names, field.textContent].join(' ') }
+    }),
+  )
   /** State before the search. @type {Map<Found, boolean>|null} */
   let before = null
 
@@ -37,10 +42,16 @@ const attach = (box, form) => {
 
   input.addEventListener('input', show)
   input.addEventListener('keydown', (event) => {
-    if (event.key === 'Escape') { input.value = ''; show() }
+    if (event.key === 'Escape') {
+      input.value = ''
+      show()
+    }
     if (event.key === 'Enter' && !event.ctrlKey && !event.metaKey) {
       event.preventDefault()
-      fields.find(({ field }) => !field.hidden)?.field.querySelector('input, select')?.focus()
+      fields
+        .find(({ field }) => !field.hidden)
+        ?.field.querySelector('input, select')
+        ?.focus()
     }
   })
   box.hidden = false

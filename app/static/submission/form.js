@@ -32,8 +32,14 @@ const name = form?.elements.filled_from && form.elements.name
 let named = name?.value
 form?.addEventListener('input', ({ target }) => {
   if (!name || target === name || name.value !== named) return
-  const isChanged = (input) => (input.type === 'checkbox' ? input.checked !== input.defaultChecked : input.options ? !input.selectedOptions[0]?.defaultSelected : input.value !== input.defaultValue)
-  const changed = [...form.querySelectorAll('[data-setting] [name]')].filter(isChanged)
+  const isChanged = (input) =>
+    input.type === 'checkbox'
+      ? input.checked !== input.defaultChecked
+      : input.options
+        ? !input.selectedOptions[0]?.defaultSelected
+        : input.value !== input.defaultValue
+  const changed = [...form.querySelectorAll('[data-setting] [name]')]
+    .filter(isChanged)
     .map((input) => `${input.name.split('.').at(-1)}=${input.type === 'checkbox' ? input.checked : input.value.trim()}`)
   const precision = form.querySelector('[name=precision]:checked')
   if (precision && !precision.defaultChecked) changed.unshift(precision.value)

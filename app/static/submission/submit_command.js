@@ -1,23 +1,44 @@
 // The command line that submits the same run, kept up to date with the form.
 
 /** A word of a shell command. @param {string} text */
-export const quoted = (text) => (/^[\w.\/:=,+@%-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`)
+export const quoted = (text) => (/^[\w./:=,+@%-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`)
 
-/** A setting's value as the command reads it: JSON, or the text itself if that is not JSON. @param {string} kind @param {string} text */
+/**
+ * A setting's value as the command reads it: JSON, or the text itself if that is not JSON.
+ * @param {string} kind
+ * @param {string} text
+ */
 export const valueOf = (kind, text) => {
-  if (kind === 'list') return JSON.stringify(text.split(',').map((part) => part.trim()).filter(Boolean))
+  if (kind === 'list')
+    return JSON.stringify(
+      text
+        .split(',')
+        .map((part) => part.trim())
+        .filter(Boolean),
+    )
   if (text === '') return 'null'
   if (kind !== 'text') return text
-  try { JSON.parse(text) } catch { return text }
+  try {
+    JSON.parse(text)
+  } catch {
+    return text
+  }
   return JSON.stringify(text)
 }
 
-/** @param {string} recipe @param {{path: string, kind: string, text: string, initial: string}[]} settings @param {[string, string][]} options */
-export const commandOf = (recipe, settings, options) => [
-  `halfstep run submit ${quoted(recipe)}`,
-  ...options.filter(([, value]) => value !== '').map(([name, value]) => `${name} ${quoted(value)}`),
-  ...settings.filter(({ text, initial }) => text !== initial).map(({ path, kind, text }) => `--set ${quoted(`${path}=${valueOf(kind, text)}`)}`),
-].join(' \\\n  ')
+/**
+ * @param {string} recipe
+ * @param {{path: string, kind: string, text: string, initial: string}[]} settings
+ * @param {[string, string][]} options
+ */
+export const commandOf = (recipe, settings, options) =>
+  [
+    `halfstep run submit ${quoted(recipe)}`,
+    ...options.filter(([, value]) => value !== '').map(([name, value]) => `${name} ${quoted(value)}`),
+    ...settings
+      .filter(({ text, initial }) => text !== initial)
+      .map(({ path, kind, text }) => `--set ${quoted(`${path}=${valueOf(kind, text)}`)}`),
+  ].join(' \\\n  ')
 
 const form = /** @type {Found} */ (globalThis.document?.querySelector('[data-run-form]'))
 const box = /** @type {Found} */ (form?.querySelector('[data-terminal]'))
@@ -33,8 +54,14 @@ const show = () => {
   /** @param {string} name @param {string} usual */
   const unless = (name, usual) => (typed(name) === usual ? '' : typed(name))
   const options = /** @type {[string, string][]} */ ([
-    ['--precision', typed('precision')], ['--name', typed('name')], ...typed('tags').split(',').map((tag) => ['--tag', tag.trim()]), ['--project', typed('project')],
-    ['--nodes', unless('nodes', '1')], ['--devices', unless('devices_per_node', '1')],
+    ['--precision', typed('precision')],
+    ['--name', typed('name')],
+    ...typed('tags')
+      .split(',')
+      .map((tag) => ['--tag', tag.trim()]),
+    ['--project', typed('project')],
+    ['--nodes', unless('nodes', '1')],
+    ['--devices', unless('devices_per_node', '1')],
   ])
   box.querySelector('[data-command]').textContent = commandOf(form.dataset.recipe, settings, options)
 }

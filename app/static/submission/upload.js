@@ -14,7 +14,11 @@ export const objection = (file, most) => {
 
 /** @param {Found} box @param {Found} input what the server calls it */
 const createUpload = (box, input) => {
-  const [bar, stop, message] = [box.querySelector('progress'), box.querySelector('[data-stop]'), box.querySelector('[data-message]')]
+  const [bar, stop, message] = [
+    box.querySelector('progress'),
+    box.querySelector('[data-stop]'),
+    box.querySelector('[data-message]'),
+  ]
   /** @type {XMLHttpRequest | null} */
   let request = null
   /** @param {string} text */
@@ -31,14 +35,18 @@ const createUpload = (box, input) => {
     sent.setRequestHeader('X-CSRF-Token', document.querySelector('meta[name=csrf-token]').content)
     sent.setRequestHeader('Content-Type', 'application/octet-stream')
     sent.responseType = 'json'
-    sent.upload.addEventListener('progress', ({ loaded }) => { bar.value = String(loaded / file.size) })
+    sent.upload.addEventListener('progress', ({ loaded }) => {
+      bar.value = String(loaded / file.size)
+    })
     sent.addEventListener('load', () => {
       if (sent.status !== 201) return over(sent.response?.detail ?? `The server responded with status ${sent.status}.`)
       input.value = sent.response.upload
       input.dispatchEvent(new Event('input', { bubbles: true }))
       return over(`${file.name} is uploaded: ${size(file.size)}, SHA-256 ${sent.response.sha256}.`)
     })
-    sent.addEventListener('error', () => over(`${file.name} was not uploaded: the connection was lost, and nothing was stored.`))
+    sent.addEventListener('error', () =>
+      over(`${file.name} was not uploaded: the connection was lost, and nothing was stored.`),
+    )
     sent.addEventListener('abort', () => over(`${file.name} was stopped; nothing was stored.`))
     sent.send(file)
     bar.value = '0'

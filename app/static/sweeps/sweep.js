@@ -20,12 +20,23 @@ const settings = JSON.parse(article.dataset.settings)
 const fragment = (root, name) => root.querySelector(`[data-fragment=${name}]`)
 
 /** A click at a dot opens its run. */
-const opening = { plotly_click: ({ points: [{ customdata }] }) => { if (customdata) location.assign(`${root}/runs/${customdata}`) } }
+const opening = {
+  plotly_click: ({ points: [{ customdata }] }) => {
+    if (customdata) location.assign(`${root}/runs/${customdata}`)
+  },
+}
 const byRun = fittedPlot(article.querySelector('[data-trials-plot]'), trialsFigure, opening)
 const parallelPlot = fittedPlot(article.querySelector('[data-parallel-plot]'), settingsFigure)
-const bySetting = [...article.querySelectorAll('[data-setting-plot]')].map((plot) => ({ path: plot.dataset.settingPlot, plot: fittedPlot(plot, settingFigure, opening) }))
+const bySetting = [...article.querySelectorAll('[data-setting-plot]')].map((plot) => ({
+  path: plot.dataset.settingPlot,
+  plot: fittedPlot(plot, settingFigure, opening),
+}))
 /** Plots by name of the panel. @type {Map<string, any>} */
-const plots = new Map([['best', byRun], ['parallel', parallelPlot], ...bySetting.map(({ plot }, i) => /** @type {[string, any]} */ ([`setting-${i + 1}`, plot]))])
+const plots = new Map([
+  ['best', byRun],
+  ['parallel', parallelPlot],
+  ...bySetting.map(({ plot }, i) => /** @type {[string, any]} */ ([`setting-${i + 1}`, plot])),
+])
 createPanelMenu(article, `sweep ${sweep}`, {
   panelOf: (row) => {
     const element = article.querySelector(`[data-row="${row}"]`)
@@ -49,7 +60,10 @@ const draw = async () => {
   for (const { path, plot } of bySetting) plot.draw({ trials, path, goal })
   const shown = trials.filter(({ state }) => state === 'complete').slice(0, LINES)
   const columns = new Map(settings.map((path) => [path, shown.map(({ params }) => params[path] ?? 'off')]))
-  columns.set(metric, shown.map(({ value }) => value))
+  columns.set(
+    metric,
+    shown.map(({ value }) => value),
+  )
   const labels = Object.fromEntries(shown.map(({ run_id, name }) => [run_id, name]))
   parallelPlot.draw({ ids: shown.map(({ run_id }) => run_id), labels, columns, settings, up: metric })
 }

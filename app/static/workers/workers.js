@@ -17,7 +17,9 @@ const refresh = inTurn(async () => {
   await pause(LEAST_MS)
 })
 
-setInterval(() => { if (!document.hidden) refresh() }, USUAL_MS)
+setInterval(() => {
+  if (!document.hidden) refresh()
+}, USUAL_MS)
 if (grid) {
   follow(`${root}/api/v1/workers/live`, grid.dataset.cursor ?? '', (message) => {
     still(() => mergeRows(grid, message))

@@ -13,7 +13,10 @@ const texts = (typed) => proposals(words, typed).map(({ text }) => text)
 
 test('the word at the cursor ends at blanks that no quote holds', () => {
   const line = 'tag:"a b" lr>0.1 -sta'
-  assert.deepEqual([0, 6, 9, 10, 12, 21].map((cursor) => line.slice(...wordAt(line, cursor))), ['tag:"a b"', 'tag:"a b"', 'tag:"a b"', 'lr>0.1', 'lr>0.1', '-sta'])
+  assert.deepEqual(
+    [0, 6, 9, 10, 12, 21].map((cursor) => line.slice(...wordAt(line, cursor))),
+    ['tag:"a b"', 'tag:"a b"', 'tag:"a b"', 'lr>0.1', 'lr>0.1', '-sta'],
+  )
   assert.deepEqual(wordAt('a  b', 2), [2, 2])
   assert.deepEqual(wordAt('"open to', 8), [0, 8])
 })
@@ -47,5 +50,8 @@ test('of a thousand names some are shown', () => {
 
 test('a word that a filter would refuse is unfinished', () => {
   const some = ['status:', '-status:fai', 'tag:', 'status:failed', 'tag:pl', 'lo', 'loss>', 'a:']
-  assert.deepEqual(some.filter((typed) => isUnfinished(words, typed)), ['status:', '-status:fai', 'tag:'])
+  assert.deepEqual(
+    some.filter((typed) => isUnfinished(words, typed)),
+    ['status:', '-status:fai', 'tag:'],
+  )
 })

@@ -4,8 +4,15 @@ import { filteredRows, parseCsv, sortedRows } from 'data_table'
 import { rebinned } from 'media_steps'
 
 test('quoted cells hold commas, quotes and line breaks', () => {
-  assert.deepEqual(parseCsv('a,b\r\n1,"x, ""y""\nz"\n,\n'), [['a', 'b'], ['1', 'x, "y"\nz'], ['', '']])
-  assert.deepEqual(parseCsv('a,b\n1,'), [['a', 'b'], ['1', '']])
+  assert.deepEqual(parseCsv('a,b\r\n1,"x, ""y""\nz"\n,\n'), [
+    ['a', 'b'],
+    ['1', 'x, "y"\nz'],
+    ['', ''],
+  ])
+  assert.deepEqual(parseCsv('a,b\n1,'), [
+    ['a', 'b'],
+    ['1', ''],
+  ])
   assert.deepEqual(parseCsv(''), [])
 })
 
@@ -17,7 +24,16 @@ test('a column sorts as numbers where all of it are, empty cells last', () => {
 })
 
 test('rows match in any cell, whatever the case', () => {
-  assert.deepEqual(filteredRows([['Cat', '1'], ['dog', '2']], ' cAT '), [['Cat', '1']])
+  assert.deepEqual(
+    filteredRows(
+      [
+        ['Cat', '1'],
+        ['dog', '2'],
+      ],
+      ' cAT ',
+    ),
+    [['Cat', '1']],
+  )
   assert.equal(filteredRows([['a'], ['b']], '').length, 2)
 })
 

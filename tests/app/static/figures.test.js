@@ -14,17 +14,42 @@ import { parallelFigure } from 'parallel'
 import { trialsFigure } from 'trials'
 
 const NAMES = ['loss', 'scale', 'grad_norm', 'grad_norm_clipped', 'lr', 'elapsed_ms', 'step_us', 'data_us']
-const view = { x: 'step', smooth: 0, range: null, rows: {}, logs: [], trimmed: [], hidden: [], pinned: [], collapsed: [] }
+const view = {
+  x: 'step',
+  smooth: 0,
+  range: null,
+  rows: {},
+  logs: [],
+  trimmed: [],
+  hidden: [],
+  pinned: [],
+  collapsed: [],
+}
 const line = (y) => ({ x: null, y, mean_x: null, mean_y: [] })
-const pointsOf = (series, metrics = {}) => new Points({
-  parent_step: 0, first: 1, total: 3, bucket: 1, x: [1, 2, 3], mean_x: [], metrics, resumptions: {}, spikes: [],
-  series: Object.fromEntries(NAMES.map((name) => [name, line(series[name] ?? [1, 2, 3])])),
-  skips: { steps: [], counts: [], before: 0 },
-})
+const pointsOf = (series, metrics = {}) =>
+  new Points({
+    parent_step: 0,
+    first: 1,
+    total: 3,
+    bucket: 1,
+    x: [1, 2, 3],
+    mean_x: [],
+    metrics,
+    resumptions: {},
+    spikes: [],
+    series: Object.fromEntries(NAMES.map((name) => [name, line(series[name] ?? [1, 2, 3])])),
+    skips: { steps: [], counts: [], before: 0 },
+  })
 const SIZE = { width: 800, height: 240 }
 const rows = (points, known) => rowsOf(points, view, known).filter(({ has }) => has)
-const panel = (name, points, known = { scaled: true, examples: 0 }) => figure(
-  rows(points, known).find((row) => row.name === name), points, view, {}, SIZE)
+const panel = (name, points, known = { scaled: true, examples: 0 }) =>
+  figure(
+    rows(points, known).find((row) => row.name === name),
+    points,
+    view,
+    {},
+    SIZE,
+  )
 /** A panel as a picture of it is saved, with its title. */
 const pictured = ({ data, layout, title }) => ({ data, layout: { ...layout, title } })
 
@@ -32,8 +57,16 @@ test('a run of numbers only has no panels of steps before its first one', () => 
   const metrics = { reward: { x: [1], y: [0.5], mean_x: [], mean_y: [] } }
   const none = Object.fromEntries(NAMES.map((name) => [name, [null, null, null]]))
   const known = { scaled: false, examples: 0, onlyMetrics: true }
-  assert.deepEqual(rows(pointsOf(none, metrics), known).map(({ name }) => name), ['reward'])
-  assert.deepEqual(rows(pointsOf({}, metrics), known).slice(0, 2).map(({ name }) => name), ['loss', 'norm'])
+  assert.deepEqual(
+    rows(pointsOf(none, metrics), known).map(({ name }) => name),
+    ['reward'],
+  )
+  assert.deepEqual(
+    rows(pointsOf({}, metrics), known)
+      .slice(0, 2)
+      .map(({ name }) => name),
+    ['loss', 'norm'],
+  )
 })
 
 test('a result after the last step is in its panel, and a run without gradient norms has no panel of them', () => {
@@ -45,8 +78,15 @@ test('a result after the last step is in its panel, and a run without gradient n
   assert.deepEqual(drawn.axis.range, [1, 5])
   assert.deepEqual(panel('loss', points, known).axis.range, [1, 3])
   const run = { id: '1', label: 'one', place: 0, points, group: null }
-  const compared = (name) => runsFigure({ runs: [run], row: { name, title: name }, view, band: 'range' }, {}, SIZE).axis.range
-  assert.deepEqual([compared('summary/final'), compared('loss')], [[1, 5], [1, 3]])
+  const compared = (name) =>
+    runsFigure({ runs: [run], row: { name, title: name }, view, band: 'range' }, {}, SIZE).axis.range
+  assert.deepEqual(
+    [compared('summary/final'), compared('loss')],
+    [
+      [1, 5],
+      [1, 3],
+    ],
+  )
   assert.ok(!rows(points, known).some(({ name }) => name === 'norm'))
 })
 
@@ -54,8 +94,15 @@ test('smoothing draws noisy series twice, and what a scaler or a schedule has se
   const metrics = { accuracy: { x: [1, 2, 3], y: [0, 1, 0], mean_x: [], mean_y: [] } }
   const points = pointsOf({ scale: [4, 2, 2], lr: [1, 2, 3] }, metrics)
   const known = { scaled: true, examples: 8 }
-  const drawn = (smooth) => Object.fromEntries(rowsOf(points, { ...view, smooth }, known).filter(({ has }) => has)
-    .map(({ name, lines }) => [name, lines({ range: [1, 3], pixels: 700 }, {}).map((each) => [each.name, [...each.y]])]))
+  const drawn = (smooth) =>
+    Object.fromEntries(
+      rowsOf(points, { ...view, smooth }, known)
+        .filter(({ has }) => has)
+        .map(({ name, lines }) => [
+          name,
+          lines({ range: [1, 3], pixels: 700 }, {}).map((each) => [each.name, [...each.y]]),
+        ]),
+    )
   const [raw, smooth] = [drawn(0), drawn(0.9)]
   for (const name of ['scale', 'lr']) assert.deepEqual(smooth[name], raw[name])
   for (const name of ['loss', 'norm', 'accuracy', 'data', 'examples']) {
@@ -85,8 +132,18 @@ test('a loop that proves to have no scaler draws no scale', () => {
 test('panels are those that there are numbers for', () => {
   const titles = (points, known) => rows(points, known).map(({ title }) => title)
   const unknown = pointsOf({ data_us: [null, null, null] })
-  assert.deepEqual(titles(unknown, { scaled: true, examples: 0 }), ['Loss', 'Loss scale', 'Gradient norm', 'Learning rate'])
-  assert.deepEqual(titles(pointsOf({}), { scaled: false, examples: 0 }), ['Loss', 'Gradient norm', 'Time per step, ms', 'Learning rate'])
+  assert.deepEqual(titles(unknown, { scaled: true, examples: 0 }), [
+    'Loss',
+    'Loss scale',
+    'Gradient norm',
+    'Learning rate',
+  ])
+  assert.deepEqual(titles(pointsOf({}), { scaled: false, examples: 0 }), [
+    'Loss',
+    'Gradient norm',
+    'Time per step, ms',
+    'Learning rate',
+  ])
 })
 
 test('a panel without numbers has no axes', () => {
@@ -98,26 +155,49 @@ test('a panel without numbers has no axes', () => {
 })
 
 /** Return positions and texts of a figure's marks, by their name. */
-const marksOf = ({ marks, layout: { shapes } }) => Object.fromEntries(marks.filter(({ name, x }) => x.length && name in NONFINITE_SIGNS)
-  .map(({ name, x, text }) => [name, { x, isAbove: shapes.filter((shape) => shape.name === name).map(({ path }) => Number(path.match(/,([\d.]+)/)[1]) > 0.5), text }]))
+const marksOf = ({ marks, layout: { shapes } }) =>
+  Object.fromEntries(
+    marks
+      .filter(({ name, x }) => x.length && name in NONFINITE_SIGNS)
+      .map(({ name, x, text }) => [
+        name,
+        {
+          x,
+          isAbove: shapes
+            .filter((shape) => shape.name === name)
+            .map(({ path }) => Number(path.match(/,([\d.]+)/)[1]) > 0.5),
+          text,
+        },
+      ]),
+  )
 
 test('values that are not finite have marks at the edge, in every panel and by one mechanism', () => {
   const metrics = { accuracy: { x: [1, 2, 3], y: [0, '-Infinity', 1], mean_x: [], mean_y: [] } }
-  const points = pointsOf({ loss: [1, 'NaN', 'Infinity'], grad_norm: [null, 'Infinity', 1], grad_norm_clipped: [null, 'Infinity', 1] }, metrics)
+  const points = pointsOf(
+    { loss: [1, 'NaN', 'Infinity'], grad_norm: [null, 'Infinity', 1], grad_norm_clipped: [null, 'Infinity', 1] },
+    metrics,
+  )
   assert.deepEqual(marksOf(panel('loss', points)), {
     NaN: { x: [2], isAbove: [false], text: ['loss NaN at step 2'] },
     '∞': { x: [3], isAbove: [true], text: ['loss ∞ at step 3'] },
   })
   assert.deepEqual(Object.keys(marksOf(panel('norm', points))), ['∞'])
-  assert.deepEqual(marksOf(panel('accuracy', points)), { '−∞': { x: [2], isAbove: [false], text: ['accuracy −∞ at step 2'] } })
+  assert.deepEqual(marksOf(panel('accuracy', points)), {
+    '−∞': { x: [2], isAbove: [false], text: ['accuracy −∞ at step 2'] },
+  })
   assert.deepEqual(marksOf(panel('scale', points)), {})
-  assert.equal(panel('norm', pointsOf({ grad_norm_clipped: [1, 2, 3] })).data.length, panel('norm', points).data.length - 1)
+  assert.equal(
+    panel('norm', pointsOf({ grad_norm_clipped: [1, 2, 3] })).data.length,
+    panel('norm', points).data.length - 1,
+  )
 })
 
 test('of a range in buckets a mark says how many values are not finite', () => {
   const points = pointsOf({})
   points.lines.loss.nonfinite = { steps: [1], counts: [12], values: [null] }
-  assert.deepEqual(marksOf(panel('loss', points)), { 'not finite': { x: [1], isAbove: [false], text: ['loss not finite: 12 steps from 1'] } })
+  assert.deepEqual(marksOf(panel('loss', points)), {
+    'not finite': { x: [1], isAbove: [false], text: ['loss not finite: 12 steps from 1'] },
+  })
 })
 
 test('very many values that are not finite have as many marks as have room', () => {
@@ -131,35 +211,85 @@ test('very many values that are not finite have as many marks as have room', () 
 })
 
 test('a value that is not finite is the value at its step', () => {
-  const { lines: [loss] } = panel('loss', pointsOf({ loss: [1, 'NaN', '-Infinity'] }))
-  assert.deepEqual([1, 2, 3, null].map((x) => valueAt(loss, x)), ['1', 'NaN', '−∞', '−∞'])
-  const { lines: [norm] } = panel('norm', pointsOf({ grad_norm: [1, null, 'Infinity'] }))
-  assert.deepEqual([1, 2, 3].map((x) => valueAt(norm, x)), ['1', '–', '∞'])
-  const bucket = { name: 'loss', color: '', x: [1, 60, 64], y: [1, 2, 3], nonfinite: { x: [64, 128], values: [null, null] } }
-  assert.deepEqual([1, 64, 120, 128].map((x) => valueAt(bucket, x)), ['1', '3', '3', 'not finite'])
+  const {
+    lines: [loss],
+  } = panel('loss', pointsOf({ loss: [1, 'NaN', '-Infinity'] }))
+  assert.deepEqual(
+    [1, 2, 3, null].map((x) => valueAt(loss, x)),
+    ['1', 'NaN', '−∞', '−∞'],
+  )
+  const {
+    lines: [norm],
+  } = panel('norm', pointsOf({ grad_norm: [1, null, 'Infinity'] }))
+  assert.deepEqual(
+    [1, 2, 3].map((x) => valueAt(norm, x)),
+    ['1', '–', '∞'],
+  )
+  const bucket = {
+    name: 'loss',
+    color: '',
+    x: [1, 60, 64],
+    y: [1, 2, 3],
+    nonfinite: { x: [64, 128], values: [null, null] },
+  }
+  assert.deepEqual(
+    [1, 64, 120, 128].map((x) => valueAt(bucket, x)),
+    ['1', '3', '3', 'not finite'],
+  )
 })
 
 test('the value at a step is the last one that was recorded until then', () => {
   const sparse = { name: 'val/loss', color: '', x: [100, 200, 300], y: [3, 2, 1] }
-  assert.deepEqual([50, 100, 265, 300, 400, null].map((x) => valueAt(sparse, x)), ['–', '3', '2', '1', '1', '1'])
+  assert.deepEqual(
+    [50, 100, 265, 300, 400, null].map((x) => valueAt(sparse, x)),
+    ['–', '3', '2', '1', '1', '1'],
+  )
 })
 
 test('a crosshair has what was recorded of each run, in a mean and smoothed too', () => {
-  const runs = ['1', '2'].map((id, place) => ({ id, label: id, place, group: 'all', groupPlace: 0, points: pointsOf({ loss: [4 - place, 2 - place, 8] }) }))
-  const { recorded } = runsFigure({ runs, row: { name: 'loss', title: 'Loss' }, view: { ...view, smooth: 0.9 }, band: 'range' }, { run0: 'rgb(0, 0, 0)' }, SIZE)
-  assert.deepEqual(recorded().map(({ run, ...line }) => [run.id, valueAt(line, 2)]), [['1', '2'], ['2', '1']])
+  const runs = ['1', '2'].map((id, place) => ({
+    id,
+    label: id,
+    place,
+    group: 'all',
+    groupPlace: 0,
+    points: pointsOf({ loss: [4 - place, 2 - place, 8] }),
+  }))
+  const { recorded } = runsFigure(
+    { runs, row: { name: 'loss', title: 'Loss' }, view: { ...view, smooth: 0.9 }, band: 'range' },
+    { run0: 'rgb(0, 0, 0)' },
+    SIZE,
+  )
+  assert.deepEqual(
+    recorded().map(({ run, ...line }) => [run.id, valueAt(line, 2)]),
+    [
+      ['1', '2'],
+      ['2', '1'],
+    ],
+  )
 })
 
 test('a comparison marks the values of each run in its colour, and its means too', () => {
   const colors = { run0: 'rgb(1, 1, 1)', run1: 'rgb(2, 2, 2)' }
-  const runOf = (place, loss, group = null) => ({ id: String(place), label: `run ${place}`, place, groupPlace: 0, group, points: pointsOf({ loss }) })
-  const drawn = (...runs) => runsFigure({ runs, row: { name: 'loss', title: 'Loss' }, view, band: 'range' }, colors, SIZE)
+  const runOf = (place, loss, group = null) => ({
+    id: String(place),
+    label: `run ${place}`,
+    place,
+    groupPlace: 0,
+    group,
+    points: pointsOf({ loss }),
+  })
+  const drawn = (...runs) =>
+    runsFigure({ runs, row: { name: 'loss', title: 'Loss' }, view, band: 'range' }, colors, SIZE)
   const two = drawn(runOf(0, [1, 'NaN', 1]), runOf(1, [1, 1, 'Infinity']))
   assert.deepEqual(marksOf(two), {
     NaN: { x: [2], isAbove: [false], text: ['run 0 NaN at step 2'] },
     '∞': { x: [3], isAbove: [true], text: ['run 1 ∞ at step 3'] },
   })
-  assert.deepEqual(two.layout.shapes.map(({ line }) => line.color), [colors.run0, colors.run1])
+  assert.deepEqual(
+    two.layout.shapes.map(({ line }) => line.color),
+    [colors.run0, colors.run1],
+  )
   assert.equal(two.signs, '✕ NaN · ▲ ∞')
   assert.equal(valueAt(two.lines[0], 2), 'NaN')
   assert.deepEqual(Object.keys(marksOf(drawn(runOf(0, [1, 'NaN', 1], 'a'), runOf(1, [1, 1, 1], 'a')))), ['NaN'])
@@ -183,9 +313,17 @@ test('a panel has a logarithmic axis by choice', () => {
   const typeOf = (logs) => figure(row, points, { ...view, logs }, {}, SIZE).layout.yaxis2.type
   assert.deepEqual([typeOf([]), typeOf(['lr'])], ['linear', 'log'])
   const loss = rows(points, { scaled: true, examples: 0 }).find(({ name }) => name === 'loss')
-  const compared = (logs) => runsFigure({
-    runs: [{ id: '1', label: 'a', place: 0, group: null, points }], row: { name: 'loss', title: 'Loss' }, view: { ...view, logs }, band: 'range',
-  }, {}, SIZE).layout.yaxis2
+  const compared = (logs) =>
+    runsFigure(
+      {
+        runs: [{ id: '1', label: 'a', place: 0, group: null, points }],
+        row: { name: 'loss', title: 'Loss' },
+        view: { ...view, logs },
+        band: 'range',
+      },
+      {},
+      SIZE,
+    ).layout.yaxis2
   for (const axisOf of [(logs) => figure(loss, points, { ...view, logs }, {}, SIZE).layout.yaxis2, compared]) {
     assert.deepEqual([axisOf([]).type, axisOf(['loss']).type, axisOf(['lr']).type], ['linear', 'log', 'linear'])
   }
@@ -202,11 +340,17 @@ test('what somebody called something is no markup, wherever Plotly is told of it
   const trial = { number: 1, run_id: 1, name, state: 'complete', value: 1 }
   for (const made of [
     pictured(panel(name, pointsOf({}, measured))),
-    parallelFigure({ ids: ['1'], labels: { 1: name }, columns: new Map([[name, [name]]]), settings: [name], up: name }, {}),
+    parallelFigure(
+      { ids: ['1'], labels: { 1: name }, columns: new Map([[name, [name]]]), settings: [name], up: name },
+      {},
+    ),
     trialsFigure({ trials: [trial], metric: name, goal: 'minimize' }, {}),
   ]) {
     const { layout, data } = made
-    const said = JSON.stringify([layout, data.map(({ hoverinfo, name: called, ...trace }) => [trace, hoverinfo ? '' : called])])
+    const said = JSON.stringify([
+      layout,
+      data.map(({ hoverinfo, name: called, ...trace }) => [trace, hoverinfo ? '' : called]),
+    ])
     assert.ok(said.includes('&lt;a'))
     assert.ok(!said.includes('<a'))
     assert.ok(!said.includes('%{x} &'))
@@ -215,15 +359,32 @@ test('what somebody called something is no markup, wherever Plotly is told of it
 
 test('a range without outliers has the values between quantiles, widened, and no room where nothing is', () => {
   const x = Array.from({ length: 100 }, (_, i) => i)
-  const noise = x.map((i) => 1 + i % 10 / 10)
-  const range = (y, isLog = false, stretch = [0, 99]) => robustRange([{ x: x.slice(0, y.length), y }], stretch, isLog)?.map((end) => Number(end.toFixed(2)))
+  const noise = x.map((i) => 1 + (i % 10) / 10)
+  const range = (y, isLog = false, stretch = [0, 99]) =>
+    robustRange([{ x: x.slice(0, y.length), y }], stretch, isLog)?.map((end) => Number(end.toFixed(2)))
   assert.equal(range(noise), undefined)
   assert.deepEqual(range(noise.map((y, i) => (i === 50 ? 1000 : y))), [0.95, 2.06])
   assert.deepEqual(range(noise.map((y, i) => (i === 50 ? -1000 : y))), [0.84, 1.95])
-  assert.deepEqual(range(noise.map((y, i) => (i === 50 ? 1e6 : 10 ** y)), true), [0.95, 2.06])
-  assert.equal(range(noise.map((y, i) => (i === 50 ? 1000 : y)), false, [60, 99]), undefined)
+  assert.deepEqual(
+    range(
+      noise.map((y, i) => (i === 50 ? 1e6 : 10 ** y)),
+      true,
+    ),
+    [0.95, 2.06],
+  )
+  assert.equal(
+    range(
+      noise.map((y, i) => (i === 50 ? 1000 : y)),
+      false,
+      [60, 99],
+    ),
+    undefined,
+  )
   assert.deepEqual(range([4, 4, null, 4, 4, 4, 4, 4, 4, 80]), [3.98, 4.5])
-  assert.deepEqual([range([]), range([null, null]), range([3]), range([3, 3]), range([1, 2, 3, 4])], Array(5).fill(undefined))
+  assert.deepEqual(
+    [range([]), range([null, null]), range([3]), range([3, 3]), range([1, 2, 3, 4])],
+    Array(5).fill(undefined),
+  )
 })
 
 test('a panel that ignores outliers has its own range, unless it is zoomed', () => {
@@ -236,9 +397,17 @@ test('a panel that ignores outliers has its own range, unless it is zoomed', () 
     const { layout, outliers } = figure(row, points, { ...view, ...changes }, {}, SIZE)
     return { range: layout.yaxis2.range, outliers }
   }
-  const compared = (changes) => runsFigure({
-    runs: [{ id: '1', label: 'a', place: 0, group: null, points }], row: { name: 'own', title: 'own' }, view: { ...view, ...changes }, band: 'range',
-  }, {}, SIZE)
+  const compared = (changes) =>
+    runsFigure(
+      {
+        runs: [{ id: '1', label: 'a', place: 0, group: null, points }],
+        row: { name: 'own', title: 'own' },
+        view: { ...view, ...changes },
+        band: 'range',
+      },
+      {},
+      SIZE,
+    )
   assert.deepEqual(drawn({}), { range: [0, 525], outliers: '' })
   const { range, outliers } = drawn({ trimmed: ['own'] })
   assert.equal(outliers, `values above ${number(range[1])} not shown`)
@@ -273,21 +442,35 @@ test('an axis of counts has none below 0', () => {
 
 test('a loss that is logged again as a metric, with steps from 1 or 0, is drawn once', () => {
   const metricOf = (x, y) => ({ x, y, mean_x: [], mean_y: [], nonfinite: null })
-  for (const steps of [[1, 2, 3], [0, 1, 2]]) {
-    const points = pointsOf({ loss: [1, 2, 3] }, { 'train/loss': metricOf(steps, [1, 2, 3]), 'val/loss': metricOf([2], [5]) })
-    assert.deepEqual(panel('loss', points).lines.map(({ name }) => name), ['loss', 'val/loss'])
+  for (const steps of [
+    [1, 2, 3],
+    [0, 1, 2],
+  ]) {
+    const points = pointsOf(
+      { loss: [1, 2, 3] },
+      { 'train/loss': metricOf(steps, [1, 2, 3]), 'val/loss': metricOf([2], [5]) },
+    )
+    assert.deepEqual(
+      panel('loss', points).lines.map(({ name }) => name),
+      ['loss', 'val/loss'],
+    )
   }
 })
 
 test('a scale has ticks at powers of two, however far it falls', () => {
-  assert.deepEqual(scaleAxis([65536, null, 32768]).range, [14, 17].map((e) => Math.log10(2 ** e)))
+  assert.deepEqual(
+    scaleAxis([65536, null, 32768]).range,
+    [14, 17].map((e) => Math.log10(2 ** e)),
+  )
   const axis = scaleAxis([2 ** -126, 2 ** 24])
   assert.ok(axis.tickvals?.every((value) => value > 0 && Number.isFinite(Math.log2(value))))
   assert.deepEqual(scaleAxis([null, 0]), { type: 'log' })
 })
 
 test('a constant is shown from zero on, at its size', () => {
-  const ranges = [[1e-4, null, 1e-4], [3, 3.1], [1, 3], [0], [-2], []].map((values) => lossAxis(values).range?.map((end) => Number(end.toPrecision(6))))
+  const ranges = [[1e-4, null, 1e-4], [3, 3.1], [1, 3], [0], [-2], []].map((values) =>
+    lossAxis(values).range?.map((end) => Number(end.toPrecision(6))),
+  )
   assert.deepEqual(ranges, [[0, 1.05e-4], [2.995, 3.105], [0, 3.15], [0, 1.05], [-2.1, 0], undefined])
 })
 
@@ -307,7 +490,14 @@ test('a log axis of few decades shows parts of them', () => {
 })
 
 test('what a scale loses is counted without the zeros', () => {
-  const sample = { step: 1, scale: 2 ** 10, lowest_exponent: -40, counts: [4, 0, 0, 0, 0, 0, 12], zeros: 100, nonfinite: 0 }
+  const sample = {
+    step: 1,
+    scale: 2 ** 10,
+    lowest_exponent: -40,
+    counts: [4, 0, 0, 0, 0, 0, 12],
+    zeros: 100,
+    nonfinite: 0,
+  }
   assert.deepEqual(lostAt(sample, null), { underflow: 0.25, nearOverflow: 0 })
   assert.deepEqual(lostAt(sample, 16), { underflow: 0, nearOverflow: 0 })
   assert.deepEqual(lostAt(sample, 48), { underflow: 0, nearOverflow: 0.75 })
@@ -316,5 +506,11 @@ test('what a scale loses is counted without the zeros', () => {
 test('the best until then never gets worse, whichever way is up', () => {
   const trials = [3, 5, 1, 4].map((value, i) => ({ number: i + 1, value, state: 'complete', name: `t${i}`, run_id: i }))
   const best = (goal) => trialsFigure({ trials, metric: 'loss', goal }, {}).data[0].y
-  assert.deepEqual([best('minimize'), best('maximize')], [[3, 3, 1, 1], [3, 5, 5, 5]])
+  assert.deepEqual(
+    [best('minimize'), best('maximize')],
+    [
+      [3, 3, 1, 1],
+      [3, 5, 5, 5],
+    ],
+  )
 })

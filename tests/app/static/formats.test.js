@@ -9,7 +9,8 @@ const CASES = JSON.parse(readFileSync(new URL('../../number_formats.json', impor
 for (const [kind, rows] of Object.entries(CASES)) {
   test(`a ${kind} is formatted as on the server`, () => {
     for (const [value, text] of rows) {
-      const html = kind === 'scale' ? text.replace(/\^(.*)/, (_, exponent) => `<sup>${exponent.replace('-', '−')}</sup>`) : text
+      const html =
+        kind === 'scale' ? text.replace(/\^(.*)/, (_, exponent) => `<sup>${exponent.replace('-', '−')}</sup>`) : text
       assert.equal(formats[kind](typeof value === 'string' ? Number(value) : value), html, `${kind} of ${value}`)
     }
   })

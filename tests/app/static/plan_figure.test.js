@@ -3,10 +3,24 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { ends, planFigure } from 'plan_figure'
 
-const point = (precision, time, error, isWithin = true) => ({ precision, time, error, cosine: 1, is_within: isWithin, label: `${precision} <b>`, init_scale: null })
+const point = (precision, time, error, isWithin = true) => ({
+  precision,
+  time,
+  error,
+  cosine: 1,
+  is_within: isWithin,
+  label: `${precision} <b>`,
+  init_scale: null,
+})
 const plan = {
-  max_error: 0.1, cost: 'operations',
-  points: [point('fp16', 0.1, 'Infinity', false), point('fp16', 0.125, 0.001), point('bf16', 0.125, 0.02), point('fp32', 1, 0)],
+  max_error: 0.1,
+  cost: 'operations',
+  points: [
+    point('fp16', 0.1, 'Infinity', false),
+    point('fp16', 0.125, 0.001),
+    point('bf16', 0.125, 0.02),
+    point('fp32', 1, 0),
+  ],
 }
 
 test('errors of 0 and infinity are drawn at the ends of the axis', () => {

@@ -8,19 +8,39 @@ const line = (y) => ({ x: null, y, mean_x: null, mean_y: [] })
 const page = (changes = {}) => {
   const x = changes.x ?? upTo(10)
   return {
-    parent_step: 0, first: x[0], total: x.length, bucket: 1, x, mean_x: [],
-    series: { loss: line(x.map(() => 1)), elapsed_ms: line(x.map((step) => step * 100)), data_us: line(x.map(() => null)) },
-    metrics: {}, skips: { steps: [3], counts: [1], before: 0 },
-    resumptions: {}, spikes: [], ...changes,
+    parent_step: 0,
+    first: x[0],
+    total: x.length,
+    bucket: 1,
+    x,
+    mean_x: [],
+    series: {
+      loss: line(x.map(() => 1)),
+      elapsed_ms: line(x.map((step) => step * 100)),
+      data_us: line(x.map(() => null)),
+    },
+    metrics: {},
+    skips: { steps: [3], counts: [1], before: 0 },
+    resumptions: {},
+    spikes: [],
+    ...changes,
   }
 }
 /** Return steps in the format of updates. */
 const steps = (step, changes = {}) => ({
-  step, loss: step.map(() => 2), elapsed_ms: step.map((each) => each * 100), data_us: step.map(() => 5), flags: step.map(() => 0), ...changes,
+  step,
+  loss: step.map(() => 2),
+  elapsed_ms: step.map((each) => each * 100),
+  data_us: step.map(() => 5),
+  flags: step.map(() => 0),
+  ...changes,
 })
 
 test('position finds the first that is not less', () => {
-  assert.deepEqual([0, 1, 2, 3, 9].map((wanted) => position([1, 3, 3, 5], wanted)), [0, 0, 1, 1, 4])
+  assert.deepEqual(
+    [0, 1, 2, 3, 9].map((wanted) => position([1, 3, 3, 5], wanted)),
+    [0, 0, 1, 1, 4],
+  )
   assert.equal(position([], 1), 0)
 })
 
@@ -42,7 +62,9 @@ test('of a zoom, steps beyond it are not shown', () => {
 })
 
 test('what is unknown is a gap, and a value that is not finite is kept with its step until the step runs again', () => {
-  const points = new Points(page({ series: { ...page().series, grad_norm: line([1, null, 'NaN', '-Infinity', 1, 1, 1, 1, 1, 'Infinity']) } }))
+  const points = new Points(
+    page({ series: { ...page().series, grad_norm: line([1, null, 'NaN', '-Infinity', 1, 1, 1, 1, 1, 'Infinity']) } }),
+  )
   const { grad_norm: norm } = points.lines
   assert.deepEqual(norm.y, [1, null, null, null, 1, 1, 1, 1, 1, null])
   assert.deepEqual(norm.nonfinite, { steps: [3, 4, 10], counts: [1, 1, 1], values: ['NaN', '-Infinity', 'Infinity'] })
@@ -53,7 +75,9 @@ test('what is unknown is a gap, and a value that is not finite is kept with its 
 
 test('buckets count values that are not finite, and streamed steps add theirs', () => {
   const norm = { ...line([1, 2, 3, 4]), nonfinite: { steps: [64], counts: [7] } }
-  const points = new Points(page({ bucket: 64, x: [1, 64, 65, 128], series: { ...page({ x: [1, 64, 65, 128] }).series, grad_norm: norm } }))
+  const points = new Points(
+    page({ bucket: 64, x: [1, 64, 65, 128], series: { ...page({ x: [1, 64, 65, 128] }).series, grad_norm: norm } }),
+  )
   points.addSteps(steps([129], { grad_norm: ['NaN'] }))
   assert.deepEqual(points.lines.grad_norm.nonfinite, { steps: [64, 129], counts: [7, 1], values: [null, 'NaN'] })
   assert.deepEqual(points.nonfiniteAt(points.lines.grad_norm.nonfinite, 'time')?.x, [6.4, 12.9])
@@ -67,7 +91,9 @@ test('buckets know what they have; only later steps are added', () => {
 
 test('applied updates leave out what was skipped, and of a fork what its parent did', () => {
   assert.deepEqual(new Points(page()).x(upTo(5), 'applied'), [1, 2, 2, 3, 4])
-  const fork = new Points(page({ parent_step: 400, x: upTo(410, 401), skips: { steps: [403], counts: [1], before: 0 } }))
+  const fork = new Points(
+    page({ parent_step: 400, x: upTo(410, 401), skips: { steps: [403], counts: [1], before: 0 } }),
+  )
   assert.deepEqual(fork.x(upTo(410, 401), 'applied'), [1, 2, 2, 3, 4, 5, 6, 7, 8, 9])
   const zoom = new Points(page({ x: upTo(110, 101), skips: { steps: [], counts: [], before: 40 } }))
   assert.deepEqual(zoom.x([101, 102], 'applied'), [61, 62])
@@ -101,7 +127,15 @@ test('a stretch of any axis leads back to its steps, beyond the end at the mean 
 
 test('skips of a stretch are counted from its first to its last step', () => {
   const points = new Points(page({ skips: { steps: [3, 7, 8], counts: [1, 64, 2], before: 0 } }))
-  assert.deepEqual([[1, 10], [3, 7], [4, 6], [7.5, 8.9]].map((range) => points.countSkips(range)), [67, 65, 0, 2])
+  assert.deepEqual(
+    [
+      [1, 10],
+      [3, 7],
+      [4, 6],
+      [7.5, 8.9],
+    ].map((range) => points.countSkips(range)),
+    [67, 65, 0, 2],
+  )
 })
 
 test('a metric that is whole stays so in a zoom; measured again, it goes on from there', () => {
@@ -110,7 +144,10 @@ test('a metric that is whole stays so in a zoom; measured again, it goes on from
   points.setPage(page({ metrics: { 'val/loss': { x: [4], y: [0], mean_x: [] } } }), [4, 6])
   const nonfinite = { steps: [4], counts: [1], values: ['NaN'] }
   assert.deepEqual(points.metrics.get('val/loss'), { x: [2, 4], y: [1, null], nonfinite, isWhole: true })
-  points.addMetrics([{ name: 'val/loss', step: 4, value: 3 }, { name: 'own', step: 1, value: 'Infinity' }])
+  points.addMetrics([
+    { name: 'val/loss', step: 4, value: 3 },
+    { name: 'own', step: 1, value: 'Infinity' },
+  ])
   assert.deepEqual(points.metrics.get('val/loss')?.y, [1, 3])
   assert.deepEqual(points.metrics.get('own')?.nonfinite?.values, ['Infinity'])
 })
@@ -133,7 +170,10 @@ test('a metric of which points were missed is replaced as a whole', () => {
 })
 
 test('smoothing begins without bias, and leaves gaps', () => {
-  assert.deepEqual(smoothed([4, null, 4], 0.9).map((y) => y && Number(y.toFixed(9))), [4, null, 4])
+  assert.deepEqual(
+    smoothed([4, null, 4], 0.9).map((y) => y && Number(y.toFixed(9))),
+    [4, null, 4],
+  )
   assert.deepEqual(smoothed([1, 2], 0), [1, 2])
   assert.equal(Number(smoothed([0, 1], 0.5)[1]?.toFixed(9)), 0.666666667)
 })

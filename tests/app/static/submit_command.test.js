@@ -23,7 +23,10 @@ test('only what differs from the defaults is in the command', () => {
   const setting = (path, text, initial) => ({ path, kind: 'number', text, initial })
   const settings = [setting('training.steps', '500', '400'), setting('training.seed', '0', '0')]
   assert.equal(
-    commandOf('digits', settings, [['--precision', 'bf16'], ['--name', '']]),
+    commandOf('digits', settings, [
+      ['--precision', 'bf16'],
+      ['--name', ''],
+    ]),
     'halfstep run submit digits \\\n  --precision bf16 \\\n  --set training.steps=500',
   )
 })

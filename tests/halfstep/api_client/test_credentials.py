@@ -11,6 +11,7 @@ import pytest
 from halfstep import Client
 from halfstep.api_client import credentials
 from halfstep.api_client.credentials import Credentials, Unreadable
+from tests.marks import looped
 
 pytestmark = pytest.mark.slow
 
@@ -137,3 +138,17 @@ def test_a_damaged_file_is_named(stranger: Path) -> None:
         path.write_text(text)
         with pytest.raises(Unreadable, match=r"login\.json is damaged; `halfstep login`"):
             credentials.find()
+
+
+@looped(
+    "url, expected",
+    [
+        ("http://localhost:8000", True),
+        ("http://127.8.9.1", True),
+        ("http://[::1]:8000", True),
+        ("http://127.org", False),
+        ("http://10.0.0.1", False),
+    ],
+)
+def test_only_this_machines_addresses_are_reached_without_a_proxy(url: str, expected: bool) -> None:
+    assert credentials.is_local(url) == expected
