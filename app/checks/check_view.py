@@ -193,7 +193,7 @@ def _evidence(row: Row, steps: int) -> list[tuple[str, Markup | str]]:
         ("Value", value),
         (parts, f"{count(affected)} of {count(elements)}" if elements else ""),
         ("Loss", loss.removesuffix(", ")),
-        ("Scale fits below", fits),
+        ("Largest scale", fits),
         ("Gradient lost", percent(row.share) if row.share is not None else ""),
         ("Operator", with_code(f"`{row.operator}`") if row.operator else ""),
         ("Module", with_code(f"`{row.module}`") if row.module else ""),

@@ -269,7 +269,7 @@ def test_the_newest_checkpoint_comes_first(
         expect(rows.first).to_contain_text("10,000,000")
         expect(rows.nth(2)).to_contain_text("9,999,000")
         rows.first.scroll_into_view_if_needed()
-        for name in ("Download", "Fork from step 10000000", "Fork weights only"):
+        for name in ("Download", "Fork from step 10000000", "New run from weights"):
             expect(rows.first.get_by_role("link", name=name)).to_be_in_viewport(ratio=1)
         boxes = page.locator("[data-panel=files] .table-scroll")
         assert boxes.evaluate_all("all => all.every((box) => box.scrollWidth <= box.clientWidth)")

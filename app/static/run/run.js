@@ -100,7 +100,7 @@ const media = createMedia(
   article.querySelector('[data-fragment=artifacts]'),
   (count) => {
     article.querySelector('[data-tab=media]').hidden = !count && article.dataset.over === 'true'
-    article.querySelector('[data-media-count]').textContent = String(count)
+    article.querySelector('[data-media-count]').textContent = count ? String(count) : ''
   },
 )
 media.refresh()
