@@ -72,6 +72,7 @@ def read_printed_rows(module: str, *options: str) -> list[list[str]]:
     return [line.strip("| ").replace(" |  |", " | – |").split(" | ") for line in lines]
 
 
+@pytest.mark.extended
 def test_gpu_performance_measures_each_precision_loop_and_mode() -> None:
     """On a CPU all are measured except CUDA graphs, which are reported with the reason."""
     rows = read_printed_rows("gpu_performance", "--modes", "eager,graph", "--seconds", "1200")
@@ -101,6 +102,7 @@ def test_gpu_performance_reports_what_its_budget_leaves_out() -> None:
     }
 
 
+@pytest.mark.extended
 def test_gpu_launches_counts_those_of_each_loop() -> None:
     """A step of any loop has at least the bare loop's operators."""
     _header, _line, *rows = read_printed_rows("gpu_launches")
