@@ -1,9 +1,9 @@
-"""What the API returns, as TypedDicts with the names of the schemas of /api/v1/docs.
+"""What the client returns, as TypedDicts with the names of the schemas of /api/v1/docs.
 
 A number is a float, or the text "NaN", "Infinity" or "-Infinity", which JSON lacks. Times are in
 seconds since 1970, attempts count from 1, and SHA-256 digests are hexadecimal. Servers of other
 versions may send more fields, or fewer. `make response-types` generates this file from the schemas
-in app/.
+in app/: those that code of halfstep/ imports from here, and their parts.
 """
 
 from __future__ import annotations
@@ -17,26 +17,6 @@ class AcceptedRequest(TypedDict):
     """A control request that the training applies at its next step."""
 
     id: int
-
-
-class Account(TypedDict):
-    """A user's account."""
-
-    id: int
-    name: str
-    roles: dict[str, str]  # By project; '' is the Default project
-    is_admin: bool
-    runs_commands: bool
-    is_active: bool
-    created_at: float
-    link: str | None  # After a reset: path of a one-time sign-in link
-
-
-class Accounts(TypedDict):
-    """A page of accounts, by name."""
-
-    users: list[Account]
-    next: str | None  # `after` of the next page; null on the last
 
 
 class Action(TypedDict):
@@ -64,14 +44,6 @@ class AdvisedFinding(TypedDict):
     actions: list[Action]  # Actions that are currently possible
 
 
-class AlertList(TypedDict):
-    """Alerts, newest first."""
-
-    total: int  # Items on all pages
-    next: str | None  # `after` of the next page; null on the last
-    alerts: list[AlertRow]
-
-
 class AlertRow(TypedDict):
     """An alert."""
 
@@ -85,18 +57,6 @@ class AlertRow(TypedDict):
     created_at: float
     resolved_at: float | None  # When the condition became false again
     read_at: float | None
-
-
-class ArtifactDetail(TypedDict):
-    """A named artifact with its versions, newest first."""
-
-    id: int
-    project: str
-    name: str
-    type: str
-    versions: int
-    created_at: float
-    items: list[VersionSummary]
 
 
 class ArtifactFile(TypedDict):
@@ -113,14 +73,6 @@ class ArtifactFile(TypedDict):
     download_url: str | None
 
 
-class ArtifactList(TypedDict):
-    """A page of artifacts, newest first."""
-
-    total: int  # Items on all pages
-    next: str | None  # `after` of the next page; null on the last
-    artifacts: list[ArtifactSummary]
-
-
 class ArtifactSummary(TypedDict):
     """A named artifact."""
 
@@ -132,45 +84,10 @@ class ArtifactSummary(TypedDict):
     created_at: float
 
 
-class Artifacts(TypedDict):
-    """Files, newest step first."""
+class ArtifactDetail(ArtifactSummary):
+    """A named artifact with its versions, newest first."""
 
-    total: int  # Items on all pages
-    next: str | None  # `after` of the next page; null on the last
-    artifacts: list[ArtifactFile]
-
-
-class AuditEventRow(TypedDict):
-    """An audit event."""
-
-    id: int
-    time: float
-    user: str | None  # User; null if unknown, or for commands on the server
-    token: str | None  # Name of the API token, if one was used
-    action: str  # Method and path, or a command
-    detail: str  # Recorded fields of the request
-    run_id: int | None
-    address: str  # Client address; terminal: the server's
-
-
-class AuditLog(TypedDict):
-    """Audit events, newest first."""
-
-    total: int  # Items on all pages
-    next: str | None  # `after` of the next page; null on the last
-    audit_events: list[AuditEventRow]
-
-
-class Begun(TypedDict):
-    """A registered run, and the positions in its attempt's spools to continue from."""
-
-    sequence: int
-    offset: int
-    run: int
-    attempt: int
-    sidecar_sequence: int
-    sidecar_offset: int
-    page: str  # Path of its page on this server
+    items: list[VersionSummary]
 
 
 class BulkResult(TypedDict):
@@ -200,20 +117,10 @@ class ChannelRow(TypedDict):
     created_at: float
 
 
-class CheckContent(TypedDict):
-    """An uploaded report."""
+class CreatedChannel(ChannelRow):
+    """A newly created channel."""
 
-    id: int
-    script: str
-    project: str
-    author: str
-    created_at: float
-    torch: str  # Its version
-    steps: int  # Number of checked steps
-    faults: int  # Rows that are mistakes
-    notes: int  # Other rows
-    report: JsonObject  # As `halfstep check --json` prints it
-    sources: dict[str, str]  # Texts of the files that rows name
+    secret: str  # Signing secret of a webhook. It is not shown again
 
 
 class CheckRow(TypedDict):
@@ -228,6 +135,13 @@ class CheckRow(TypedDict):
     steps: int  # Number of checked steps
     faults: int  # Rows that are mistakes
     notes: int  # Other rows
+
+
+class CheckContent(CheckRow):
+    """An uploaded report."""
+
+    report: JsonObject  # As `halfstep check --json` prints it
+    sources: dict[str, str]  # Texts of the files that rows name
 
 
 class CheckpointFileRow(TypedDict):
@@ -245,22 +159,6 @@ class CheckpointFileRow(TypedDict):
     created_at: float
     # Path on this server to download it from; null: only on the training machine.
     download_url: str | None
-
-
-class Checkpoints(TypedDict):
-    """Files, newest step first."""
-
-    total: int  # Items on all pages
-    next: str | None  # `after` of the next page; null on the last
-    checkpoints: list[CheckpointFileRow]
-
-
-class Checks(TypedDict):
-    """A page of uploaded reports, newest first."""
-
-    total: int  # Items on all pages
-    next: str | None  # `after` of the next page; null on the last
-    checks: list[CheckRow]
 
 
 class Claim(TypedDict):
@@ -325,67 +223,6 @@ class ComparedSeries(TypedDict):
     examples: Examples | None  # Null if unknown
 
 
-class Comparison(TypedDict):
-    """A comparison of a group."""
-
-    runs: list[ComparedRun]
-    # Settings that differ, by path, with the values in the order of runs
-    differences: dict[str, list[Any]]
-    missing: list[int]  # Ids of runs that do not exist
-    id: int
-    left_out: list[str]  # Precisions that no worker offered
-
-
-class Completions(TypedDict):
-    """Keys, columns, names and values that a filter can contain, sorted and bounded."""
-
-    keys: dict[str, str]  # Key before a colon, and its allowed values
-    numbers: list[str]  # Columns that can be compared with a number
-    settings: list[str]  # Names; paths where several settings share a name
-    metrics: list[str]
-    values: dict[str, list[str]]  # Values of each key
-
-
-class Cost(TypedDict):
-    """Estimate from the latest finished runs with the same recipe, precision and devices."""
-
-    ahead: int  # Queued runs that start sooner
-    like_runs: list[int]  # Ids of the similar runs, at most five
-    same_batch_size: bool  # Whether some have the requested batch size
-    same_sizes: bool  # Whether they have the requested sizes
-    seconds: Seconds | None  # Training time; null without steps or similar runs
-    checkpoint_bytes: int | None  # Size of a checkpoint with its weights; null if the sizes differ
-    # Weights, gradients, optimizers' state and half-precision copies, with the recipe's default
-    # sizes, without activations; null until a worker has computed it
-    memory_bytes: int | None
-    measured: dict[str, Measured]  # By precision; absent if not measured yet
-    sentences: list[str]  # The estimate as sentences
-
-
-class CreatedChannel(TypedDict):
-    """A newly created channel."""
-
-    id: int
-    kind: str
-    name: str
-    target: str
-    is_on: bool
-    created_at: float
-    secret: str  # Signing secret of a webhook. It is not shown again
-
-
-class CreatedLink(TypedDict):
-    """A newly created link."""
-
-    id: int
-    report: int | None  # The report that it shows, instead of runs
-    user: str  # Creator of the link, which ends with the creator's permission
-    runs: int  # Number of its runs
-    created_at: float
-    expires_at: float
-    address: str  # Its path, with the secret. It is not shown again
-
-
 class CurveRange(TypedDict):
     """Steps over which the curves of all pairs are compared."""
 
@@ -438,14 +275,6 @@ class DeletedRun(TypedDict):
     erasing: bool  # The erasure has begun: it can no longer be restored
 
 
-class Deliveries(TypedDict):
-    """Deliveries, newest first."""
-
-    total: int  # Items on all pages
-    next: str | None  # `after` of the next page; null on the last
-    deliveries: list[DeliveryRow]
-
-
 class DeliveryRow(TypedDict):
     """A delivery of an alert or of a test through a channel."""
 
@@ -462,25 +291,6 @@ class DeliveryRow(TypedDict):
     tried_at: float | None
     due_at: float  # Time of the next attempt, if ended_at is null
     ended_at: float | None
-
-
-class DeviceSamples(TypedDict):
-    """Columns by time since the run's start, about 500 points. Device -1 is the host itself.
-
-    utilization (0 to 1), power_watts and bytes per second are means, memory and temperature are
-    maxima. Process memory is that of a watched script with its child processes; it, disk and
-    network traffic are of device -1.
-    """
-
-    device: int
-    elapsed_ms: list[int]
-    utilization: list[float | None]
-    memory_bytes: list[int | None]
-    power_watts: list[float | None]
-    temperature_celsius: list[float | None]
-    process_memory_bytes: list[int | None]
-    disk_bytes_per_second: list[float | None]
-    network_bytes_per_second: list[float | None]
 
 
 class DiskSpace(TypedDict):
@@ -503,14 +313,6 @@ class Event(TypedDict):
     culprits: list[JsonObject]
 
 
-class Events(TypedDict):
-    """Scaler events in order of step."""
-
-    total: int  # Items on all pages
-    next: str | None  # `after` of the next page; null on the last
-    events: list[Event]
-
-
 class Examples(TypedDict):
     """Conversion of steps to examples."""
 
@@ -523,31 +325,6 @@ class Figure(TypedDict):
 
     value: float | str | None
     ratio: float | None  # In a group: to the fp32 run, or to the first run
-
-
-class FilePosition(TypedDict):
-    """The progress of a file's upload."""
-
-    offset: int
-    stored: bool  # Whether the file is complete and verified
-
-
-class Findings(TypedDict):
-    """Findings about a run, the most severe first."""
-
-    total: int  # Items on all pages
-    next: str | None  # `after` of the next page; null on the last
-    findings: list[AdvisedFinding]
-
-
-class FlaggedSteps(TypedDict):
-    """Columns of steps with a flag: 1 skipped, 2 loss not finite."""
-
-    total: int  # Steps on all pages
-    next: int | None  # `after` for the next page; null on the last
-    step: list[int]
-    flags: list[int]
-    loss: list[float | str | None]
 
 
 class FullEnvironment(TypedDict):
@@ -599,53 +376,11 @@ class Git(TypedDict):
     error: str | None  # Error of git, if it failed
 
 
-class GroupList(TypedDict):
-    """The first groups."""
-
-    groups: list[RunGroup]
-    total: int  # Number of all groups
-    # Runs of all groups under the same conditions; empty if they are not grouped by precision or
-    # one setting
-    paired: list[int]
-    notes: list[str]  # Names that no setting or metric has
-
-
-class HeadroomSeries(TypedDict):
-    """Headroom by module: powers of two between its largest number and fp16's, 65,504."""
-
-    steps: list[int]
-    modules: list[str]  # In forward order
-    left: list[list[float | str | None]]  # By module and step; "-Infinity" for inf or NaN
-
-
-class Histograms(TypedDict):
-    """Samples in order of step, and the names of the modules."""
-
-    modules: list[str]
-    samples: list[Sample]
-
-
 class Interval(TypedDict):
     """A confidence interval."""
 
     low: float
     high: float
-
-
-class Invited(TypedDict):
-    """A newly created account."""
-
-    id: int
-    name: str
-    link: str  # Path of a one-time sign-in link, valid for a day
-
-
-class LayerNorms(TypedDict):
-    """Gradient norms by layer: L2, unscaled, before the clip."""
-
-    steps: list[int]
-    layers: list[str]  # In forward order
-    norms: list[list[float | str | None]]  # By layer and step
 
 
 class Line(TypedDict):
@@ -661,110 +396,6 @@ class Line(TypedDict):
     nonfinite: Ticks | None  # Non-finite values of buckets, which y lacks; null if there are none
 
 
-class LineProblem(TypedDict):
-    """A line, or a number of it, that is not recorded."""
-
-    line: int  # From 1
-    error: str  # Field, value and allowed values
-
-
-class LineageGraph(TypedDict):
-    """Runs and versions before and after a version."""
-
-    nodes: list[LineageNode]
-    edges: list[list[str]]  # Keys: from, to
-    is_cut: bool  # Whether there are more than 60 nodes
-
-
-class LineageNode(TypedDict):
-    """A run or a version in the lineage of a version."""
-
-    key: str  # run-1 or version-1
-    kind: Literal["run", "version"]
-    name: str
-    layer: int  # Negative: before the version; positive: after it
-
-
-class LinkRow(TypedDict):
-    """A read-only link; its secret is not stored."""
-
-    id: int
-    report: int | None  # The report that it shows, instead of runs
-    user: str  # Creator of the link, which ends with the creator's permission
-    runs: int  # Number of its runs
-    created_at: float
-    expires_at: float
-
-
-class Links(TypedDict):
-    """Links, newest first."""
-
-    total: int  # Items on all pages
-    next: str | None  # `after` of the next page; null on the last
-    links: list[LinkRow]
-
-
-class ListedRun(TypedDict):
-    """A run with the requested columns."""
-
-    id: int
-    name: str
-    source: str  # recipe, command or watch (trained elsewhere)
-    project: str
-    recipe: str  # Empty if the run has none
-    precision: str  # Empty while unknown
-    status: Status
-    attempt: int
-    owner: str
-    tags: list[str]
-    priority: int
-    nodes: int
-    devices_per_node: int  # Devices on each node
-    after_id: int | None  # Run whose end this one waits for
-    parent_id: int | None  # Run from whose checkpoint it started
-    parent_step: int | None
-    group_id: int | None  # Comparison that it belongs to
-    step: int  # Attempted steps
-    own_steps: int  # Steps after its parent's checkpoint
-    steps_total: int  # 0 if unknown
-    applied: int  # Own steps not skipped, or retried in fp32
-    skipped: int
-    loss: float | str | None  # Last known value; null: unknown
-    is_loss_nonfinite: bool  # Whether the last loss is NaN or infinite
-    scale: float | str | None
-    health: RunHealth | None  # Null without a loss scale
-    is_scaled: bool  # Whether it has a loss scale
-    steps_per_second: float | str | None  # Over the latest steps; after the end, over all steps
-    examples_per_second: float | str | None  # Null if unknown
-    tokens_per_second: float | str | None  # Null if the recipe has no tokens
-    utilisation: float | str | None  # Model FLOPs per second divided by the peak of its devices
-    data_wait: DataWait | None  # Null if unknown, and in lists
-    workers: list[str]  # Worker of each node if there are several; empty in lists
-    seconds: float | None  # From first start to end, without pauses
-    seconds_left: float | None  # Estimate at the current speed
-    waiting: str | None  # What a queued run waits for
-    waiting_for: list[NamedRun]  # Runs named in `waiting`, in its order
-    ahead: int | None  # Queued runs that start before this one
-    silent_seconds: int  # Seconds since the last data of a watched run; 0 while it sends
-    # Outcome in addition to the status; null if there is none
-    outcome: Literal["no_updates", "diverged", "stopped", "pruned"] | None
-    stored_bytes: int  # Size of its checkpoints and artifacts on the server
-    error: str | None
-    created_at: float
-    started_at: float | None
-    ended_at: float | None
-    revision: int
-    values: dict[str, float | str | None]  # Values of its settings and metrics by name
-
-
-class Log(TypedDict):
-    """Log lines, oldest first."""
-
-    log: list[LogLine]
-    total: int  # Lines on all pages
-    next: int | None  # `before` for the page of earlier lines; null if none
-
-
 class LogLine(TypedDict):
     """A line of the training's output."""
 
@@ -775,107 +406,11 @@ class LogLine(TypedDict):
     text: str
 
 
-class Logged(TypedDict):
-    """Result of a request."""
-
-    lines: int  # Lines without a problem
-    problems: list[LineProblem]  # The first 20
-
-
-class Measured(TypedDict):
-    """Medians of the latest finished runs in one precision, of the same sizes and batch size."""
-
-    runs: int
-    steps_per_second: float
-    memory_bytes: float | None  # Peak; null if not recorded
-    speed_text: str
-    memory_text: str
-
-
-class Member(TypedDict):
-    """A user with a role in a project."""
-
-    project: str
-    user: str
-    role: str  # viewer, member or maintainer
-
-
-class MetricNames(TypedDict):
-    """Names of metrics, in order."""
-
-    total: int  # Items on all pages
-    next: str | None  # `after` of the next page; null on the last
-    names: list[str]
-
-
-class MetricPoint(TypedDict):
-    """A point of a metric."""
-
-    name: str
-    step: int
-    elapsed_ms: int
-    value: float | str | None
-
-
-class MetricSeries(TypedDict):
-    """Metrics over a range of steps, downsampled for a screen."""
-
-    metrics: dict[str, Line]
-    cursor: str  # Position for live updates
-
-
-class MetricSummaries(TypedDict):
-    """Metrics, in order of name."""
-
-    total: int  # Items on all pages
-    next: str | None  # `after` of the next page; null on the last
-    metrics: list[MetricSummary]
-
-
-class MetricSummary(TypedDict):
-    """Summary of a metric: latest value and its step, finite extremes, number of points."""
-
-    name: str
-    step: int
-    value: float | str | None
-    low: float | None
-    high: float | None
-    points: int
-
-
-class Metrics(TypedDict):
-    """Metric points in order of name and step."""
-
-    total: int  # Items on all pages
-    next: str | None  # `after` of the next page; null on the last
-    metrics: list[MetricPoint]
-
-
 class NamedRun(TypedDict):
     """A run that a queued run waits for."""
 
     id: int
     label: str  # Its name in the reason
-
-
-class NewToken(TypedDict):
-    """A newly created token."""
-
-    id: int
-    name: str
-    kind: str
-    project: str | None
-    run_id: int | None
-    created_at: float
-    expires_at: float | None
-    used_at: float | None
-    token: str  # The secret. It is not shown again.
-
-
-class Note(TypedDict):
-    """A note in Markdown; empty if there is none."""
-
-    note: str
 
 
 class PairedTest(TypedDict):
@@ -892,25 +427,6 @@ class PairedTest(TypedDict):
     interval: Interval | None  # 95 % t-interval of the mean
     equivalence_interval: Interval | None  # 90 % t-interval: equivalent if it is within the margin
     further: FurtherPairs | None  # If the conclusion is undecided, with a margin
-
-
-class PanelArrangement(TypedDict):
-    """The panels of a recipe's runs, as a user arranged them."""
-
-    pinned: list[str]
-    collapsed: list[str]  # Collapsed groups
-    order: list[str]
-    sizes: dict[str, PanelSize]
-    ranges: dict[str, list[float]]  # Fixed y ranges; exponents on a log axis
-    logs: list[str]  # Panels with a log axis by choice
-    trimmed: list[str]  # Panels whose y range ignores outliers
-
-
-class PanelSize(TypedDict):
-    """The size of a panel."""
-
-    width: Literal["", "half", "full"]
-    height: int  # Height of the plot in pixels
 
 
 class Parameter(TypedDict):
@@ -982,12 +498,6 @@ class PlanModule(TypedDict):
     ms: float | str | None  # What fp32 adds to a forward pass; null: unknown
 
 
-class PlanOfRun(TypedDict):
-    """The precision plan that a run has measured."""
-
-    plan: PrecisionPlan | None  # Null: it has not, or not yet
-
-
 class PlanPoint(TypedDict):
     """A mix of precisions, and what was measured with it."""
 
@@ -1005,13 +515,6 @@ class PlanPoint(TypedDict):
     memory: float | str | None  # Memory of a forward pass's results relative to fp32
     ms: float | str | None  # Time by CUDA events; null: not measured
     config: JsonObject  # Settings of a run
-
-
-class Position(TypedDict):
-    """The position in the spool to continue from."""
-
-    sequence: int
-    offset: int
 
 
 class PrecisionDiff(TypedDict):
@@ -1059,13 +562,6 @@ class PrecisionDiffRow(TypedDict):
     unknown: str | None  # Why the local error is unknown
 
 
-class PrecisionDiffs(TypedDict):
-    """The steps that have a diff, and one of the diffs."""
-
-    steps: list[int]
-    diff: PrecisionDiff | None
-
-
 class PrecisionPlan(TypedDict):
     """The fastest mixes of precisions within a bound of the gradient's error."""
 
@@ -1090,13 +586,6 @@ class PrecisionSuggestion(TypedDict):
     name: str
     error: float | str | None  # The largest of its local errors; 0 if none is known
     evidence: list[str]
-
-
-class Preferences(TypedDict):
-    """How the user has arranged charts; null: not yet."""
-
-    panels: PanelArrangement | None
-    toolbar: Toolbar | None
 
 
 class PresetRow(TypedDict):
@@ -1139,67 +628,11 @@ class PrunedRun(TypedDict):
     samples: int
 
 
-class QueuedComparison(TypedDict):
-    """The comparison of the first seed's group."""
-
-    runs: list[ComparedRun]
-    # Settings that differ, by path, with the values in the order of runs
-    differences: dict[str, list[Any]]
-    missing: list[int]  # Ids of runs that do not exist
-    id: int
-    left_out: list[str]  # Precisions that no worker offered
-    queued: list[int]  # All queued runs, of all seeds
-
-
-class QueuedRuns(TypedDict):
-    """Queued runs."""
-
-    queued: list[int]  # Their ids, seed by seed
-
-
-class Recorded(TypedDict):
-    """Confirmation of a source or an end."""
-
-    run: int
-    status: str
-
-
 class RefusedRun(TypedDict):
     """A run for which the action failed."""
 
     id: int
     detail: str  # Reason, for display
-
-
-class Renewal(TypedDict):
-    """The state of a renewed claim."""
-
-    is_active: bool  # False: a user has ended the run or the sweep
-
-
-class Replays(TypedDict):
-    """Replays in order of step."""
-
-    total: int  # Items on all pages
-    next: str | None  # `after` of the next page; null on the last
-    replays: list[JsonObject]
-
-
-class ReportContent(TypedDict):
-    """A report."""
-
-    id: int
-    title: str
-    project: str
-    version: int
-    author: str
-    editor: str  # Author of the last change
-    created_at: float
-    changed_at: float
-    # Markdown. Fenced blocks `panel` (runs, metrics, title, x, smoothing, y) and `runs` (runs,
-    # columns, title) draw runs; see docs/how-to/reports.md
-    text: str
-    runs: list[int]  # Run ids of its panels, in order
 
 
 class ReportRow(TypedDict):
@@ -1215,12 +648,13 @@ class ReportRow(TypedDict):
     changed_at: float
 
 
-class Reports(TypedDict):
-    """A page of reports, newest first."""
+class ReportContent(ReportRow):
+    """A report."""
 
-    total: int  # Items on all pages
-    next: str | None  # `after` of the next page; null on the last
-    reports: list[ReportRow]
+    # Markdown. Fenced blocks `panel` (runs, metrics, title, x, smoothing, y) and `runs` (runs,
+    # columns, title) draw runs; see docs/how-to/reports.md
+    text: str
+    runs: list[int]  # Run ids of its panels, in order
 
 
 class Rule(TypedDict):
@@ -1264,78 +698,6 @@ class RunComparison(TypedDict):
     # Settings that differ, by path, with the values in the order of runs
     differences: dict[str, list[Any]]
     missing: list[int]  # Ids of runs that do not exist
-
-
-class RunDetail(TypedDict):
-    """A run with its configuration and history."""
-
-    id: int
-    name: str
-    source: str  # recipe, command or watch (trained elsewhere)
-    project: str
-    recipe: str  # Empty if the run has none
-    precision: str  # Empty while unknown
-    status: Status
-    attempt: int
-    owner: str
-    tags: list[str]
-    priority: int
-    nodes: int
-    devices_per_node: int  # Devices on each node
-    after_id: int | None  # Run whose end this one waits for
-    parent_id: int | None  # Run from whose checkpoint it started
-    parent_step: int | None
-    group_id: int | None  # Comparison that it belongs to
-    step: int  # Attempted steps
-    own_steps: int  # Steps after its parent's checkpoint
-    steps_total: int  # 0 if unknown
-    applied: int  # Own steps not skipped, or retried in fp32
-    skipped: int
-    loss: float | str | None  # Last known value; null: unknown
-    is_loss_nonfinite: bool  # Whether the last loss is NaN or infinite
-    scale: float | str | None
-    health: RunHealth | None  # Null without a loss scale
-    is_scaled: bool  # Whether it has a loss scale
-    steps_per_second: float | str | None  # Over the latest steps; after the end, over all steps
-    examples_per_second: float | str | None  # Null if unknown
-    tokens_per_second: float | str | None  # Null if the recipe has no tokens
-    utilisation: float | str | None  # Model FLOPs per second divided by the peak of its devices
-    data_wait: DataWait | None  # Null if unknown, and in lists
-    workers: list[str]  # Worker of each node if there are several; empty in lists
-    seconds: float | None  # From first start to end, without pauses
-    seconds_left: float | None  # Estimate at the current speed
-    waiting: str | None  # What a queued run waits for
-    waiting_for: list[NamedRun]  # Runs named in `waiting`, in its order
-    ahead: int | None  # Queued runs that start before this one
-    silent_seconds: int  # Seconds since the last data of a watched run; 0 while it sends
-    # Outcome in addition to the status; null if there is none
-    outcome: Literal["no_updates", "diverged", "stopped", "pruned"] | None
-    stored_bytes: int  # Size of its checkpoints and artifacts on the server
-    error: str | None
-    created_at: float
-    started_at: float | None
-    ended_at: float | None
-    revision: int
-    note: str  # Its note, in Markdown
-    command: Command | None  # Null for recipes and watched runs
-    config: JsonObject
-    changed_settings: list[Setting]  # Settings that differ from their known defaults
-    sweep_id: int | None  # Sweep that it belongs to
-    statuses: list[StatusChange]
-
-
-class RunGroup(TypedDict):
-    """Runs with the same value of the grouping setting or column."""
-
-    value: float | str | None  # Null: runs without one
-    filter: str | None  # Filter of its runs; null if too long
-    runs: int
-    newest: int  # Id of its newest run
-    statuses: dict[str, int]  # Number of runs by status or outcome
-    figures: dict[str, Spread]  # By requested name
-    # Its runs if they share seeds and differ in a setting, for `comparison/parity`; else empty, as
-    # for more than 50 runs, and after 200 runs of all groups
-    paired: list[int]
 
 
 class RunHealth(TypedDict):
@@ -1414,15 +776,21 @@ class RunSummary(TypedDict):
     revision: int
 
 
-class Sample(TypedDict):
-    """Numbers of unscaled gradients at each power of two in one step."""
+class ListedRun(RunSummary):
+    """A run with the requested columns."""
 
-    step: int
-    scale: float
-    lowest_exponent: int  # Exponent of the first count; ascending
-    counts: list[int]
-    zeros: int
-    nonfinite: int
+    values: dict[str, float | str | None]  # Values of its settings and metrics by name
+
+
+class RunDetail(RunSummary):
+    """A run with its configuration and history."""
+
+    note: str  # Its note, in Markdown
+    command: Command | None  # Null for recipes and watched runs
+    config: JsonObject
+    changed_settings: list[Setting]  # Settings that differ from their known defaults
+    sweep_id: int | None  # Sweep that it belongs to
+    statuses: list[StatusChange]
 
 
 class SavedVersion(TypedDict):
@@ -1443,35 +811,6 @@ class SavedView(TypedDict):
     columns: str  # Comma-separated; empty: default columns
     group: str  # Column or setting; empty: not grouped
     id: int
-
-
-class Seconds(TypedDict):
-    """Range by the fastest and the slowest similar run."""
-
-    least: float
-    most: float
-
-
-class SecretRow(TypedDict):
-    """A secret, without its value."""
-
-    name: str
-    user: str  # User who set it
-    set_at: float
-
-
-class Secrets(TypedDict):
-    """Secrets by name."""
-
-    total: int  # Items on all pages
-    next: str | None  # `after` of the next page; null on the last
-    secrets: list[SecretRow]
-
-
-class SeriesOfRuns(TypedDict):
-    """Series of several runs."""
-
-    runs: dict[str, ComparedSeries]  # By run id, without runs that do not exist
 
 
 class SeriesPage(TypedDict):
@@ -1526,16 +865,6 @@ class Spike(TypedDict):
     rolled_back_to: int | None  # Step of the rollback, if any
 
 
-class Spread(TypedDict):
-    """Statistics of a number over the runs of a group."""
-
-    count: int  # Runs with a finite value; only these count
-    mean: float
-    deviation: float | None  # Sample standard deviation; null for one run
-    lowest: float
-    highest: float
-
-
 Status: TypeAlias = Literal[
     "queued",
     "starting",
@@ -1571,47 +900,6 @@ class Storage(TypedDict):
     trash_runs: int
 
 
-class SweepDetail(TypedDict):
-    """A sweep with its common configuration and its best run."""
-
-    id: int
-    name: str
-    owner: str
-    project: str
-    source: str  # recipe, command or script (run by agents)
-    recipe: str
-    kind: str
-    pruner: JsonObject | None  # Rule that ends weak runs early
-    space: dict[str, str]  # Searches by path of a setting
-    metric: str
-    goal: str
-    seed: int
-    status: str  # running, paused, finished, cancelled or failed
-    error: str | None
-    runs_total: int
-    at_once: int
-    submitted: int
-    open: int  # Runs that are queued or train
-    waiting: int  # Failed points that are to be run again
-    complete: int
-    pruned: int  # Ended early by its pruner
-    failed: int
-    best: float | str | None
-    created_at: float
-    command: Command | None  # Instead of a recipe
-    config: JsonObject
-    best_trial: SweepTrial | None
-    metrics: list[str]  # Logged by its newest runs
-    warning: str  # About a metric that no run has logged, or empty
-
-
-class SweepList(TypedDict):
-    """A page of sweeps."""
-
-    sweeps: list[SweepSummary]
-    next: int | None  # `before` of the next page; null on the last
-
-
 class SweepSummary(TypedDict):
     """A sweep with its progress."""
 
@@ -1641,6 +929,16 @@ class SweepSummary(TypedDict):
     created_at: float
 
 
+class SweepDetail(SweepSummary):
+    """A sweep with its common configuration and its best run."""
+
+    command: Command | None  # Instead of a recipe
+    config: JsonObject
+    best_trial: SweepTrial | None
+    metrics: list[str]  # Logged by its newest runs
+    warning: str  # About a metric that no run has logged, or empty
+
+
 class SweepTrial(TypedDict):
     """A trial of a sweep."""
 
@@ -1653,14 +951,6 @@ class SweepTrial(TypedDict):
     value: float | str | None  # The metric's last value; for an open trial, the value so far
 
 
-class SystemSamples(TypedDict):
-    """Samples of the host, then of each GPU."""
-
-    total: int  # Items on all pages
-    next: str | None  # `after` of the next page; null on the last
-    devices: list[DeviceSamples]
-
-
 class Ticks(TypedDict):
     """Steps with an event; buckets with counts if there are more than points."""
 
@@ -1670,91 +960,12 @@ class Ticks(TypedDict):
     before: int  # Number before the range
 
 
-class TokenRow(TypedDict):
-    """A token; its secret is not stored."""
-
-    id: int
-    name: str
-    kind: str
-    project: str | None
-    run_id: int | None
-    created_at: float
-    expires_at: float | None
-    used_at: float | None
-
-
-class Tokens(TypedDict):
-    """Tokens, newest first."""
-
-    total: int  # Items on all pages
-    next: str | None  # `after` of the next page; null on the last
-    tokens: list[TokenRow]
-
-
-class Toolbar(TypedDict):
-    """The choices above the charts, of all runs."""
-
-    x: str  # step, applied, time, examples, metric:NAME
-    loss: Literal["linear", "log"]  # Of an earlier version: the axis of panels not arranged since
-    smooth: float
-
-
-class Trash(TypedDict):
-    """A page of the trash, newest run first."""
-
-    total: int  # Items on all pages
-    next: str | None  # `after` of the next page; null on the last
-    runs: list[DeletedRun]
-    stored_bytes: int  # Size of the files of all runs in the trash
-
-
-class TrialList(TypedDict):
-    """A page of trials."""
-
-    trials: list[SweepTrial]
-    next: int | None  # `after` of the next page; null on the last
-
-
-class UnreadAlerts(TypedDict):
-    """Unread alerts, as a page's bell shows them."""
-
-    unread: int  # At most 100
-    newest: list[AlertRow]
-
-
 class Uploaded(TypedDict):
     """A file that runs can start from; unused ones are deleted after a day."""
 
     upload: str  # Value for `weights.upload` of a configuration
     size_bytes: int
     sha256: str
-
-
-class UploadedImage(TypedDict):
-    """An image for notes or a report."""
-
-    address: str  # For Markdown, as ![text](address)
-    media_type: str
-    size_bytes: int
-    sha256: str
-
-
-class VersionDetail(TypedDict):
-    """A version with its artifact and its files."""
-
-    id: int
-    version: str  # v0, v1, …
-    digest: str  # SHA-256 of its list of files
-    size_bytes: int
-    files: int
-    is_file: bool  # Whether it is a single file instead of a folder
-    aliases: list[str]
-    created_at: float
-    is_complete: bool  # Whether all of its files are uploaded
-    made_by: list[RunLink]
-    used_by: list[RunLink]
-    artifact: ArtifactSummary
-    entries: list[VersionFile]
 
 
 class VersionDiff(TypedDict):
@@ -1789,6 +1000,13 @@ class VersionSummary(TypedDict):
     used_by: list[RunLink]
 
 
+class VersionDetail(VersionSummary):
+    """A version with its artifact and its files."""
+
+    artifact: ArtifactSummary
+    entries: list[VersionFile]
+
+
 class WorkerState(TypedDict):
     """A worker with its capabilities."""
 
@@ -1815,11 +1033,3 @@ class WorkerState(TypedDict):
     started_at: float
     seen_at: float
     stopped_at: float | None  # Null unless the worker was stopped
-
-
-class Workers(TypedDict):
-    """Workers in order of registration."""
-
-    total: int  # Items on all pages
-    next: str | None  # `after` of the next page; null on the last
-    workers: list[WorkerState]
