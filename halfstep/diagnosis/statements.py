@@ -99,7 +99,7 @@ def statement_of(observation: Observation) -> Statement:
         title = f"{variable} holds numbers too large for any precision"
     if is_left_over(defect):
         title = f"{variable} was not finite before the step"
-    text, advice = _TEXTS[defect.kind](observation), _advice(observation)
+    text, advice = _text(observation), _advice(observation)
     if defect.has_grown is not None:
         growth = number(defect.has_grown, 2)
         text += f" Before that, the loss in fp32 had grown {growth}-fold: the training diverges."
@@ -263,14 +263,6 @@ def _loss_differs(observation: Observation) -> str:
     )
 
 
-def _integers(observation: Observation) -> str:
-    defect = observation.first
-    return (
-        f"{steps_of(observation)} {named(defect.site)} makes integers from {_dtype(defect)} that "
-        f"are others in fp32: {percent(defect.share)} of them in step {defect.step:,}."
-    )
-
-
 def _gradients_underflow(observation: Observation) -> str:
     defect = observation.first
     at = f" at a scale of {scale_text(defect.scale)}" if defect.scale not in (None, 1.0) else ""
@@ -288,109 +280,7 @@ def _gradients_underflow(observation: Observation) -> str:
     return text
 
 
-def _gradients_differ(observation: Observation) -> str:
-    defect = observation.first
-    return (
-        f"{steps_of(observation)} the gradients are far from their values in fp32: "
-        f"{_in_step(observation)}by {percent(defect.share)} of their norm."
-    )
-
-
-def _update_lost(observation: Observation) -> str:
-    defect = observation.first
-    return (
-        f"{steps_of(observation)} {named(defect.site)} changes a tensor in {_dtype(defect)} by "
-        "so little that at least half of the change is rounded away."
-    )
-
-
-def _by_another(observation: Observation) -> str:
-    return (
-        f"{steps_of(observation)} {named(observation.first.site)} scales a loss, and another "
-        "scaler, of another scale, unscales its gradients: they count too much or too little."
-    )
-
-
-def _describe_comparison(observation: Observation) -> str:
-    defect = observation.first
-    return (
-        f"{steps_of(observation)} {named(defect.site)} compares gradients that are still "
-        f"multiplied by the loss scale, {scale_text(defect.scale)} in step {defect.step:,}, with "
-        "what is not. With another scale it may decide otherwise."
-    )
-
-
-def _describe_kept(observation: Observation) -> str:
-    defect = observation.first
-    return (
-        f"{steps_of(observation)} {named(defect.site)} writes what it computes from gradients that "
-        f"are still multiplied by the loss scale, {scale_text(defect.scale)} in step "
-        f"{defect.step:,}, to a tensor that outlives the step. With another scale it would hold "
-        "other values."
-    )
-
-
-def _describe_edit(observation: Observation) -> str:
-    defect = observation.first
-    return (
-        f"{steps_of(observation)} {named(defect.site)} computes with gradients that are still "
-        f"multiplied by the loss scale, {scale_text(defect.scale)} in step {defect.step:,}. What "
-        "the optimizer gets is no longer proportional to it."
-    )
-
-
-def _describe_scaled_loss(observation: Observation) -> str:
-    return (
-        f"{steps_of(observation)} the loss, in {named(observation.first.site)}, is computed from "
-        "values that are still multiplied by the loss scale."
-    )
-
-
-def _describe_unscaled(observation: Observation) -> str:
-    defect = observation.first
-    return (
-        f"{steps_of(observation)} {named(defect.site)} does not depend on the gradient that comes "
-        f"in, and so not on the loss scale, {scale_text(defect.scale)} in step {defect.step:,}. "
-        "Unscaling divides it all the same: it counts too little by that factor."
-    )
-
-
-def _describe_clearing(observation: Observation) -> str:
-    return (
-        f"{steps_of(observation)} {named(observation.first.site)} sets all gradients to 0 between "
-        "the backward pass and the step: no weight moves."
-    )
-
-
-def _late(observation: Observation) -> str:
-    return (
-        f"{steps_of(observation)} {named(observation.first.site)} changes gradients after their "
-        "optimizer has stepped, and they are cleared before the next backward pass: it has no "
-        "effect."
-    )
-
-
-def _stale(observation: Observation) -> str:
-    return (
-        f"{steps_of(observation)} {named(observation.first.site)} uses weights in half precision "
-        "that have changed since: autocast keeps them as they were at their first use, until it "
-        "is left."
-    )
-
-
-def _no_half(_observation: Observation) -> str:
-    return "A GradScaler is used, and no operator of the forward pass ran in fp16 or bf16."
-
-
-def _without_effect(observation: Observation) -> str:
-    defect = observation.first
-    return (
-        f"{steps_of(observation)} {named(defect.site)} {_beyond(defect)}. The loss and the "
-        "gradients are not affected."
-    )
-
-
-_TEXTS: Mapping[Kind, Callable[[Observation], str]] = {
+_TEXTS: Mapping[Kind, Callable[[Observation], str] | str] = {
     "overflow": _overflow,
     "rounding": _rounding,
     "undefined": _describe_undefined,
@@ -399,22 +289,58 @@ _TEXTS: Mapping[Kind, Callable[[Observation], str]] = {
     "carried": _describe_carried,
     "scale_too_large": _scale_too_large,
     "loss_differs": _loss_differs,
-    "integers_differ": _integers,
+    "integers_differ": "{steps} {line} makes integers from {dtype} that are others in fp32: "
+    "{share} of them in step {step:,}.",
     "gradients_underflow": _gradients_underflow,
-    "gradients_differ": _gradients_differ,
-    "update_lost": _update_lost,
-    "scaled_by_another": _by_another,
-    "scaled_gradients_compared": _describe_comparison,
-    "scaled_gradients_edited": _describe_edit,
-    "scaled_gradients_in_loss": _describe_scaled_loss,
-    "scaled_gradients_kept": _describe_kept,
-    "gradients_not_scaled": _describe_unscaled,
-    "gradients_cleared_before_step": _describe_clearing,
-    "gradients_edited_after_step": _late,
-    "stale_weight_cache": _stale,
-    "no_half_operators": _no_half,
-    "overflow_without_effect": _without_effect,
+    "gradients_differ": "{steps} the gradients are far from their values in fp32: "
+    "{in_step}by {share} of their norm.",
+    "update_lost": "{steps} {line} changes a tensor in {dtype} by so little that at least half of "
+    "the change is rounded away.",
+    "scaled_by_another": "{steps} {line} scales a loss, and another scaler, of another scale, "
+    "unscales its gradients: they count too much or too little.",
+    "scaled_gradients_compared": "{steps} {line} compares gradients that are still multiplied by "
+    "the loss scale, {scale} in step {step:,}, with what is not. With another scale it may decide "
+    "otherwise.",
+    "scaled_gradients_edited": "{steps} {line} computes with gradients that are still multiplied "
+    "by the loss scale, {scale} in step {step:,}. What the optimizer gets is no longer "
+    "proportional to it.",
+    "scaled_gradients_in_loss": "{steps} the loss, in {line}, is computed from values that are "
+    "still multiplied by the loss scale.",
+    "scaled_gradients_kept": "{steps} {line} writes what it computes from gradients that are still "
+    "multiplied by the loss scale, {scale} in step {step:,}, to a tensor that outlives the step. "
+    "With another scale it would hold other values.",
+    "gradients_not_scaled": "{steps} {line} does not depend on the gradient that comes in, and so "
+    "not on the loss scale, {scale} in step {step:,}. Unscaling divides it all the same: it counts "
+    "too little by that factor.",
+    "gradients_cleared_before_step": "{steps} {line} sets all gradients to 0 between the backward "
+    "pass and the step: no weight moves.",
+    "gradients_edited_after_step": "{steps} {line} changes gradients after their optimizer has "
+    "stepped, and they are cleared before the next backward pass: it has no effect.",
+    "stale_weight_cache": "{steps} {line} uses weights in half precision that have changed since: "
+    "autocast keeps them as they were at their first use, until it is left.",
+    "no_half_operators": "A GradScaler is used, and no operator of the forward pass ran in fp16 or "
+    "bf16.",
+    "overflow_without_effect": "{steps} {line} {beyond}. The loss and the gradients are not "
+    "affected.",
 }
+
+
+def _text(observation: Observation) -> str:
+    """Return what was seen, as whole sentences."""
+    defect = observation.first
+    text = _TEXTS[defect.kind]
+    if not isinstance(text, str):
+        return text(observation)
+    return text.format(
+        steps=steps_of(observation),
+        line=named(defect.site),
+        step=defect.step,
+        in_step=_in_step(observation),
+        dtype=_dtype(defect),
+        scale=scale_text(defect.scale),
+        share=percent(defect.share),
+        beyond=_beyond(defect),
+    )
 
 
 def _dtype(defect: Defect) -> str:
