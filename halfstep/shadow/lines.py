@@ -34,10 +34,7 @@ def place_of_caller(*, is_backward: bool = False) -> Place:
     is_backward: only lines within the backward pass count, as of a custom Function.
     """
     inner: FrameType | None = None
-    frame: FrameType | None = sys._getframe(1)
-    for _ in range(MOST_FRAMES):
-        if frame is None:
-            break
+    for frame in _frames():
         code = frame.f_code
         if is_backward and code.co_name == ENGINE and code.co_filename.endswith(GRAPH):
             break
@@ -47,7 +44,6 @@ def place_of_caller(*, is_backward: bool = False) -> Place:
             return _place(frame) if inner is None else _place(inner, code.co_filename, line)
         if kind == "package" and inner is None:
             inner = frame
-        frame = frame.f_back
     return Place() if inner is None else _place(inner)
 
 
@@ -55,16 +51,12 @@ def place_of_outermost_module() -> Place | None:
     """Return the script's line that calls the outermost module; None outside of modules."""
     found: FrameType | None = None
     is_in_call = False  # of a module, whose caller is not met yet
-    frame: FrameType | None = sys._getframe(1)
-    for _ in range(MOST_FRAMES):
-        if frame is None:
-            break
+    for frame in _frames():
         code = frame.f_code
         if code.co_name == MODULE_CALL and code.co_filename == MODULE_FILE:
             is_in_call = True
         elif is_in_call and _kind(code.co_filename) == "script":
             found, is_in_call = frame, False
-        frame = frame.f_back
     return None if found is None else _place(found)
 
 
@@ -83,12 +75,16 @@ def outer_line(code: CodeType | None) -> tuple[str, int]:
 
 def _script_frames() -> Iterator[FrameType]:
     """Yield the script's frames, the innermost first."""
-    frame: FrameType | None = sys._getframe(1)
+    return (frame for frame in _frames() if _kind(frame.f_code.co_filename) == "script")
+
+
+def _frames() -> Iterator[FrameType]:
+    """Yield the frames that have called the function that iterates over them, innermost first."""
+    frame: FrameType | None = sys._getframe(2)
     for _ in range(MOST_FRAMES):
         if frame is None:
             return
-        if _kind(frame.f_code.co_filename) == "script":
-            yield frame
+        yield frame
         frame = frame.f_back
 
 

@@ -17,11 +17,21 @@ def first_defect(operation: Operation) -> Operation:
     Values lost to half precision are followed as such, also past others that are NaN in fp32.
     """
     is_lost = has_lost(operation)
+
+    def sources(current: Operation) -> list[Operation]:
+        if current.name == OUTSIDE or current.result is None:
+            return []
+        return writers(current, _defect(current, current.result, is_lost=is_lost))
+
+    return _walk_back(operation, sources)
+
+
+def _walk_back(
+    operation: Operation, sources: Callable[[Operation], Iterable[Operation]]
+) -> Operation:
+    """Return the operation reached by going to the earliest source, as long as there is one."""
     for _ in range(MOST_STEPS):
-        if operation.name == OUTSIDE or operation.result is None:
-            break
-        has_defect = _defect(operation, operation.result, is_lost=is_lost)
-        found = earliest(writers(operation, has_defect), before=operation)
+        found = earliest(sources(operation), before=operation)
         if found is None:
             break
         operation = found
@@ -30,18 +40,14 @@ def first_defect(operation: Operation) -> Operation:
 
 def first_scaled(operation: Operation) -> Operation:
     """Return the first operation of the forward pass that led to a result with a loss scale."""
-    for _ in range(MOST_STEPS):
-        scaled = [
+    return _walk_back(
+        operation,
+        lambda current: [
             writer
-            for operand in operation.inputs
-            for writer in operand.writers
+            for writer in _sources(current)
             if writer.power != 0 and not writer.is_backward and writer.name != OUTSIDE
-        ]
-        found = earliest(scaled, before=operation)
-        if found is None:
-            break
-        operation = found
-    return operation
+        ],
+    )
 
 
 def first_edit(gradient: Operation) -> Operation | None:
@@ -49,14 +55,9 @@ def first_edit(gradient: Operation) -> Operation | None:
 
     None if a gradient is proportional to the scale, was never scaled, or if that is not known.
     """
-    found = None
-    operation: Operation | None = gradient
-    for _ in range(MOST_STEPS):
-        if operation is None or not _is_edited(operation):
-            break
-        found = operation
-        operation = earliest(filter(_is_edited, _sources(operation)), before=operation)
-    return found
+    if not _is_edited(gradient):
+        return None
+    return _walk_back(gradient, lambda current: filter(_is_edited, _sources(current)))
 
 
 def _is_edited(operation: Operation) -> bool:
@@ -72,12 +73,7 @@ def has_lost(operation: Operation) -> bool:
 
 def first_infinity(operation: Operation) -> Operation:
     """Return the first operation with an infinity, of those that an operation received."""
-    for _ in range(MOST_STEPS):
-        found = earliest(writers(operation, lambda facts: facts.has_infinity), before=operation)
-        if found is None:
-            break
-        operation = found
-    return operation
+    return _walk_back(operation, lambda current: writers(current, lambda facts: facts.has_infinity))
 
 
 def writers(operation: Operation, has_defect: Callable[[Facts], bool]) -> list[Operation]:
@@ -110,31 +106,27 @@ def find_flushed_inputs(operation: Operation) -> list[Facts]:
 
 def first_flushed(operation: Operation) -> Operation:
     """Return the operation in which a value became 0 that an operation received as 0."""
-    inputs = operation.inputs[-1:] if operation.name in DIVISIONS else operation.inputs
-    for count in range(MOST_STEPS):
-        candidates = [
+
+    def sources(current: Operation) -> list[Operation]:
+        inputs = current.inputs
+        if current is operation and operation.name in DIVISIONS:
+            inputs = inputs[-1:]
+        elif current is not operation and current.name in DIFFERENCES:
+            return []
+        return [
             writer
             for operand in inputs
             if operand.facts is None or operand.facts.flushed
             for writer in operand.writers
             if writer.result is not None and writer.result.flushed
         ]
-        found = earliest(candidates, before=operation)
-        if found is None or (count and operation.name in DIFFERENCES):
-            break
-        operation, inputs = found, found.inputs
-    return operation
+
+    return _walk_back(operation, sources)
 
 
 def first_emptied(gradient: Operation) -> Operation:
     """Return the operation in which most of what led to a gradient became 0."""
-    operation = gradient
-    for _ in range(MOST_STEPS):
-        found = earliest(filter(_is_emptied, _sources(operation)), before=operation)
-        if found is None:
-            break
-        operation = found
-    return operation
+    return _walk_back(gradient, lambda current: filter(_is_emptied, _sources(current)))
 
 
 def _is_emptied(operation: Operation) -> bool:
