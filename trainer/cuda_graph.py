@@ -151,7 +151,9 @@ class GraphedSteps:
     ) -> _Captured | None:
         """Capture a step, which does not run yet; return None if that is not possible."""
         static = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, batches)
-        unobserved = replace(context, observers=Observers(_ignore, _ignore), graph=None)
+        unobserved = replace(
+            context, observers=Observers(lambda _: None, lambda _: None), graph=None
+        )
         graph, states = torch.cuda.CUDAGraph(), _states(context.scaler)
         try:
             # The loader's thread may allocate memory meanwhile.
@@ -228,6 +230,3 @@ def _check_generator(cause: RuntimeError) -> None:
             "training.cuda_graph to False"
         ) from cause
     torch.cuda.set_rng_state(state)
-
-
-def _ignore(_: object) -> None: ...

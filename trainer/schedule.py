@@ -7,7 +7,7 @@ so the rate is computed there, into a tensor that the fused kernel reads. The ho
 
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,8 +18,11 @@ from halfstep.recipe import RecipeError
 from halfstep.run_config import ConfigError
 
 
-class Schedule(Protocol):
-    """Interface: sets the learning rate before a step, and receives the step's result."""
+class Schedule:
+    """Sets the learning rate before a step, and receives the step's result.
+
+    This one changes no rates: the recipe sets them, in training_step or after_step.
+    """
 
     def apply(self, step: int) -> None:
         """Set every group's rate: a number, or a 0-dim device tensor."""
@@ -29,6 +32,7 @@ class Schedule(Protocol):
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state needed for the next rate, except the number of attempted steps."""
+        return {}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Continue from a state."""
@@ -51,7 +55,7 @@ def make_schedule(
     """
     _check_own_schedulers(training, optimizers)
     if training.schedule == "recipe":
-        return RecipesSchedule()
+        return Schedule()
     if training.schedule_counts == "attempted":
         return AttemptedSchedule(training, optimizers, peaks, device)
     if not training.fused:
@@ -75,25 +79,8 @@ def _check_own_schedulers(training: Training, optimizers: Mapping[str, Optimizer
             )
 
 
-class RecipesSchedule:
-    """Does not change the rates: the recipe sets them, in training_step or after_step."""
-
-    def apply(self, step: int) -> None:
-        """Do nothing."""
-
-    def count(self, found_inf: Mapping[str, Tensor]) -> None:
-        """Do nothing."""
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return {}: a scheduler's state is part of the recipe's."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Do nothing."""
-
-
-class AttemptedSchedule:
-    """Counts every step, skipped or not, as Lightning does."""
+class AttemptedSchedule(Schedule):
+    """Counts every step, skipped or not, as Lightning does: only its number matters."""
 
     def __init__(
         self,
@@ -122,18 +109,8 @@ class AttemptedSchedule:
                 group["lr"].fill_(peak * factor)
         self._factor = factor
 
-    def count(self, found_inf: Mapping[str, Tensor]) -> None:
-        """Do nothing: the rate depends only on the step's number."""
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return {}: the rate depends only on the step's number."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Do nothing: the rate depends only on the step's number."""
-
-
-class AppliedSchedule:
+class AppliedSchedule(Schedule):
     """Counts the steps of each optimizer that the scaler did not skip, as DeepSpeed does."""
 
     def __init__(

@@ -125,7 +125,7 @@ def prepare_run(
     on_steps, on_event = one_at_a_time(on_steps, on_event)
     training = config.training
     if ranks.rank > 0:  # one process writes the run's history
-        on_steps, on_event = _ignore, _ignore
+        on_steps, on_event = (lambda _: None), (lambda _: None)
 
     # ---- Determinism ----------------------------------------------------------------------------
     device = set_up_process(device, training)
@@ -372,6 +372,3 @@ def report_wait(sentence: str) -> None:
     """Write to the run's log that training waits for data, with its workers' stacks."""
     sys.stderr.write(sentence + "\n")
     sys.stderr.flush()
-
-
-def _ignore(_: object) -> None: ...

@@ -179,7 +179,7 @@ def retry_in_fp32(
     off = torch.autocast(device.type, enabled=False)
     scaler, context.recipe.scaler = context.recipe.scaler, plain
     rule = ScaleRule(Scaler(), device)
-    unobserved = Observers(_ignore, _ignore)
+    unobserved = Observers(lambda _: None, lambda _: None)
     for watched in context.optimizers.values():
         watched.takes_norms = True
     retried = train_step(
@@ -231,6 +231,3 @@ def make_scaler(config: RunConfig[Any], device: torch.device) -> GradScaler:
     if scaler.is_enabled() != is_enabled:
         raise RuntimeError(f"the loss scaler disabled itself on {device}; fp16 needs it")
     return scaler
-
-
-def _ignore(_: object) -> None: ...

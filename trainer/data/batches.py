@@ -16,8 +16,8 @@ from typing import Any, Self
 import torch
 from torch.utils._pytree import tree_leaves
 
+from trainer.data.loader import Source
 from trainer.data.sampler import Sampler
-from trainer.data.sources import Source
 
 ADDRESS = re.compile(r"(?<= at )0x[0-9a-f]+")
 

@@ -51,7 +51,22 @@ class Plan(Protocol):
         """
 
 
-class Loader:
+class Source:
+    """A source of micro-batches."""
+
+    state: Any = None  # of a stream, after the last micro-batch taken
+
+    def take(self, start: int) -> Any:
+        """Return the micro-batch at a position in the run, on the device."""
+
+    def load_state(self, state: Any) -> None:
+        """Continue a stream in this state."""
+
+    def close(self) -> None:
+        """Stop prefetching, if any."""
+
+
+class Loader(Source):
     """Returns micro-batches that workers prefetch, from any start."""
 
     def __init__(
@@ -66,7 +81,6 @@ class Loader:
 
         on_wait: called with a message about a long wait that has the workers' stacks.
         """
-        self.state: Any = None
         self._plan, self._stride = plan, stride
         self._data, self._device, self._on_wait = data, device, on_wait
         self._reader: _Reader | None = None

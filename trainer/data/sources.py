@@ -1,7 +1,7 @@
 """Sources of micro-batches: drawn by the recipe, or read from its dataset."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,25 +11,10 @@ from halfstep.config_groups import Training
 from halfstep.recipe import Recipe
 from halfstep.run_config import RunConfig
 from trainer.data.examples import Examples, Share, as_in_a_worker, unwrap
-from trainer.data.loader import Loader, Plan
+from trainer.data.loader import Loader, Plan, Source
 from trainer.data.sampler import Sampler
 from trainer.data.stream import StreamPlan
 from trainer.data.to_device import ToDevice
-
-
-class Source(Protocol):
-    """A source of micro-batches."""
-
-    state: Any  # of a stream, after the last micro-batch taken
-
-    def take(self, start: int) -> Any:
-        """Return the micro-batch at a position in the run, on the device."""
-
-    def load_state(self, state: Any) -> None:
-        """Continue a stream in this state."""
-
-    def close(self) -> None:
-        """Stop prefetching, if any."""
 
 
 def make_sources(
@@ -65,7 +50,7 @@ def make_single_source(recipe: Recipe, config: RunConfig[Any], device: torch.dev
     data = config.data.model_copy(update={"workers": 0})
     here = config.model_copy(update={"data": data})
     sampler = Sampler(recipe.train_size, config.training)
-    return make_sources(recipe, sampler, here, device, _ignore)[0]
+    return make_sources(recipe, sampler, here, device, lambda _: None)[0]
 
 
 def drawn(recipe: Recipe, indices: Tensor, device: torch.device) -> Any:
@@ -77,16 +62,14 @@ def drawn(recipe: Recipe, indices: Tensor, device: torch.device) -> Any:
         return recipe.batch(indices, torch.Generator().manual_seed(0))
     if isinstance(recipe.dataset, IterableDataset):
         training = Training(batch_size=len(indices))
-        read = next(iter(StreamPlan(recipe, training, 0, 0, 1).begin(0, None, _ignore)[0]))
+        read = next(iter(StreamPlan(recipe, training, 0, 0, 1).begin(0, None, lambda _: None)[0]))
     else:
-        read = Examples(recipe, 0, _ignore)[0, indices.tolist()]
+        read = Examples(recipe, 0, lambda _: None)[0, indices.tolist()]
     return ToDevice(device).begin(unwrap(read)[0]).take()
 
 
-class Drawn:
-    """Batches that the recipe draws from data on the device."""
-
-    state = None
+class Drawn(Source):
+    """Batches that the recipe draws from data on the device: only the position matters."""
 
     def __init__(self, recipe: Recipe, sampler: Sampler) -> None:
         self._recipe, self._sampler = recipe, sampler
@@ -94,12 +77,6 @@ class Drawn:
     def take(self, start: int) -> Any:
         """Let the recipe draw the batch."""
         return self._recipe.batch(self._sampler.indices(start), self._sampler.generator(start))
-
-    def load_state(self, state: Any) -> None:
-        """Do nothing: only the position matters."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 class ExamplesPlan:
@@ -116,11 +93,10 @@ class ExamplesPlan:
         return Examples(self._recipe, self._seed, began), self._sampler.shares_from(start)
 
 
-class ReadHere:
+class ReadHere(Source):
     """Batches of a dataset that are read in the training process."""
 
     def __init__(self, plan: Plan, stride: int, device: torch.device, *, pin: bool) -> None:
-        self.state: Any = None
         self._plan, self._stride = plan, stride
         self._to_device = ToDevice(device, pin=pin)
         self._read: Iterator[Any] | None = None
@@ -130,7 +106,7 @@ class ReadHere:
         """Read the batch and copy it to the device. Raises DataError."""
         with as_in_a_worker():
             if self._read is None or self._comes_next != start:
-                batches, keys = self._plan.begin(start, self.state, _ignore)
+                batches, keys = self._plan.begin(start, self.state, lambda _: None)
                 self._read = iter(batches) if keys is None else map(batches.__getitem__, keys)
             read = next(self._read)
         batch, self.state = unwrap(read)
@@ -140,9 +116,3 @@ class ReadHere:
     def load_state(self, state: Any) -> None:
         """Restart, with a stream in this state."""
         self._read, self.state = None, state
-
-    def close(self) -> None:
-        """Do nothing: there is no prefetching."""
-
-
-def _ignore(_: object) -> None: ...

@@ -183,7 +183,7 @@ def check_resume(recipe_class: type[Recipe], values: JsonObject) -> Iterator[Fin
                 config,
                 device=CPU,
                 on_steps=records.append,
-                on_event=_ignore,
+                on_event=lambda _: None,
                 checkpoint_folder=into,
                 resume=resume,
             )
@@ -220,9 +220,6 @@ def _fingerprints(state: Any, place: str = "") -> Iterator[tuple[str, str]]:
         return
     for key, value in state.items() if isinstance(state, Mapping) else enumerate(state):
         yield from _fingerprints(value, f"{place}.{key}" if place else str(key))
-
-
-def _ignore(_: object) -> None: ...
 
 
 def check_device(recipe_class: type[Recipe], values: JsonObject) -> Iterator[Finding]:
