@@ -18,10 +18,17 @@ MOST_STEPS = 10**9
 
 
 class Group(BaseModel):
-    """A group of settings. Unknown fields, inf and NaN are errors."""
+    """A group of settings. Unknown fields, inf and NaN are errors.
+
+    A field without a title has its name as one.
+    """
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        validate_default=True,
+        field_title_generator=lambda name, _field: name.replace("_", " ").capitalize(),
     )
 
 
@@ -32,12 +39,10 @@ class Training(Group):
         1000,
         ge=1,
         le=MOST_STEPS,
-        title="Steps",
         description="Number of optimizer steps, including those that the scaler skips.",
     )
     epochs: Annotated[float, Field(gt=0, le=10**6)] | None = Field(
         None,
-        title="Epochs",
         description="Passes over the training data; overrides the number of steps. Empty: the "
         "number of steps applies.",
     )
@@ -45,14 +50,12 @@ class Training(Group):
         64,
         ge=1,
         le=2**24,
-        title="Batch size",
         description="Training examples in one forward pass on one device.",
     )
     accumulation_steps: int = Field(
         1,
         ge=1,
         le=2**16,
-        title="Accumulation steps",
         description="Forward passes whose gradients are averaged into one optimizer step.",
     )
     max_grad_norm: Annotated[float, Field(gt=0, le=2.0**127)] | None = Field(
@@ -70,12 +73,10 @@ class Training(Group):
         0,
         ge=0,
         lt=2**32,
-        title="Seed",
         description="Seed of initial weights, order of examples, dropout and augmentation.",
     )
     shuffle: bool = Field(
         True,
-        title="Shuffle",
         description="Reshuffle the examples every epoch. Off: the dataset's order.",
     )
     schedule: Literal["constant", "cosine", "recipe"] = Field(
@@ -86,7 +87,6 @@ class Training(Group):
     )
     schedule_counts: Literal["attempted", "applied"] = Field(
         "attempted",
-        title="Schedule counts",
         description="attempted: skipped steps also advance the schedule. applied: they do not; the "
         "learning rate is computed on the device, which needs a fused optimizer.",
     )
@@ -105,13 +105,11 @@ class Training(Group):
     )
     weights: Literal["fp32", "bf16"] = Field(
         "fp32",
-        title="Weights",
         description="bf16: in a bf16 run, keep weights and optimizer state in bf16. Halves their "
         "memory; small updates are lost to rounding.",
     )
     rounding: Literal["nearest", "stochastic"] = Field(
         "nearest",
-        title="Rounding",
         description="Rounding of bf16 weights after each update. stochastic: rounds up or down at "
         "random, more likely to the nearer value, so that small updates add up; needs AdamW and "
         "torchao.",
@@ -130,13 +128,11 @@ class Training(Group):
     )
     compile: bool = Field(
         False,
-        title="Compile",
         description="Run the networks through torch.compile: faster steps, minutes to start; "
         "results differ in the last bits.",
     )
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = Field(
         "default",
-        title="Compile mode",
         description="Mode of torch.compile. reduce-overhead: CUDA graphs, for small batches. "
         "max-autotune: CUDA graphs, and minutes of kernel tuning.",
     )
@@ -150,13 +146,11 @@ class Training(Group):
     )
     channels_last: bool = Field(
         False,
-        title="Channels last",
         description="Use the channels_last memory format for convolutions, which is faster on "
         "tensor cores. Results differ in the last bits.",
     )
     deterministic: bool = Field(
         True,
-        title="Deterministic",
         description="Use only deterministic algorithms, so that a resumed run is bit-exact.",
     )
     tf32: bool = Field(
@@ -167,7 +161,6 @@ class Training(Group):
     )
     parallel: Literal["ddp", "fsdp"] = Field(
         "ddp",
-        title="Parallel",
         description="With several devices. ddp: each holds all weights, and gradients are "
         "averaged. fsdp: each holds a shard of weights, gradients and optimizer state, and gathers "
         "a block's weights to compute it: for networks that do not fit on one device.",
@@ -182,13 +175,11 @@ class Training(Group):
     )
     unused_parameters: bool = Field(
         False,
-        title="Unused parameters",
         description="With several devices: allow steps in which parameters receive no gradient. "
         "Costs a graph traversal in each step.",
     )
     static_graph: bool = Field(
         False,
-        title="Static graph",
         description="With several devices: every step runs the same operations, which "
         "DistributedDataParallel learns in the first one. Parameters that are never used then cost "
         "nothing, and activation checkpoints may be re-entrant.",
@@ -319,7 +310,6 @@ class Weights(Group):
     )
     strict: bool = Field(
         True,
-        title="Strict",
         description="Fail if weights are missing, unexpected or mismatched in shape. Off: load "
         "those that match.",
     )
@@ -338,9 +328,7 @@ class Weights(Group):
 class Scaler(Group):
     """Loss scaler, used only with fp16."""
 
-    enabled: bool = Field(
-        True, title="Enabled", description="Scale the loss in fp16. bf16 and fp32 need no scaler."
-    )
+    enabled: bool = Field(True, description="Scale the loss in fp16. bf16 and fp32 need no scaler.")
     init_scale: float = Field(
         2.0**16,
         ge=SMALLEST_SCALE,
@@ -352,7 +340,6 @@ class Scaler(Group):
         2.0,
         gt=1,
         le=2.0**24,
-        title="Growth factor",
         description="Factor by which the scale grows.",
     )
     backoff_factor: float = Field(
@@ -366,21 +353,19 @@ class Scaler(Group):
         2000,
         ge=1,
         lt=2**31,
-        title="Growth interval",
         description="Consecutive steps without a skip after which the scale grows.",
     )
     # Beyond PyTorch's scaler, all off by default; see trainer/precision/scale_policies.py.
     floor: Annotated[float, Field(ge=SMALLEST_SCALE, le=LARGEST_SCALE)] | None = Field(
-        None, title="Floor", description="The scale never falls below this. Empty: 2^-126."
+        None, description="The scale never falls below this. Empty: 2^-126."
     )
     ceiling: Annotated[float, Field(gt=0, le=LARGEST_SCALE)] | None = Field(
-        None, title="Ceiling", description="The scale never grows beyond this. Empty: no ceiling."
+        None, description="The scale never grows beyond this. Empty: no ceiling."
     )
     hysteresis: int = Field(
         1,
         ge=1,
         le=1000,
-        title="Hysteresis",
         description="Number of skips before the scale backs off; reset when the scale grows. 1: "
         "immediately.",
     )
@@ -388,7 +373,6 @@ class Scaler(Group):
         0.0,
         ge=0,
         lt=1,
-        title="Tolerance",
         description="Do not back off while the fraction of skipped steps since the last change of "
         "the scale is below this. 0: every skip counts.",
     )
@@ -405,13 +389,11 @@ class Scaler(Group):
     )
     restore_buffers: bool = Field(
         False,
-        title="Restore buffers",
         description="After a skipped step, restore buffers such as BatchNorm's running statistics. "
         "Costs a copy of them in every step.",
     )
     retry_in_fp32: bool = Field(
         False,
-        title="Retry in fp32",
         description="Retry the batch of a skipped step in fp32. The host then waits for the device "
         "in every step.",
     )
@@ -460,7 +442,6 @@ class Checkpoints(Group):
     )
     best_is: Literal["highest", "lowest"] = Field(
         "highest",
-        title="Best is",
         description="Whether a lower or a higher value of that metric is better.",
     )
 
@@ -538,7 +519,6 @@ class Data(Group):
         2,
         ge=0,
         le=256,
-        title="Workers",
         description="Processes per device that read and decode examples ahead. 0: the training "
         "process reads between steps. Recipes whose data are on the device use none.",
     )
@@ -570,7 +550,6 @@ class Spike(Group):
 
     threshold: Annotated[float, Field(gt=1, le=10**6)] | None = Field(
         10.0,
-        title="Threshold",
         description="A loss above the whole window is a spike if it is at least this many robust "
         "standard deviations above the window's median. Empty: no detection.",
     )
@@ -583,7 +562,6 @@ class Spike(Group):
     )
     rollback: bool = Field(
         False,
-        title="Rollback",
         description="Roll back to the last periodic checkpoint before a spike, and continue "
         "without the examples of the steps in between.",
     )
@@ -595,9 +573,7 @@ class Spike(Group):
         description="With rollback: steps between checks for a spike, in which the host waits for "
         "the device. Each checkpoint is preceded by a check, too.",
     )
-    max_rollbacks: int = Field(
-        3, ge=1, le=1000, title="Max rollbacks", description="Limit for the whole run."
-    )
+    max_rollbacks: int = Field(3, ge=1, le=1000, description="Limit for the whole run.")
     afterwards: Literal["continue", "fail"] = Field(
         "continue",
         title="After the last rollback",
@@ -616,7 +592,6 @@ class PrecisionLab(Group):
 
     task: Literal["train", "precision_plan", "precision_diff"] = Field(
         "train",
-        title="Task",
         description="precision_plan: search for the fastest mix of precisions within the bounds. "
         "precision_diff: compare one batch in this precision and in fp32, module by module. Both "
         "only measure and do not train.",
@@ -625,40 +600,37 @@ class PrecisionLab(Group):
         list[Annotated[str, Field(pattern=r"^[1-9][0-9]{0,9}$")]], Field(max_length=3)
     ] = Field(
         [],
-        title="Checkpoints",
         description="Steps of the parent run's checkpoints to measure with, such as 100, 200. "
         "Empty: the one that the run starts from.",
     )
     fresh_weights: bool = Field(
         True,
-        title="Fresh weights",
         description="Also plan with the recipe's initial weights.",
     )
     batches: int = Field(
         2,
         ge=1,
         le=4,
-        title="Batches",
         description="Number of batches that a plan measures with each set of weights.",
     )
     max_error: float = Field(
         0.1,
         ge=0,
         le=10,
-        title="Max error",
         description="Largest relative L2 error of the whole gradient against fp32 in a plan.",
     )
     min_cosine: float = Field(
         0.99,
         ge=-1,
         le=1,
-        title="Min cosine",
         description="Smallest cosine similarity of the whole gradient with that of fp32 in a plan.",
     )
 
 
 class RecipeConfig(Group):
     """Base class of a recipe's own fields."""
+
+    model_config = ConfigDict(field_title_generator=None)
 
     learning_rate: float = Field(
         1e-3,
