@@ -8,7 +8,7 @@ import typer
 
 from halfstep.api_client.errors import ApiError
 from halfstep.cli.application import App, Command
-from halfstep.cli.options import AsJson, PrecisionOption
+from halfstep.cli.options import AsJson, Fields, MaxError, MinCosine, PrecisionOption
 from halfstep.cli.output import print_result
 from trainer import registered_recipes
 from trainer.registered_recipes import NotRegisteredError
@@ -31,6 +31,12 @@ class RecipeCommand(Command):
 
 File = Annotated[
     str, typer.Argument(metavar="FILE", help="path/to/file.py or path/to/file.py:Class")
+]
+RecipeName = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="Name, path/to/file.py or path/to/file.py:Class")
+]
+Device = Annotated[
+    str | None, typer.Option(help="cpu, cuda or cuda:N; default: cuda if there is one")
 ]
 CheckSettings = Annotated[
     list[str] | None,
@@ -70,9 +76,7 @@ def check(file: File, settings: CheckSettings = None, as_json: AsJson = False) -
 
 @recipe.command(cls=TrainCommand)
 def train(
-    name: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="Name, path/to/file.py or path/to/file.py:Class")
-    ],
+    name: RecipeName,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -80,9 +84,7 @@ def train(
         ),
     ] = None,
     precision: PrecisionOption = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda or cuda:N; default: cuda if there is one")
-    ] = None,
+    device: Device = None,
     checkpoints: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Where checkpoints and artifacts are saved"),
@@ -112,13 +114,8 @@ def train(
 
 @recipe.command()
 def plan(
-    name: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="Name, path/to/file.py or path/to/file.py:Class")
-    ],
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="FIELD=VALUE", help="Set a configuration field; repeatable"),
-    ] = None,
+    name: RecipeName,
+    settings: Fields = None,
     run: Annotated[
         int | None,
         typer.Option(metavar="RUN", help="Also plan with up to three checkpoints of this run"),
@@ -131,15 +128,9 @@ def plan(
         bool, typer.Option("--no-fresh", help="Plan with checkpoints only, not fresh weights")
     ] = False,
     batches: Annotated[int, typer.Option(min=1, max=16, help="Batches per set of weights")] = 2,
-    max_error: Annotated[
-        float, typer.Option(min=0, max=10, help="Largest relative error of the gradient")
-    ] = 0.1,
-    min_cosine: Annotated[
-        float, typer.Option(min=-1, max=1, help="Smallest cosine similarity of the gradient")
-    ] = 0.99,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda or cuda:N; default: cuda if there is one")
-    ] = None,
+    max_error: MaxError = 0.1,
+    min_cosine: MinCosine = 0.99,
+    device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """Search the fastest mix of fp32, bf16 and fp16 whose gradients are close to those of fp32.

@@ -37,6 +37,13 @@ Wait = Annotated[
     bool, typer.Option("--wait", help="Wait for the end; the exit code reports the outcome")
 ]
 
+MaxError = Annotated[
+    float, typer.Option(min=0, max=10, help="Largest relative error of the gradient")
+]
+MinCosine = Annotated[
+    float, typer.Option(min=-1, max=1, help="Smallest cosine similarity of the gradient")
+]
+
 #: Heading of the options of a command line.
 COMMAND = "Command line to run instead of a recipe"
 Line = Annotated[

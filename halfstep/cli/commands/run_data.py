@@ -11,7 +11,7 @@ from halfstep import number_formats
 from halfstep.cli import formats
 from halfstep.cli.application import App
 from halfstep.cli.connection import connect
-from halfstep.cli.options import AsJson, RunId, RunIds
+from halfstep.cli.options import AsJson, MaxError, MinCosine, RunId, RunIds
 from halfstep.cli.output import print_json, print_list, print_result, warn
 
 if TYPE_CHECKING:
@@ -164,12 +164,8 @@ def precision_plan(
     no_fresh: Annotated[
         bool, typer.Option("--no-fresh", help="With --request: without initial weights")
     ] = False,
-    max_error: Annotated[
-        float, typer.Option(min=0, max=10, help="Largest relative error of the gradient")
-    ] = 0.1,
-    min_cosine: Annotated[
-        float, typer.Option(min=-1, max=1, help="Smallest cosine similarity of the gradient")
-    ] = 0.99,
+    max_error: MaxError = 0.1,
+    min_cosine: MinCosine = 0.99,
     as_json: AsJson = False,
 ) -> None:
     """Print the precision plan that a run has measured: the fastest mixes within a bound."""
