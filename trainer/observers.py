@@ -25,6 +25,7 @@ from torch import Tensor
 
 from halfstep.telemetry.events import Event, FailedDiagnosis
 from halfstep.telemetry.spool import Steps
+from halfstep.watching.async_host_copy import HostCopies
 
 if TYPE_CHECKING:
     from trainer.optimizers import StepResult, WatchedOptimizer
@@ -63,6 +64,23 @@ class Observer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state."""
+
+
+class CopyingObserver(Observer):
+    """Base class of observers whose measurements reach the host without a wait."""
+
+    def __init__(self, on_event: Callable[[Event], None]) -> None:
+        self._on_event = on_event
+        self._step = 0
+        self._host_copies = HostCopies()
+
+    def after_step(self, result: "StepResult") -> None:
+        """Report complete copies."""
+        self._host_copies.report()
+
+    def drain(self) -> None:
+        """Wait for the device and report the rest."""
+        self._host_copies.report(wait=True)
 
 
 #: Of an error message in its event; the log has all of it.

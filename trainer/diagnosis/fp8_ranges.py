@@ -14,15 +14,14 @@ from torch.utils.hooks import RemovableHandle
 
 from halfstep.run_config import RunConfig
 from halfstep.telemetry.events import Event, Fp8, Fp8Module
-from halfstep.watching.async_host_copy import HostCopies
-from trainer.observers import Observer
+from trainer.observers import CopyingObserver
 from trainer.optimizers import StepResult
 from trainer.precision.module_names import named
 
 KINDS = ("activation", "weight", "gradient")
 
 
-class Fp8Ranges(Observer):
+class Fp8Ranges(CopyingObserver):
     """Measures casts to fp8 at an interval."""
 
     is_diagnosis = True
@@ -33,15 +32,13 @@ class Fp8Ranges(Observer):
         config: RunConfig[Any],
         on_event: Callable[[Event], None],
     ) -> None:
+        super().__init__(on_event)
         is_enabled = config.precision == "fp8" and not config.training.compile
         self._every_steps = config.diagnosis.headroom_every_steps if is_enabled else 0
         self._names = dict(_in_fp8(modules)) if is_enabled else {}
-        self._on_event = on_event
-        self._step = 0
         self._is_set_aside = False
         self._hooks: list[RemovableHandle] = []
         self._ranges: dict[tuple[str, str], Tensor] = {}
-        self._host_copies = HostCopies()
 
     def before_step(self, step: int) -> None:
         """Register the hooks, if the step is due."""
@@ -60,10 +57,6 @@ class Fp8Ranges(Observer):
             self._host_copies.send(report, torch.stack([*self._ranges.values()]))
             self._ranges = {}
         self._host_copies.report()
-
-    def drain(self) -> None:
-        """Wait for the device and report the rest."""
-        self._host_copies.report(wait=True)
 
     @contextmanager
     def suspend(self) -> Iterator[None]:

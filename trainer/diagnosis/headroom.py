@@ -15,14 +15,13 @@ from torch import Tensor, nn
 from halfstep.run_config import RunConfig
 from halfstep.telemetry.events import Event
 from halfstep.watching import headroom
-from halfstep.watching.async_host_copy import HostCopies
 from halfstep.watching.headroom import Compiled, find_modules_to_measure, headroom_event
-from trainer.observers import Observer
+from trainer.observers import CopyingObserver
 from trainer.optimizers import StepResult
 from trainer.precision.module_names import named
 
 
-class Headroom(Observer):
+class Headroom(CopyingObserver):
     """Measures in steps that are due; otherwise costs a comparison."""
 
     is_diagnosis = True
@@ -33,14 +32,12 @@ class Headroom(Observer):
         config: RunConfig[Any],
         on_event: Callable[[Event], None],
     ) -> None:
+        super().__init__(on_event)
         self._every_steps = config.diagnosis.headroom_every_steps
         self._is_compiled = config.training.compile
-        self._on_event = on_event
         names = {module: name for name, module in reversed(list(named(modules)))}
         self._names = find_modules_to_measure(names)
         self._measuring = headroom.Headroom(with_smallest=True)
-        self._step = 0
-        self._host_copies = HostCopies()
 
     def before_step(self, step: int) -> None:
         """Start the measurement, if the step is due."""
@@ -68,10 +65,6 @@ class Headroom(Observer):
                 report = partial(self._report, self._step, measured)
                 self._host_copies.send(report, result.scale, numbers)
         self._host_copies.report()
-
-    def drain(self) -> None:
-        """Wait for the device and report the rest."""
-        self._host_copies.report(wait=True)
 
     @contextmanager
     def suspend(self) -> Iterator[None]:

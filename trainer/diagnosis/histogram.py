@@ -12,14 +12,13 @@ from torch import Tensor
 
 from halfstep.config_groups import Diagnosis
 from halfstep.telemetry.events import Event
-from halfstep.watching.async_host_copy import HostCopies
 from halfstep.watching.exponents import Exponents
 from trainer.distributed.shards import group_of, local, sum_
-from trainer.observers import Observer
+from trainer.observers import CopyingObserver
 from trainer.optimizers import StepResult, WatchedOptimizer
 
 
-class Histogram(Observer):
+class Histogram(CopyingObserver):
     """Counts in steps that are due; otherwise costs a comparison."""
 
     def __init__(
@@ -29,17 +28,15 @@ class Histogram(Observer):
         device: torch.device,
         on_event: Callable[[Event], None],
     ) -> None:
+        super().__init__(on_event)
         self._every_steps = settings.histogram_every_steps
-        self._on_event = on_event
         names = [name for watched in optimizers.values() for name in watched.names]
         self._exponents = Exponents(names, device)
         self._shared_with = group_of(
             p for optimizer in optimizers.values() for p in optimizer.parameters
         )
         self.is_diagnosis = self._shared_with is None
-        self._step = 0
         self._counts: Tensor | None = None  # while a step is counted
-        self._host_copies = HostCopies()
 
     def before_step(self, step: int) -> None:
         """Prepare counts, if the step is due."""
@@ -67,10 +64,6 @@ class Histogram(Observer):
             self._host_copies.send(report, result.scale, sum_(self._counts, self._shared_with))
             self._counts = None
         self._host_copies.report()
-
-    def drain(self) -> None:
-        """Wait for the device and report the rest."""
-        self._host_copies.report(wait=True)
 
     def _report(self, step: int, arrived: list[Tensor]) -> None:
         scale, counts = arrived

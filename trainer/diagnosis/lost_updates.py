@@ -22,9 +22,8 @@ from torch.optim import Optimizer
 from halfstep.config_groups import Diagnosis
 from halfstep.telemetry import events
 from halfstep.telemetry.events import Event
-from halfstep.watching.async_host_copy import HostCopies
 from trainer.distributed.shards import group_of, local, sum_
-from trainer.observers import Observer
+from trainer.observers import CopyingObserver
 from trainer.optimizers import StepResult, WatchedOptimizer
 
 
@@ -49,7 +48,7 @@ class _Before(NamedTuple):
         return torch.stack([mask.sum() for mask in counted])
 
 
-class Updates(Observer):
+class Updates(CopyingObserver):
     """Compares bf16 weights before and after a step that is due."""
 
     def __init__(
@@ -58,15 +57,14 @@ class Updates(Observer):
         settings: Diagnosis,
         on_event: Callable[[Event], None],
     ) -> None:
+        super().__init__(on_event)
         weights = [weight for watched in optimizers.values() for weight in watched.parameters]
         self._shared_with = group_of(weights)
         self.is_diagnosis = self._shared_with is None  # else all ranks must fail together
         has_bf16 = any(weight.dtype == torch.bfloat16 for weight in weights)
         self._every_steps = settings.updates_every_steps if has_bf16 else 0
-        self._on_event = on_event
-        self._step, self._is_due = 0, False
+        self._is_due = False
         self._before: list[_Before] = []
-        self._host_copies = HostCopies()
         self._error: Exception | None = None
         self._rounds_by_chance = False
         for watched in optimizers.values():
@@ -124,10 +122,6 @@ class Updates(Observer):
             self._host_copies.send(partial(self._report, self._step, names), counts)
             self._before = []
         self._host_copies.report()
-
-    def drain(self) -> None:
-        """Wait for the device and report the rest."""
-        self._host_copies.report(wait=True)
 
     def _report(self, step: int, names: list[str], arrived: list[Tensor]) -> None:
         modules: dict[str, list[int]] = {}

@@ -18,25 +18,23 @@ from halfstep.telemetry import events
 from halfstep.telemetry.events import Event
 from halfstep.telemetry.flags import SKIPPED
 from halfstep.telemetry.spool import Steps
-from halfstep.watching.async_host_copy import HostCopies
-from trainer.observers import Observer
-from trainer.optimizers import StepResult
+from trainer.observers import CopyingObserver
 
 NAMES_TOLD = 50
 
 
-class NonfiniteBuffers(Observer):
+class NonfiniteBuffers(CopyingObserver):
     """Checks floating-point buffers after skips."""
 
     is_diagnosis = True
 
     def __init__(self, modules: Mapping[str, nn.Module], on_event: Callable[[Event], None]) -> None:
-        self._modules, self._on_event = modules, on_event
+        super().__init__(on_event)
+        self._modules = modules
         self._has_begun = False
         self._by_design: set[str] | None = None  # nonfinite before the first step; None: unknown
         self._since: dict[str, int] = {}  # others: the skip after which they were nonfinite
         self._reported: set[str] = set()
-        self._host_copies = HostCopies()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the nonfinite buffers, since when, and which of them are reported."""
@@ -62,14 +60,6 @@ class NonfiniteBuffers(Observer):
         skipped = records["step"][records["flags"] & SKIPPED != 0]
         if len(skipped):
             self._check(int(skipped[0]))
-
-    def after_step(self, result: StepResult) -> None:
-        """Report complete results."""
-        self._host_copies.report()
-
-    def drain(self) -> None:
-        """Wait for the device and report the rest."""
-        self._host_copies.report(wait=True)
 
     def _check(self, step: int | None) -> None:
         """Queue the check of all buffers.
