@@ -72,7 +72,8 @@ def _with_parts(names: Iterator[str], schemas: dict[str, Any]) -> set[str]:
 def _bases(model: type[BaseModel], names: set[str]) -> Iterator[tuple[str, str]]:
     """Yield each schema whose class extends that of another one, with the other's name."""
     for inner in model.__subclasses__():
-        if {model.__name__, inner.__name__} <= names:
+        is_ours = inner.__module__.startswith("app.")  # libraries may have equal names
+        if is_ours and {model.__name__, inner.__name__} <= names:
             yield inner.__name__, model.__name__
         yield from _bases(inner, names)
 
