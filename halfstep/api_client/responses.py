@@ -10,6 +10,7 @@ import httpx2
 
 from halfstep import field_errors, protocol
 from halfstep.api_client.errors import ApiError, DamagedData
+from halfstep.telemetry.plain_json import is_unicode
 
 
 def is_away(error: ApiError) -> bool:
@@ -21,7 +22,7 @@ def check_body(value: Any, path: str = "") -> None:
     """Raise ApiError for a number or text that JSON lacks, with its path in the request body."""
     if isinstance(value, float) and not math.isfinite(value):
         _refuse(path, f"{value} is not valid; allowed: a finite number")
-    if isinstance(value, str) and not _is_unicode(value):
+    if isinstance(value, str) and not is_unicode(value):
         _refuse(path, f"{ascii(value)[:200]} is not valid; allowed: text without lone surrogates")
     inner: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, Mapping):
@@ -31,14 +32,6 @@ def check_body(value: Any, path: str = "") -> None:
     for name, item in inner:
         check_body(name, path)
         check_body(item, f"{path}.{name}" if path else str(name))
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _refuse(path: str, text: str) -> NoReturn:

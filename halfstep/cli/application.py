@@ -20,6 +20,7 @@ from halfstep.api_client.errors import ApiError, DamagedData
 from halfstep.artifacts.names import ArtifactError
 from halfstep.cli.output import warn
 from halfstep.suggestions import did_you_mean
+from halfstep.telemetry.plain_json import is_unicode
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -49,7 +50,7 @@ class Command(TyperCommand):
         for parameter in self.params:
             value = ctx.params.get(parameter.name)
             for text in value if isinstance(value, list | tuple) else [value]:
-                if isinstance(text, str) and not is_text(text):
+                if isinstance(text, str) and not is_unicode(text):
                     message = f"{os.fsencode(text)!r} is not valid; allowed: UTF-8"
                     raise typer.BadParameter(message, ctx=ctx, param=parameter)  # type: ignore[arg-type]
         return rest
@@ -178,15 +179,6 @@ def message_of(error: typer.TyperException) -> str:
         return f"{parameter.get_error_hint().replace(chr(39), '')} is missing"
     text = error.format_message()
     return text[:1].lower() + text[1:].rstrip(".")
-
-
-def is_text(text: str) -> bool:
-    """Return whether UTF-8 can encode a text: Python keeps other bytes as lone surrogates."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 @contextmanager

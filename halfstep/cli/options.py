@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import typer
 
 from halfstep.cli import command_line
-from halfstep.cli.application import is_text
+from halfstep.telemetry.plain_json import is_unicode
 
 Precision: TypeAlias = Literal["fp16", "bf16", "fp32", "fp8"]
 
@@ -185,7 +185,7 @@ def read_text(read: Callable[[], str]) -> str:
         text = read()
     except UnicodeDecodeError:
         text = "\udcff"
-    if not is_text(text):  # as Python reads such bytes where no locale is set
+    if not is_unicode(text):  # as Python reads such bytes where no locale is set
         raise typer.BadParameter("stdin is not valid UTF-8")
     return text
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from halfstep.cli.application import is_text, single
+from halfstep.cli.application import single
 from halfstep.cli.options import AsJson, RunId, check_folder
 from halfstep.cli.output import print_result
+from halfstep.telemetry.plain_json import is_unicode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -36,7 +37,7 @@ def app(
 ) -> None:
     """Export a run: `export tensorboard|mlflow RUN FOLDER`, every step and every logged number."""
     check_folder(folder)
-    if not is_text(str(folder)):  # TensorBoard and MLflow write paths as UTF-8
+    if not is_unicode(str(folder)):  # TensorBoard and MLflow write paths as UTF-8
         shown = f"{os.fsencode(folder)!r} is not valid; allowed: UTF-8"
         raise typer.BadParameter(shown, param_hint="FOLDER")
     from halfstep.api_client.progress import Progress

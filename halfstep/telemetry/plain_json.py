@@ -87,4 +87,9 @@ def _first(problems: Iterable[str | None]) -> str | None:
 
 def is_clean(text: str) -> bool:
     """Return whether UTF-8 and every database can store a text."""
-    return "\0" not in text and (text.isascii() or not SURROGATE.search(text))
+    return "\0" not in text and is_unicode(text)
+
+
+def is_unicode(text: str) -> bool:
+    """Return whether UTF-8 can encode a text: Python keeps other bytes as lone surrogates."""
+    return text.isascii() or not SURROGATE.search(text)
