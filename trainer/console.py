@@ -23,6 +23,7 @@ from halfstep.number_formats import scale as scale_text
 from halfstep.number_formats import size as size_text
 from halfstep.recipe import RecipeError
 from halfstep.run_config import ConfigError, RunConfig, config_schema, parse_config
+from halfstep.session.nesting import flat
 from halfstep.telemetry import events
 from halfstep.telemetry.event_codec import fields_of
 from halfstep.telemetry.events import Checkpoint, Event, Metric, Retry
@@ -405,13 +406,10 @@ def _help_of_all() -> str:
     return text + _groups_help({name: shared[name] for name in shared if name != "recipe"})
 
 
-def _format_assignments(defaults: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _format_assignments(defaults: Mapping[str, Any]) -> Iterator[str]:
     """Yield a recipe's overrides in the format of --set: training.max_grad_norm=null."""
-    for name, value in defaults.items():
-        if isinstance(value, Mapping):
-            yield from _format_assignments(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}={value if isinstance(value, str) else json.dumps(value)}"
+    for path, value in flat(defaults).items():
+        yield f"{path}={value if isinstance(value, str) else json.dumps(value)}"
 
 
 def _groups_help(groups: Mapping[str, Any]) -> str:

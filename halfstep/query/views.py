@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 
 from halfstep.client import Client
+from halfstep.session.nesting import flat
 
 if TYPE_CHECKING:
     from halfstep.api_client.response_types import ListedRun
@@ -111,7 +112,7 @@ class Views:
         if not path.exists():
             config = self._client.run(run["id"])["config"]
             self._put(path, run, [json.dumps(config).encode()])
-        for setting, value in _flat(json.loads(path.read_bytes())):
+        for setting, value in flat(json.loads(path.read_bytes())).items():
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             shown = value if isinstance(value, str) else json.dumps(value)
             number = value if is_number else None
@@ -149,15 +150,6 @@ def _run_row(run: "ListedRun") -> dict[str, Any]:
             moment = datetime.fromtimestamp(row[name], UTC)
             row[name] = moment.replace(tzinfo=None).isoformat(sep=" ")
     return row
-
-
-def _flat(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the settings of a configuration, with the names of their groups before a period."""
-    for name, value in config.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _quote(text: str) -> str:
