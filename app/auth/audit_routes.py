@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from datetime import UTC, date, datetime, time
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from app.auth.authentication import SignedIn
 from app.auth.permissions import ADMIN, requires
 from app.dependencies import Db, TheDatabase
-from app.html.rendering import page
+from app.html.rendering import Context
 from app.http.active_requests import EXPORT
 from app.http.list_pages import After, Limit, ListPage
 from app.http.parameters import RunId, Text, as_run_id
@@ -101,9 +101,7 @@ def export_audit_log(database: TheDatabase, _principal: SignedIn) -> StreamingRe
 @pages.get("/audit")
 @requires(ADMIN)
 def show_audit_log(
-    request: Request,
-    session: Db,
-    principal: SignedIn,
+    context: Context,
     run: Annotated[Text, Query()] = "",
     user: Text = "",
     since: Annotated[Text, Query()] = "",
@@ -113,22 +111,15 @@ def show_audit_log(
 
     run, user, since: as in the API, but empty values are allowed, as a form sends them.
     """
-    filters: dict[str, Any] = {"run": run.strip(), "user": user.strip(), "since": since.strip()}
     events, errors = Page([], 0, None), dict[str, str]()
     try:
-        checked = conditions(session, _run(run), user, _day(since))
-        events = audit.list_events(session, **checked, after=after, limit=100)
+        checked = conditions(context.session, _run(run), user, _day(since))
+        events = audit.list_events(context.session, **checked, after=after, limit=100)
     except Invalid as error:
         errors = error.errors
-    code = 422 if errors else 200
-    return page(
-        request,
-        "auth/audit.html",
-        principal=principal,
-        status_code=code,
-        events=events,
-        errors=errors,
-        **filters,
+    run, user, since = run.strip(), user.strip(), since.strip()
+    return context.render(
+        "auth/audit.html", events=events, errors=errors, run=run, user=user, since=since
     )
 
 

@@ -1,8 +1,9 @@
 """Permissions of routes: each route declares the permission that it requires with `requires`.
 
 Only a route with the parameter `SignedIn`, `Uploader` or `AdmittedEarly` (app.auth.authentication)
-checks what it declares: without one it is public. With one and without a declaration it requires an
-admin. Tests walk all routes and fail on one that has no declaration, or needs no sign-in.
+or `Context` (app.html.rendering) checks what it declares: without one it is public. With one and
+without a declaration it requires an admin. Tests walk all routes and fail on one that has no
+declaration, or needs no sign-in.
 """
 
 from collections.abc import Callable

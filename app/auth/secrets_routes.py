@@ -2,15 +2,14 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Form, Request
+from fastapi import APIRouter, Form
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import BaseModel, Field
-from sqlalchemy.orm import Session
 
-from app.auth.authentication import Principal, SignedIn
+from app.auth.authentication import SignedIn
 from app.auth.permissions import ADMIN, RUN_COMMANDS, requires
 from app.dependencies import Db, TheSettings
-from app.html.rendering import page
+from app.html.rendering import Context
 from app.http.list_pages import After, Limit, ListPage
 from app.http.parameters import Body, Text
 from db.access import secrets
@@ -72,28 +71,29 @@ def delete_secret(name: str, session: Db, _principal: SignedIn) -> None:
 
 @pages.get("")
 @requires(RUN_COMMANDS)
-def show_secrets(request: Request, session: Db, principal: SignedIn) -> HTMLResponse:
+def show_secrets(context: Context) -> HTMLResponse:
     """Show the names of the secrets, each with the user who set it."""
-    return _secrets(request, session, principal)
+    return _secrets(context)
 
 
 @pages.post("")
 @requires(ADMIN)
 def post_secret(
-    request: Request,
-    session: Db,
-    settings: TheSettings,
-    principal: SignedIn,
-    name: Annotated[Text, Form()] = "",
-    value: Annotated[str, Form()] = "",
+    context: Context, name: Annotated[Text, Form()] = "", value: Annotated[str, Form()] = ""
 ) -> Response:
     """Create or replace a secret. A form sends CR LF line ends, which keys do not have."""
     try:
         text = value.replace("\r\n", "\n").strip()
-        secrets.put(session, settings.secrets_key, principal.user, name.strip(), text)
+        secrets.put(
+            context.session,
+            context.settings.secrets_key,
+            context.user,
+            name.strip(),
+            text,
+        )
     except Invalid as error:
-        return _secrets(request, session, principal, name, error.errors)
-    return RedirectResponse("/secrets", status_code=303)
+        return _secrets(context, name, error.errors)
+    return context.redirect("/secrets")
 
 
 @pages.post("/{name}/deletion")
@@ -105,18 +105,8 @@ def post_deletion(name: str, session: Db, _principal: SignedIn) -> RedirectRespo
 
 
 def _secrets(
-    request: Request,
-    session: Session,
-    principal: Principal,
-    name: str = "",
-    errors: dict[str, str] | None = None,
+    context: Context, name: str = "", errors: dict[str, str] | None = None
 ) -> HTMLResponse:
-    return page(
-        request,
-        "auth/secrets.html",
-        principal=principal,
-        status_code=422 if errors else 200,
-        secrets=secrets.list_secrets(session),
-        name=name,
-        errors=errors or {},
+    return context.render(
+        "auth/secrets.html", secrets=secrets.list_secrets(context.session), name=name, errors=errors
     )

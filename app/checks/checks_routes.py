@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from pydantic import BaseModel, Field
 
@@ -13,8 +13,7 @@ from app.auth.project_parameters import in_project, query_project
 from app.checks.check_view import view_of
 from app.checks.checks import ACTION, WRITE, check_deletable, may_delete, parse_report, to_row
 from app.dependencies import Db
-from app.html.flash import back_to
-from app.html.rendering import page
+from app.html.rendering import Context
 from app.http.list_pages import After, Limit, ListPage
 from app.http.parameters import Body, RowId, Text
 from db.access import projects
@@ -129,23 +128,21 @@ PAGE_SIZE = 50
 @pages.get("")
 @requires(SIGNED_IN)
 def show_checks(
-    request: Request,
-    session: Db,
-    principal: SignedIn,
+    context: Context,
     project: Annotated[str | None, query_project(Permission.VIEW_RUN)],
     after: After = "",
 ) -> HTMLResponse:
     """List the reports of one visible project, or of all."""
+    session = context.session
     only = None if project is None else [project]
     listed = check_reports.list_reports(session, only, after=after, limit=PAGE_SIZE)
-    return page(
-        request,
+    return context.render(
         "checks/checks.html",
-        principal=principal,
         rows=listed.rows,
         next=listed.next,
         projects=[
-            project.name for project in projects.list_projects(session, principal.grants.projects)
+            project.name
+            for project in projects.list_projects(session, context.principal.grants.projects)
         ],
         project=project,
     )
@@ -153,17 +150,15 @@ def show_checks(
 
 @pages.get("/{check_id}")
 @requires(SIGNED_IN)
-def show_check(check_id: RowId, request: Request, session: Db, principal: SignedIn) -> HTMLResponse:
+def show_check(check_id: RowId, context: Context) -> HTMLResponse:
     """Show a report: the source with marked lines, and the findings."""
-    row = check_reports.get(session, check_id)
-    return page(
-        request,
+    row = check_reports.get(context.session, check_id)
+    return context.render(
         "checks/check.html",
-        principal=principal,
         check=row,
         view=view_of(from_content(row.report), row.sources),
-        author=session.get_one(User, row.user_id).name,
-        may_delete=may_delete(row, principal.grants),
+        author=context.session.get_one(User, row.user_id).name,
+        may_delete=may_delete(row, context.principal.grants),
     )
 
 
@@ -178,9 +173,9 @@ def download_check(check_id: RowId, session: Db, _principal: SignedIn) -> JSONRe
 
 @pages.post("/{check_id}/deletion")
 @requires(SIGNED_IN)
-def post_deletion(check_id: RowId, request: Request, session: Db, principal: SignedIn) -> Response:
+def post_deletion(check_id: RowId, context: Context) -> Response:
     """Delete a report."""
-    row = check_reports.get(session, check_id)
-    check_deletable(session, row, principal.grants)
-    check_reports.delete(session, row)
-    return back_to(request, "/checks", "The check is deleted.")
+    row = check_reports.get(context.session, check_id)
+    check_deletable(context.session, row, context.principal.grants)
+    check_reports.delete(context.session, row)
+    return context.redirect("/checks", "The check is deleted.")

@@ -34,8 +34,8 @@ from app.compare.parity import (
 )
 from app.compare.parity_sentences import sentence
 from app.compare.shared_links_pages import sharing_panel
-from app.dependencies import Db, TheSettings
-from app.html.rendering import page
+from app.dependencies import Db
+from app.html.rendering import Context
 from app.http.parameters import Name, RunId, Text, as_run_ids
 from app.live.run_updates import list_cursor
 from app.runs.chart_preferences_api import SEVERAL_RUNS, preferences
@@ -130,31 +130,22 @@ def queue_comparison(
 
 @router.get("/compare")
 @requires(SIGNED_IN)
-def compare(
-    request: Request,
-    session: Db,
-    settings: TheSettings,
-    principal: SignedIn,
-    view: TheView,
-    runs: Annotated[str, Query()] = "",
-) -> HTMLResponse:
+def compare(context: Context, view: TheView, runs: Annotated[str, Query()] = "") -> HTMLResponse:
     """Compare runs; the browser fetches the page again while they change."""
     ids = as_run_ids("runs", runs, most=MOST_RUNS)
-    queue = Queue.read(session)
-    view = _with_pinned(session, principal, view, ids)
-    compared = comparison.of_runs(session, ids, settings, view.metrics, queue)
+    queue = Queue.read(context.session)
+    view = _with_pinned(context.session, context.principal, view, ids)
+    compared = comparison.of_runs(context.session, ids, context.settings, view.metrics, queue)
     return _page(
-        request,
-        session,
-        principal,
+        context,
         "compare/compare.html",
         compared,
         view,
         queue,
         is_free=True,
-        note="" if compared.missing else notes.read(session, notes.of_runs(ids)),
+        note="" if compared.missing else notes.read(context.session, notes.of_runs(ids)),
         note_of=f"runs={','.join(map(str, ids))}",
-        may_write=not compared.missing and _may_write(principal, compared),
+        may_write=not compared.missing and _may_write(context.principal, compared),
     )
 
 
@@ -167,49 +158,26 @@ def _may_write(principal: Principal, compared: Comparison) -> bool:
 
 @router.get("/groups/{group_id}")
 @requires(SIGNED_IN)
-def show_group(
-    group_id: RunId,
-    request: Request,
-    session: Db,
-    settings: TheSettings,
-    principal: SignedIn,
-    view: TheView,
-) -> HTMLResponse:
+def show_group(group_id: RunId, context: Context, view: TheView) -> HTMLResponse:
     """Compare the runs of a group, with ratios."""
-    queue = Queue.read(session)
-    ids = [run.id for run, _owner in groups.members(session, group_id)]
-    view = _with_pinned(session, principal, view, ids)
-    compared = comparison.of_group(session, group_id, settings, view.metrics, queue)
+    queue = Queue.read(context.session)
+    ids = [run.id for run, _owner in groups.members(context.session, group_id)]
+    view = _with_pinned(context.session, context.principal, view, ids)
+    compared = comparison.of_group(context.session, group_id, context.settings, view.metrics, queue)
     return _page(
-        request,
-        session,
-        principal,
-        "compare/group.html",
-        compared,
-        view,
-        queue,
-        is_free=False,
-        group_id=group_id,
+        context, "compare/group.html", compared, view, queue, is_free=False, group_id=group_id
     )
 
 
 def _page(
-    request: Request,
-    session: Session,
-    principal: Principal,
-    template: str,
-    compared: Comparison,
-    view: View,
-    queue: Queue,
-    **values: Any,
+    context: Context, template: str, compared: Comparison, view: View, queue: Queue, **values: Any
 ) -> HTMLResponse:
+    session, principal = context.session, context.principal
     ids = compared.ids
     marks = pending_reasons.live_marks(session, ids, queue)
     newest = runs.newest_id(session)
-    return page(
-        request,
+    return context.render(
         template,
-        principal=principal,
         likely=comparisons.likely(session, ids, most=LIKELY_SHOWN),
         most_runs=MOST_RUNS,
         preferences=preferences(session, principal.user, SEVERAL_RUNS),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Form, Request
+from fastapi import APIRouter, Form
 from fastapi.responses import HTMLResponse, RedirectResponse
 from sqlalchemy.orm import Session
 
@@ -14,7 +14,7 @@ from app.auth.permissions import ACCOUNT, requires
 from app.compare.comparison import MOST_RUNS
 from app.compare.shared_links_api import address_of, check_one_subject, check_shareable
 from app.dependencies import Db
-from app.html.rendering import page
+from app.html.rendering import Context
 from app.http.parameters import RowId, Text, as_run_id, as_run_ids
 from app.http.path_prefix import public_address
 from app.reports import reports
@@ -33,15 +33,14 @@ SHOWN = 50
 @requires(ACCOUNT)
 @audited("runs", "report", "days")
 def make_link(
-    request: Request,
-    session: Db,
-    principal: SignedIn,
+    context: Context,
     _at_browser: AtBrowser,
     runs: Annotated[Text, Form()] = "",
     report: Annotated[Text, Form()] = "",
     days: Annotated[Text, Form()] = "",
 ) -> HTMLResponse:
     """Create a link and show it once."""
+    session = context.session
     report_id = as_run_id("report", report) if report else None
     check_one_subject(runs, report_id)
     ids: list[int] = []
@@ -52,19 +51,16 @@ def make_link(
     secret, errors = "", dict[str, str]()
     try:
         secret, _link = shared_links.make(
-            session, principal.user, ids, _days(days), report_id=report_id
+            session, context.user, ids, _days(days), report_id=report_id
         )
         if ids:
             audit.set_runs(session, ids)
     except Invalid as error:
         errors = error.errors
     sharing = _sharing(session, ids) if ids else _report_sharing(session, report_id or 0)
-    return page(
-        request,
+    return context.render(
         "compare/shared_made.html",
-        principal=principal,
-        status_code=422 if errors else 200,
-        address=f"{public_address(request)}{address_of(secret)}" if secret else "",
+        address=f"{public_address(context.request)}{address_of(secret)}" if secret else "",
         sharing=sharing,
         errors=errors,
         back=sharing["back"],

@@ -2,18 +2,17 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Form, Query, Request
+from fastapi import APIRouter, Form, Query
 from fastapi.responses import HTMLResponse, Response
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
 from app.auth.audit import audited
-from app.auth.authentication import Principal, SignedIn
+from app.auth.authentication import SignedIn
 from app.auth.permissions import ACCOUNT, ADMIN, SIGNED_IN, requires
 from app.auth.project_parameters import form_project, in_project, query_project
 from app.dependencies import Db, Posted
-from app.html.flash import back_to
-from app.html.rendering import page
+from app.html.rendering import Context
 from app.http.parameters import Body, Text
 from db.access import people, permissions, projects
 from db.access.permissions import ROLES, Permission
@@ -207,147 +206,119 @@ ManagedProject = Annotated[str, form_project(Permission.MANAGE_MEMBERS, default=
 
 @pages.get("")
 @requires(SIGNED_IN)
-def show_projects(request: Request, session: Db, principal: SignedIn) -> HTMLResponse:
+def show_projects(context: Context) -> HTMLResponse:
     """Show the visible projects with their members."""
-    return _projects(request, session, principal)
+    return _projects(context)
 
 
 @pages.post("")
 @requires(ADMIN)
 @audited("name")
-def post_project(
-    request: Request, session: Db, principal: SignedIn, name: Annotated[Text, Form()] = ""
-) -> Response:
+def post_project(context: Context, name: Annotated[Text, Form()] = "") -> Response:
     """Create a project."""
     try:
-        projects.make(session, name)
+        projects.make(context.session, name)
     except Invalid as error:
-        return _projects(request, session, principal, name=name, errors=error.errors)
-    return back_to(request, "/projects", "The project is created.")
+        return _projects(context, name=name, errors=error.errors)
+    return context.redirect("/projects", "The project is created.")
 
 
 @pages.post("/name")
 @requires(ADMIN)
 @audited("project", "new_name")
 def post_name(
-    request: Request,
-    session: Db,
-    principal: SignedIn,
-    project: ManagedProject,
-    new_name: Annotated[Text, Form()] = "",
+    context: Context, project: ManagedProject, new_name: Annotated[Text, Form()] = ""
 ) -> Response:
     """Rename a project."""
     try:
-        projects.rename(session, project, new_name)
+        projects.rename(context.session, project, new_name)
     except Invalid as error:
         errors = {"new_name": error.errors["name"]}
         typed = {"new_name": new_name}
-        return _projects(request, session, principal, errors=errors, at=project, typed=typed)
-    return back_to(request, "/projects", f"The project is renamed to {new_name}.")
+        return _projects(context, errors=errors, at=project, typed=typed)
+    return context.redirect("/projects", f"The project is renamed to {new_name}.")
 
 
 @pages.post("/deletion")
 @requires(ADMIN)
 @audited("project")
-def post_deletion(
-    request: Request, session: Db, principal: SignedIn, project: ManagedProject
-) -> Response:
+def post_deletion(context: Context, project: ManagedProject) -> Response:
     """Delete an empty project."""
     try:
-        projects.delete_empty(session, project)
+        projects.delete_empty(context.session, project)
     except (Conflict, Invalid) as error:
         errors = {"deletion": str(error)}
-        return _projects(request, session, principal, errors=errors, at=project)
-    return back_to(request, "/projects", f"The project {project} is deleted.")
+        return _projects(context, errors=errors, at=project)
+    return context.redirect("/projects", f"The project {project} is deleted.")
 
 
 @pages.post("/change")
 @requires(SIGNED_IN)
 @audited("project", "viewers_download")
 def post_change(
-    request: Request,
-    session: Db,
-    _principal: SignedIn,
-    project: ManagedProject,
-    viewers_download: Annotated[bool, Form()] = False,
+    context: Context, project: ManagedProject, viewers_download: Annotated[bool, Form()] = False
 ) -> Response:
     """Change the permissions of viewers."""
-    projects.get(session, project).viewers_download = viewers_download
-    return back_to(request, "/projects", "Saved.")
+    projects.get(context.session, project).viewers_download = viewers_download
+    return context.redirect("/projects", "Saved.")
 
 
 @pages.post("/quota")
 @requires(ADMIN)
 @audited("project", "devices", "queued", "stored_gib", "share")
-def post_quota(
-    request: Request,
-    session: Db,
-    principal: SignedIn,
-    posted: Posted,
-    project: ManagedProject,
-) -> Response:
+def post_quota(context: Context, posted: Posted, project: ManagedProject) -> Response:
     """Set the limits of a project; an empty field is no limit."""
-    row = projects.get(session, project)
+    row = projects.get(context.session, project)
     typed = {name: str(posted.get(name, "")).strip() for name in quotas.BOUNDS}
     try:
         quotas.set_limits(row, typed)
     except Invalid as error:
-        return _projects(request, session, principal, errors=error.errors, at=project, typed=typed)
-    return back_to(request, "/projects", "The limits are set.")
+        return _projects(context, errors=error.errors, at=project, typed=typed)
+    return context.redirect("/projects", "The limits are set.")
 
 
 @pages.post("/roles")
 @requires(ACCOUNT)
 @audited("user", "role", "project")
 def post_role(
-    request: Request,
-    session: Db,
-    principal: SignedIn,
+    context: Context,
     project: ManagedProject,
     user: Annotated[Text, Form()] = "",
     role: Annotated[Text, Form()] = "",
 ) -> Response:
     """Grant a user a role in a project."""
     try:
-        projects.set_role(session, people.named(session, user), project, role)
+        projects.set_role(context.session, people.named(context.session, user), project, role)
     except Invalid as error:
-        return _projects(request, session, principal, errors=error.errors, at=project)
+        return _projects(context, errors=error.errors, at=project)
     except NotFound as error:
-        return _projects(request, session, principal, errors={"user": str(error)}, at=project)
-    return back_to(request, "/projects", "The role is granted.")
+        return _projects(context, errors={"user": str(error)}, at=project)
+    return context.redirect("/projects", "The role is granted.")
 
 
 @pages.post("/roles/deletion")
 @requires(ACCOUNT)
 @audited("user", "role", "project")
 def post_role_deletion(
-    request: Request,
-    session: Db,
-    _principal: SignedIn,
-    project: ManagedProject,
-    user: Annotated[Text, Form()] = "",
+    context: Context, project: ManagedProject, user: Annotated[Text, Form()] = ""
 ) -> Response:
     """Revoke a user's role in a project."""
-    projects.take_role(session, people.named(session, user), project)
-    return back_to(request, "/projects", "The role is revoked.")
+    projects.take_role(context.session, people.named(context.session, user), project)
+    return context.redirect("/projects", "The role is revoked.")
 
 
 def _projects(
-    request: Request,
-    session: Session,
-    principal: Principal,
+    context: Context,
     *,
     name: str = "",
     at: str = "",
     errors: dict[str, str] | None = None,
     typed: dict[str, str] | None = None,
 ) -> HTMLResponse:
+    session, principal = context.session, context.principal
     shown = projects.list_projects(session, principal.grants.projects)
-    return page(
-        request,
+    return context.render(
         "projects/projects.html",
-        principal=principal,
-        status_code=422 if errors else 200,
         projects=[(row, projects.members(session, row.name)) for row in shown],
         may_manage={
             row.name for row in shown if principal.grants.may(Permission.MANAGE_MEMBERS, row.name)
@@ -362,5 +333,5 @@ def _projects(
         at=at,
         used=quotas.read_usage(session, [row.name for row in shown]),
         typed=typed or {},
-        errors=errors or {},
+        errors=errors,
     )

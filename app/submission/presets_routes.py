@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 from fastapi.responses import RedirectResponse, Response
 from pydantic import BaseModel, Field
 
@@ -11,7 +11,7 @@ from app.auth.authentication import SignedIn
 from app.auth.permissions import ACCOUNT, SIGNED_IN, check_project, requires
 from app.auth.project_parameters import in_project, query_project
 from app.dependencies import Db, Posted
-from app.html.flash import back_to
+from app.html.rendering import Context
 from app.http.parameters import Body, RowId, Text, flaw
 from app.submission import forms, new_run_pages
 from app.submission.new_run_pages import RUN_FIELDS
@@ -116,8 +116,9 @@ def _row(preset: Preset) -> PresetRow:
 @pages.post("")
 @requires(ACCOUNT)
 @audited("preset", "recipe", "project")
-def post_preset(request: Request, session: Db, posted: Posted, principal: SignedIn) -> Response:
+def post_preset(context: Context, posted: Posted) -> Response:
     """Save the form's values under a name, or show the form with its errors."""
+    session = context.session
     recipe = str(posted.get("recipe", ""))
     schema = workers.recipe(session, recipe)["schema"]
     values = {name: str(posted.get(name, "")).strip() for name in (*RUN_FIELDS, "preset")}
@@ -128,23 +129,21 @@ def post_preset(request: Request, session: Db, posted: Posted, principal: Signed
         fields["tags"] = values["tags"]
         fields["project"] = values["project"] or None
         submission = Submission(recipe=recipe, config=config, **fields)
-        saved = save(session, principal.user, values["preset"], submission, known=errors)
+        saved = save(session, context.user, values["preset"], submission, known=errors)
     except Invalid as error:
         # The form's `name` is the run's, which a preset does not store.
         wrong = {"preset" if path == "name" else path: text for path, text in error.errors.items()}
-        return new_run_pages.form(request, session, principal, recipe, config, values, wrong)
-    return back_to(request, f"/runs/new?preset={saved.id}", f"The preset {saved.name} is saved.")
+        return new_run_pages.form(context, recipe, config, values, wrong)
+    return context.redirect(f"/runs/new?preset={saved.id}", f"The preset {saved.name} is saved.")
 
 
 @pages.post("/{preset_id}/deletion")
 @requires(ACCOUNT)
-def post_deletion(
-    request: Request, preset_id: RowId, session: Db, _principal: SignedIn
-) -> RedirectResponse:
+def post_deletion(preset_id: RowId, context: Context) -> RedirectResponse:
     """Delete a preset."""
-    preset = presets.get(session, preset_id)
-    check_project(session, Permission.SUBMIT_RUN, preset.project)
-    session.delete(preset)
-    return back_to(
-        request, f"/runs/new?recipe={preset.recipe}", f"The preset {preset.name} is deleted."
+    preset = presets.get(context.session, preset_id)
+    check_project(context.session, Permission.SUBMIT_RUN, preset.project)
+    context.session.delete(preset)
+    return context.redirect(
+        f"/runs/new?recipe={preset.recipe}", f"The preset {preset.name} is deleted."
     )

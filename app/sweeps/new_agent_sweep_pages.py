@@ -5,15 +5,13 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, RedirectResponse
-from sqlalchemy.orm import Session
 
 from app.auth import audit
-from app.auth.authentication import Principal, SignedIn
 from app.auth.permissions import ANY_SUBMITTER, requires
-from app.dependencies import Db, Posted
-from app.html.rendering import page
+from app.dependencies import Posted
+from app.html.rendering import Context
 from app.submission import forms
 from app.submission.config_schema import Property
 from app.submission.submission import may_submit_to
@@ -32,34 +30,33 @@ TITLES = {"settings": "Settings"}
 
 @router.get("/sweeps/new/agents")
 @requires(ANY_SUBMITTER)
-def new_sweep(request: Request, session: Db, principal: SignedIn) -> HTMLResponse:
+def new_sweep(context: Context) -> HTMLResponse:
     """Show the empty form."""
-    return _form(request, session, principal, "", FIELDS)
+    return _form(context, "", FIELDS)
 
 
 @router.post("/sweeps/agents", response_model=None)
 @requires(ANY_SUBMITTER)
-def begin(
-    request: Request, session: Db, posted: Posted, principal: SignedIn
-) -> HTMLResponse | RedirectResponse:
+def begin(context: Context, posted: Posted) -> HTMLResponse | RedirectResponse:
     """Begin the sweep if its number of runs is confirmed; otherwise show that or the errors."""
+    session = context.session
     values = {name: str(posted.get(name, usual)).strip()[:TYPED] for name, usual in FIELDS.items()}
     text = str(posted.get("settings", ""))[:MOST_CHARACTERS]
     try:
         config, space = _read(text)
         submission = SweepSubmission(agents=True, config=config, space=space, **plan(values))
-        checked = sweep_submission.check(session, principal.user, submission)
+        checked = sweep_submission.check(session, context.user, submission)
         if checked.errors:
             raise Invalid(_by_field(checked.errors))
     except Invalid as error:
-        return _form(request, session, principal, text, values, error.errors)
+        return _form(context, text, values, error.errors)
     if str(posted.get("confirmed", "")) != str(checked.runs):
-        audit.discard(request)
-        return _form(request, session, principal, text, values, checked=checked)
+        audit.discard(context.request)
+        return _form(context, text, values, checked=checked)
     key = str(posted.get("key", ""))[:64] or None
-    sweep = sweep_submission.begin(session, principal.user, submission, idempotency_key=key)
+    sweep = sweep_submission.begin(session, context.user, submission, idempotency_key=key)
     audit.set_detail(session, f"sweep {sweep.id} of {checked.runs} runs, for agents")
-    return RedirectResponse(f"/sweeps/{sweep.id}", status_code=303)
+    return context.redirect(f"/sweeps/{sweep.id}")
 
 
 def _read(text: str) -> tuple[JsonObject, SpaceGiven]:
@@ -105,27 +102,22 @@ def _by_field(errors: Mapping[str, str]) -> dict[str, str]:
 
 
 def _form(
-    request: Request,
-    session: Session,
-    principal: Principal,
+    context: Context,
     text: str,
     values: Mapping[str, str],
     errors: dict[str, str] | None = None,
     checked: Checked | None = None,
 ) -> HTMLResponse:
-    return page(
-        request,
+    return context.render(
         "sweeps/new_agent_sweep.html",
-        principal=principal,
-        status_code=422 if errors else 200,
         settings=text,
         most_characters=MOST_CHARACTERS,
         kinds=KIND_TITLES,
         goals=(MINIMIZE, MAXIMIZE),
         pruners=PRUNER_TITLES,
-        projects=may_submit_to(session, principal.grants),
+        projects=may_submit_to(context.session, context.principal.grants),
         values=values,
-        errors=errors or {},
+        errors=errors,
         titles=TITLES,
         runs=checked and checked.runs,
         warning=checked and checked.warning,

@@ -2,18 +2,16 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Form, Query, Request
+from fastapi import APIRouter, Form, Query
 from fastapi.responses import HTMLResponse, Response
 from pydantic import BaseModel, Field
-from sqlalchemy.orm import Session
 
 from app.auth import audit
 from app.auth.audit import audited
-from app.auth.authentication import Principal, SignedIn
+from app.auth.authentication import SignedIn
 from app.auth.permissions import SIGNED_IN, requires
 from app.dependencies import Db, Posted
-from app.html.flash import back_to
-from app.html.rendering import page
+from app.html.rendering import Context
 from app.http.parameters import Body, Text
 from app.trash.retention_job import project_of, scope_of
 from db.access import projects
@@ -140,71 +138,64 @@ TypedScope = Annotated[Text, Form()]
 
 @pages.get("")
 @requires(SIGNED_IN)
-def show_rules(request: Request, session: Db, principal: SignedIn) -> HTMLResponse:
+def show_rules(context: Context) -> HTMLResponse:
     """Show the rules of visible projects."""
-    return _page(request, session, principal, {})
+    return _page(context, {})
 
 
 @pages.post("")
 @requires(SIGNED_IN)
 @audited("scope", "checkpoint_days", "log_days")
-def post_rule(
-    request: Request, session: Db, principal: SignedIn, posted: Posted, scope: TypedScope = ""
-) -> Response:
+def post_rule(context: Context, posted: Posted, scope: TypedScope = "") -> Response:
     """Set a rule if its preview is confirmed; otherwise show the preview or the errors."""
-    project = project_of(session, principal.grants, scope)
+    project = project_of(context.session, context.principal.grants, scope)
     typed = {"scope": scope} | {name: str(posted.get(name, ""))[:50] for name in FIELDS}
     try:
         rules = retention.parse(typed)
     except Invalid as error:
-        return _page(request, session, principal, typed, errors=error.errors)
+        return _page(context, typed, errors=error.errors)
     confirmed = repr(rules)
     if str(posted.get("confirmed", "")) != confirmed:
-        audit.discard(request)  # nothing is changed yet
-        preview = retention.preview(session, project, rules)
-        return _page(request, session, principal, typed, preview=preview, confirmation=confirmed)
-    retention.set_rule(session, principal.user, project, rules)
-    return back_to(request, "/retention", "The rule is set.")
+        audit.discard(context.request)  # nothing is changed yet
+        preview = retention.preview(context.session, project, rules)
+        return _page(context, typed, preview=preview, confirmation=confirmed)
+    retention.set_rule(context.session, context.user, project, rules)
+    return context.redirect("/retention", "The rule is set.")
 
 
 @pages.post("/deletion")
 @requires(SIGNED_IN)
 @audited("scope")
-def post_deletion(
-    request: Request, session: Db, principal: SignedIn, scope: TypedScope = ""
-) -> Response:
+def post_deletion(context: Context, scope: TypedScope = "") -> Response:
     """Delete a rule."""
-    retention.end_rule(session, project_of(session, principal.grants, scope))
-    return back_to(request, "/retention", "The rule is deleted.")
+    session = context.session
+    retention.end_rule(session, project_of(session, context.principal.grants, scope))
+    return context.redirect("/retention", "The rule is deleted.")
 
 
 def _page(
-    request: Request,
-    session: Session,
-    principal: Principal,
+    context: Context,
     typed: dict[str, str],
     *,
     errors: dict[str, str] | None = None,
     preview: Preview | None = None,
     confirmation: str = "",
 ) -> HTMLResponse:
-    seen = projects.list_projects(session, principal.grants.projects)
+    principal = context.principal
+    seen = projects.list_projects(context.session, principal.grants.projects)
     names = {row.name for row in seen}
     managed = [
         row.name for row in seen if principal.grants.may(Permission.MANAGE_MEMBERS, row.name)
     ]
-    rules = retention.list_rules(session)
-    return page(
-        request,
+    rules = retention.list_rules(context.session)
+    return context.render(
         "trash/retention.html",
-        principal=principal,
-        status_code=422 if errors else 200,
         rules=[rule for rule in rules if rule.project is None or rule.project in names],
         managed=managed,
         fields=FIELDS,
         pinned=PINNED,
         typed={"scope": "", "checkpoint_days": "", "log_days": ""} | typed,
-        errors=errors or {},
+        errors=errors,
         preview=preview,
         confirmation=confirmation,
     )

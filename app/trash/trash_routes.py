@@ -3,14 +3,14 @@
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, RedirectResponse
 from pydantic import BaseModel, Field
 
 from app.auth.authentication import SignedIn, local_path
 from app.auth.permissions import SIGNED_IN, requires
 from app.dependencies import Db, Posted, TheSettings
-from app.html.rendering import page
+from app.html.rendering import Context
 from app.http.list_pages import After, Limit, ListPage
 from app.http.parameters import RunId
 from app.reports.reports import may_delete
@@ -98,22 +98,18 @@ PAGE_SIZE = 50
 
 @pages.get("/trash")
 @requires(SIGNED_IN)
-def show_trash(
-    request: Request, session: Db, settings: TheSettings, principal: SignedIn, after: After = ""
-) -> HTMLResponse:
+def show_trash(context: Context, after: After = "") -> HTMLResponse:
     """Show deleted runs with the time until which they can be restored."""
-    runs_page = trash.list_runs(session, after=after, limit=PAGE_SIZE)
-    return page(
-        request,
+    runs_page = trash.list_runs(context.session, after=after, limit=PAGE_SIZE)
+    return context.render(
         "trash/trash.html",
-        principal=principal,
-        rows=[describe_deleted(run, owner, settings) for run, owner in runs_page.rows],
-        reports=reports.list_deleted(session, limit=PAGE_SIZE),
-        may_delete=partial(may_delete, grants=principal.grants),
+        rows=[describe_deleted(run, owner, context.settings) for run, owner in runs_page.rows],
+        reports=reports.list_deleted(context.session, limit=PAGE_SIZE),
+        may_delete=partial(may_delete, grants=context.principal.grants),
         older=runs_page.next,
-        trash_contents=trash.contents(session),
-        disk=disk(settings),
-        days=settings.trash_days,
+        trash_contents=trash.contents(context.session),
+        disk=disk(context.settings),
+        days=context.settings.trash_days,
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Form, Request
+from fastapi import APIRouter, Form
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, Field
@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session
 from app.auth.audit import audited
 from app.auth.authentication import AtBrowser, SignedIn
 from app.auth.permissions import ADMIN, SIGNED_IN, requires
-from app.dependencies import Db, TheDatabase, TheLive, TheSettings
-from app.html.rendering import page
+from app.dependencies import Db, TheDatabase, TheLive
+from app.html.rendering import Context
 from app.http.active_requests import STREAM
 from app.http.list_pages import After, Limit, ListPage
 from app.http.parameters import Body, RowId
@@ -154,25 +154,21 @@ MOST_QUEUED = 50
 
 @pages.get("")
 @requires(SIGNED_IN)
-def show_workers(
-    request: Request, session: Db, settings: TheSettings, principal: SignedIn
-) -> HTMLResponse:
+def show_workers(context: Context) -> HTMLResponse:
     """Show the devices of workers with their runs, and the queue in order."""
-    rows = device_grid.read(session, MOST_FOLLOWED)
-    queue = Queue.read(session)
+    rows = device_grid.read(context.session, MOST_FOLLOWED)
+    queue = Queue.read(context.session)
     first = sorted(queue.places, key=queue.places.__getitem__)[:MOST_QUEUED]
-    seen = {run.id: (run, owner) for run, owner in runs.with_owners(session, first)}
-    return page(
-        request,
+    seen = {run.id: (run, owner) for run, owner in runs.with_owners(context.session, first)}
+    return context.render(
         "workers/workers.html",
-        principal=principal,
         rows=rows,
         cursor=cursor_of(rows),
         queued=[
             (
                 position,
                 *seen[run_id],
-                pending_reasons.reason(seen[run_id][0], queue, **settings.per_user),
+                pending_reasons.reason(seen[run_id][0], queue, **context.settings.per_user),
             )
             for position, run_id in enumerate(first, 1)
             if run_id in seen
@@ -183,20 +179,11 @@ def show_workers(
 
 @pages.get("/{worker_id}")
 @requires(SIGNED_IN)
-def show_worker(
-    worker_id: RowId, request: Request, session: Db, principal: SignedIn
-) -> HTMLResponse:
+def show_worker(worker_id: RowId, context: Context) -> HTMLResponse:
     """Show a worker with its devices, recipes and versions."""
-    worker, is_up = workers.with_liveness(session, worker_id)
+    worker, is_up = workers.with_liveness(context.session, worker_id)
     outdated = workers.describe_outdated([worker]) if workers.is_outdated(worker) else ""
-    return page(
-        request,
-        "workers/worker.html",
-        principal=principal,
-        worker=worker,
-        alive=is_up,
-        outdated=outdated,
-    )
+    return context.render("workers/worker.html", worker=worker, alive=is_up, outdated=outdated)
 
 
 @pages.post("/{worker_id}/drain")
