@@ -3,14 +3,15 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Form
+from fastapi import Depends, Form
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from app.alerts import smtp
 from app.auth.audit import audited, unaudited
 from app.auth.authentication import AdmittedEarly, SignedIn
-from app.auth.permissions import ACCOUNT, requires
+from app.auth.permissions import ACCOUNT
 from app.auth.project_parameters import form_project
+from app.auth.routing import Router
 from app.dependencies import Db, Posted, TheSettings
 from app.html.rendering import Context
 from app.http.parameters import RowId, RunId, Text, as_run_id
@@ -22,7 +23,7 @@ from db.alerts.service_conditions import SERVICE_CONDITIONS
 from db.errors import Invalid
 from db.settings import Settings
 
-router = APIRouter()
+router = Router()
 
 ROWS_SHOWN = 50
 #: Initial values of the forms; channels: the selected ones, None for all enabled ones.
@@ -43,8 +44,7 @@ class Entered:
     secret: str = ""  # of a webhook that was just created
 
 
-@router.get("/alerts")
-@requires(ACCOUNT)
+@router.get("/alerts", ACCOUNT)
 def show_alerts(
     context: Context, run: Text = "", after: Text = "", deliveries_after: Text = ""
 ) -> HTMLResponse:
@@ -53,8 +53,7 @@ def show_alerts(
     return _alerts(context, entered, after, deliveries_after)
 
 
-@router.post("/alerts/rules")
-@requires(ACCOUNT)
+@router.post("/alerts/rules", ACCOUNT)
 @audited("condition", "scope", "run_id")
 def make_rule(
     context: Context,
@@ -85,8 +84,7 @@ def make_rule(
     return context.redirect("/alerts#rules", "The rule is added.")
 
 
-@router.post("/runs/{run_id}/alerts")
-@requires(ACCOUNT)
+@router.post("/runs/{run_id}/alerts", ACCOUNT)
 def make_rule_of_run(
     run_id: RunId, context: Context, condition: Annotated[Text, Form()] = ""
 ) -> RedirectResponse:
@@ -95,8 +93,7 @@ def make_rule_of_run(
     return context.redirect("/alerts#rules", "The rule is added.")
 
 
-@router.post("/alerts/rules/{rule_id}/switch")
-@requires(ACCOUNT)
+@router.post("/alerts/rules/{rule_id}/switch", ACCOUNT)
 def switch_rule(
     rule_id: RowId, context: Context, on: Annotated[Text, Form()] = ""
 ) -> RedirectResponse:
@@ -106,17 +103,15 @@ def switch_rule(
     return context.redirect("/alerts#rules", text)
 
 
-@router.post("/alerts/rules/{rule_id}/deletion")
-@requires(ACCOUNT)
+@router.post("/alerts/rules/{rule_id}/deletion", ACCOUNT)
 def delete_rule(rule_id: RowId, context: Context) -> RedirectResponse:
     """Delete a rule."""
     rules.delete(context.session, context.user, rule_id)
     return context.redirect("/alerts#rules", "The rule is deleted.")
 
 
-@router.post("/alerts/inbox/reading")
+@router.post("/alerts/inbox/reading", ACCOUNT)
 @unaudited("Marks the user's own alerts as read.")
-@requires(ACCOUNT)
 def mark_alerts_read(
     session: Db, principal: SignedIn, up_to: Annotated[RowId, Form()]
 ) -> RedirectResponse:
@@ -125,9 +120,8 @@ def mark_alerts_read(
     return RedirectResponse("/alerts", status_code=303)
 
 
-@router.get("/alerts/channels")
-@requires(ACCOUNT)
-def lead_back(_principal: SignedIn) -> RedirectResponse:
+@router.get("/alerts/channels", ACCOUNT)
+def lead_back() -> RedirectResponse:
     """Redirect to the channels: the page after creating a channel has this URL."""
     return RedirectResponse("/alerts#channels", status_code=303)
 
@@ -141,8 +135,7 @@ async def _forbidden(posted: Posted, settings: TheSettings, _user: AdmittedEarly
 ForbiddenAddress = Annotated[str, Depends(_forbidden)]
 
 
-@router.post("/alerts/channels")
-@requires(ACCOUNT)
+@router.post("/alerts/channels", ACCOUNT)
 def make_channel(
     forbidden: ForbiddenAddress,
     context: Context,
@@ -165,8 +158,7 @@ def make_channel(
     return context.redirect("/alerts#channels", "The channel is added.")
 
 
-@router.post("/alerts/channels/{channel_id}/switch")
-@requires(ACCOUNT)
+@router.post("/alerts/channels/{channel_id}/switch", ACCOUNT)
 def switch_channel(
     channel_id: RowId, context: Context, on: Annotated[Text, Form()] = ""
 ) -> RedirectResponse:
@@ -176,16 +168,14 @@ def switch_channel(
     return context.redirect("/alerts#channels", text)
 
 
-@router.post("/alerts/channels/{channel_id}/deletion")
-@requires(ACCOUNT)
+@router.post("/alerts/channels/{channel_id}/deletion", ACCOUNT)
 def delete_channel(channel_id: RowId, context: Context) -> RedirectResponse:
     """Delete a channel."""
     channels.delete(context.session, context.user, channel_id)
     return context.redirect("/alerts#channels", "The channel is deleted.")
 
 
-@router.post("/alerts/channels/{channel_id}/tests")
-@requires(ACCOUNT)
+@router.post("/alerts/channels/{channel_id}/tests", ACCOUNT)
 def test_channel(channel_id: RowId, context: Context) -> RedirectResponse:
     """Send a test through a channel."""
     deliveries.test(context.session, context.user, channel_id, context.settings.address)

@@ -2,15 +2,15 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Form, Query
+from fastapi import Form, Query
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from app.artifacts.artifacts_api import check_alias, note_lost_files, version_summaries
 from app.artifacts.lineage import address_of, drawing
 from app.auth.audit import audited, set_detail
-from app.auth.authentication import SignedIn
-from app.auth.permissions import SIGNED_IN, check_project, requires
+from app.auth.permissions import SIGNED_IN, check_project
 from app.auth.project_parameters import query_project
+from app.auth.routing import Router
 from app.dependencies import Db
 from app.html.rendering import Context
 from app.http.list_pages import After
@@ -20,14 +20,13 @@ from db.errors import Conflict, Invalid
 from db.files import artifact_versions
 from db.files.artifact_lineage import lineage
 
-router = APIRouter()
+router = Router()
 
 PAGE_SIZE = 50
 FILES_SHOWN = 500
 
 
-@router.get("/artifacts")
-@requires(SIGNED_IN)
+@router.get("/artifacts", SIGNED_IN)
 def show_artifacts(
     context: Context,
     project: Annotated[str | None, query_project(Permission.VIEW_RUN)],
@@ -46,9 +45,8 @@ def show_artifacts(
     )
 
 
-@router.get("/artifacts/{collection_id}")
-@requires(SIGNED_IN)
-def show_artifact(collection_id: RowId, session: Db, _principal: SignedIn) -> RedirectResponse:
+@router.get("/artifacts/{collection_id}", SIGNED_IN)
+def show_artifact(collection_id: RowId, session: Db) -> RedirectResponse:
     """Redirect to the newest version of an artifact."""
     artifact_versions.collection_of(session, collection_id)
     newest = artifact_versions.newest(session, [collection_id]).get(collection_id)
@@ -56,8 +54,7 @@ def show_artifact(collection_id: RowId, session: Db, _principal: SignedIn) -> Re
     return RedirectResponse(address, status_code=303)
 
 
-@router.get("/artifact-versions/{version_id}")
-@requires(SIGNED_IN)
+@router.get("/artifact-versions/{version_id}", SIGNED_IN)
 def show_version(
     version_id: RowId, context: Context, against: Annotated[RowId | None, Query()] = None
 ) -> HTMLResponse:
@@ -66,8 +63,7 @@ def show_version(
     return _version(context, version_id, against=against)
 
 
-@router.post("/artifact-versions/{version_id}/alias")
-@requires(SIGNED_IN)
+@router.post("/artifact-versions/{version_id}/alias", SIGNED_IN)
 @audited("alias")
 def set_alias(version_id: RowId, context: Context, alias: Annotated[Text, Form()] = "") -> Response:
     """Give an alias to a version."""
@@ -82,8 +78,7 @@ def set_alias(version_id: RowId, context: Context, alias: Annotated[Text, Form()
     return context.redirect(f"/artifact-versions/{version_id}", done)
 
 
-@router.post("/artifact-versions/{version_id}/deletion")
-@requires(SIGNED_IN)
+@router.post("/artifact-versions/{version_id}/deletion", SIGNED_IN)
 def delete_version(
     version_id: RowId, context: Context, force: Annotated[bool, Form()] = False
 ) -> Response:

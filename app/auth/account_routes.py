@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Form
+from fastapi import Form
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -11,8 +11,9 @@ from app.auth import audit, permissions
 from app.auth.audit import audited
 from app.auth.authentication import AtBrowser, SignedIn, sign_in
 from app.auth.login_throttling import client_of
-from app.auth.permissions import ACCOUNT, requires
+from app.auth.permissions import ACCOUNT
 from app.auth.project_parameters import form_project, in_project
+from app.auth.routing import Router
 from app.dependencies import Db, Hashing
 from app.html.rendering import Context
 from app.http.list_pages import After, Limit, ListPage
@@ -22,8 +23,8 @@ from db.access.permissions import Permission
 from db.errors import Invalid
 from db.tables import FULL, LARGEST_ID, ONE_RUN, SignInSession, User
 
-api = APIRouter(prefix="/tokens", tags=["tokens"])
-pages = APIRouter(prefix="/account")
+api = Router(prefix="/tokens", tags=["tokens"])
+pages = Router(prefix="/account")
 
 
 class TokenName(Body):
@@ -74,8 +75,7 @@ class Tokens(ListPage):
     tokens: list[TokenRow]
 
 
-@api.get("")
-@requires(ACCOUNT)
+@api.get("", ACCOUNT)
 def list_tokens(session: Db, principal: SignedIn, after: After = "", limit: Limit = 1000) -> Tokens:
     """List the user's tokens."""
     listed = accounts.page_of_api_tokens(session, principal.user, after=after, limit=limit)
@@ -83,8 +83,7 @@ def list_tokens(session: Db, principal: SignedIn, after: After = "", limit: Limi
     return Tokens(tokens=tokens, total=listed.total, next=listed.next)
 
 
-@api.post("", status_code=201)
-@requires(ACCOUNT)
+@api.post("", ACCOUNT, status_code=201)
 @audited("name", "kind", "project", "run_id", "days")
 def make_token(
     body: Annotated[TokenName, in_project(TokenName, Permission.VIEW_RUN, is_invalid=True)],
@@ -105,8 +104,7 @@ def make_token(
     return NewToken(**TokenRow.model_validate(row).model_dump(), token=token)
 
 
-@api.delete("/{token_id}", status_code=204)
-@requires(ACCOUNT)
+@api.delete("/{token_id}", ACCOUNT, status_code=204)
 def revoke_token(token_id: RowId, session: Db, principal: SignedIn) -> None:
     """Revoke one of the user's tokens."""
     name = accounts.delete_api_token(session, principal.user, token_id)
@@ -130,15 +128,13 @@ KINDS = {
 }
 
 
-@pages.get("")
-@requires(ACCOUNT)
+@pages.get("", ACCOUNT)
 def show_account(context: Context, at_browser: AtBrowser, changed: Text = "") -> HTMLResponse:
     """Show the account page. changed: "password" after a change of it."""
     return _account(context, at_browser, changed=changed)
 
 
-@pages.post("/password")
-@requires(ACCOUNT)
+@pages.post("/password", ACCOUNT)
 def set_password(
     _hashing: Hashing,
     context: Context,
@@ -167,8 +163,7 @@ def set_password(
     return response
 
 
-@pages.post("/tokens")
-@requires(ACCOUNT)
+@pages.post("/tokens", ACCOUNT)
 @audited("name", "kind", "project", "run_id", "days")
 def post_token(
     context: Context,
@@ -197,8 +192,7 @@ def post_token(
     return _account(context, at_browser, token=token)
 
 
-@pages.post("/tokens/{token_id}/revocation")
-@requires(ACCOUNT)
+@pages.post("/tokens/{token_id}/revocation", ACCOUNT)
 def post_revocation(
     token_id: RowId, session: Db, principal: SignedIn, _at_browser: AtBrowser
 ) -> RedirectResponse:
@@ -217,8 +211,7 @@ def _number(field: str, text: str, most: int) -> int | None:
     return int(text)
 
 
-@pages.post("/sign-ins/deletion")
-@requires(ACCOUNT)
+@pages.post("/sign-ins/deletion", ACCOUNT)
 def end_sign_ins(session: Db, principal: SignedIn, at_browser: AtBrowser) -> RedirectResponse:
     """Sign out the user's other browsers."""
     accounts.end_sign_ins(session, principal.user, but=at_browser)

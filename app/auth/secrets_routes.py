@@ -2,12 +2,13 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Form
+from fastapi import Form
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import BaseModel, Field
 
 from app.auth.authentication import SignedIn
-from app.auth.permissions import ADMIN, RUN_COMMANDS, requires
+from app.auth.permissions import ADMIN, RUN_COMMANDS
+from app.auth.routing import Router
 from app.dependencies import Db, TheSettings
 from app.html.rendering import Context
 from app.http.list_pages import After, Limit, ListPage
@@ -16,8 +17,8 @@ from db.access import secrets
 from db.errors import Invalid
 from db.paging import page_of_list
 
-api = APIRouter(prefix="/secrets", tags=["secrets"])
-pages = APIRouter(prefix="/secrets")
+api = Router(prefix="/secrets", tags=["secrets"])
+pages = Router(prefix="/secrets")
 
 
 class SecretValue(Body):
@@ -40,11 +41,8 @@ class Secrets(ListPage):
     secrets: list[SecretRow]
 
 
-@api.get("")
-@requires(RUN_COMMANDS)
-def list_secrets(
-    session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
-) -> Secrets:
+@api.get("", RUN_COMMANDS)
+def list_secrets(session: Db, after: After = "", limit: Limit = 1000) -> Secrets:
     """List the names of the secrets."""
     listed = page_of_list(secrets.list_secrets(session), after=after, limit=limit)
     rows = [
@@ -53,8 +51,7 @@ def list_secrets(
     return Secrets(secrets=rows, total=listed.total, next=listed.next)
 
 
-@api.put("/{name}", status_code=204)
-@requires(ADMIN)
+@api.put("/{name}", ADMIN, status_code=204)
 def set_secret(
     name: str, secret: SecretValue, session: Db, settings: TheSettings, principal: SignedIn
 ) -> None:
@@ -62,22 +59,19 @@ def set_secret(
     secrets.put(session, settings.secrets_key, principal.user, name, secret.value)
 
 
-@api.delete("/{name}", status_code=204)
-@requires(ADMIN)
-def delete_secret(name: str, session: Db, _principal: SignedIn) -> None:
+@api.delete("/{name}", ADMIN, status_code=204)
+def delete_secret(name: str, session: Db) -> None:
     """Delete a secret; commands that still name it fail when they start."""
     secrets.delete(session, name)
 
 
-@pages.get("")
-@requires(RUN_COMMANDS)
+@pages.get("", RUN_COMMANDS)
 def show_secrets(context: Context) -> HTMLResponse:
     """Show the names of the secrets, each with the user who set it."""
     return _secrets(context)
 
 
-@pages.post("")
-@requires(ADMIN)
+@pages.post("", ADMIN)
 def post_secret(
     context: Context, name: Annotated[Text, Form()] = "", value: Annotated[str, Form()] = ""
 ) -> Response:
@@ -96,9 +90,8 @@ def post_secret(
     return context.redirect("/secrets")
 
 
-@pages.post("/{name}/deletion")
-@requires(ADMIN)
-def post_deletion(name: str, session: Db, _principal: SignedIn) -> RedirectResponse:
+@pages.post("/{name}/deletion", ADMIN)
+def post_deletion(name: str, session: Db) -> RedirectResponse:
     """Delete a secret."""
     secrets.delete(session, name)
     return RedirectResponse("/secrets", status_code=303)

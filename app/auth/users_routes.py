@@ -2,14 +2,15 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Form
+from fastapi import Form
 from fastapi.responses import HTMLResponse, Response
 from pydantic import BaseModel, Field
 
 from app.auth.audit import audited
-from app.auth.authentication import AtBrowser, SignedIn
-from app.auth.permissions import ADMIN, requires
+from app.auth.authentication import AtBrowser
+from app.auth.permissions import ADMIN
 from app.auth.project_parameters import form_project, in_project
+from app.auth.routing import Router
 from app.dependencies import Db
 from app.html.rendering import Context
 from app.http.parameters import Body, RowId, Text
@@ -18,8 +19,8 @@ from db.access import accounts, people, projects
 from db.access.permissions import MEMBER, ROLES, Permission
 from db.errors import HalfstepError, Invalid
 
-api = APIRouter(prefix="/users", tags=["people"])
-pages = APIRouter(prefix="/people")
+api = Router(prefix="/users", tags=["people"])
+pages = Router(prefix="/people")
 
 
 class Account(BaseModel):
@@ -66,9 +67,8 @@ class Change(Body):
     change: people.Change
 
 
-@api.get("")
-@requires(ADMIN)
-def list_users(session: Db, _principal: SignedIn, after: Text = "", limit: int = 200) -> Accounts:
+@api.get("", ADMIN)
+def list_users(session: Db, after: Text = "", limit: int = 200) -> Accounts:
     """List the accounts."""
     limit = max(1, min(limit, 1000))
     rows = people.list_people(session, after=after, limit=limit)
@@ -78,13 +78,11 @@ def list_users(session: Db, _principal: SignedIn, after: Text = "", limit: int =
     )
 
 
-@api.post("", status_code=201)
-@requires(ADMIN)
+@api.post("", ADMIN, status_code=201)
 @audited("name", "role", "project")
 def invite(
     body: Annotated[Invitation, in_project(Invitation, Permission.MANAGE_MEMBERS)],
     session: Db,
-    _principal: SignedIn,
     _at_browser: AtBrowser,
 ) -> Invited:
     """Create an account. Requires a browser, since a stolen token could otherwise create one."""
@@ -93,12 +91,9 @@ def invite(
     return Invited(id=user.id, name=user.name, link=f"/?token={token}")
 
 
-@api.patch("/{user_id}")
-@requires(ADMIN)
+@api.patch("/{user_id}", ADMIN)
 @audited("change")
-def change_user(
-    user_id: RowId, body: Change, session: Db, _principal: SignedIn, _at_browser: AtBrowser
-) -> Account:
+def change_user(user_id: RowId, body: Change, session: Db, _at_browser: AtBrowser) -> Account:
     """Change or remove an account."""
     user = people.get(session, user_id)
     people.CHANGES[body.change](session, user)
@@ -121,15 +116,13 @@ def _account(user: Any, roles: dict[str, str]) -> Account:
     )
 
 
-@pages.get("")
-@requires(ADMIN)
+@pages.get("", ADMIN)
 def show_people(context: Context) -> HTMLResponse:
     """Show all accounts with their roles."""
     return _people(context)
 
 
-@pages.post("")
-@requires(ADMIN)
+@pages.post("", ADMIN)
 @audited("name", "role", "project")
 def post_invitation(
     context: Context,
@@ -148,8 +141,7 @@ def post_invitation(
     return _people(context, invited=user.name, token=token)
 
 
-@pages.post("/{user_id}/{change}")
-@requires(ADMIN)
+@pages.post("/{user_id}/{change}", ADMIN)
 def change(
     user_id: RowId, change: people.Change, context: Context, _at_browser: AtBrowser
 ) -> Response:

@@ -2,14 +2,14 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from pydantic import BaseModel, Field
 
 from app.auth.audit import audited
 from app.auth.authentication import SignedIn
-from app.auth.permissions import SIGNED_IN, requires
+from app.auth.permissions import SIGNED_IN
 from app.auth.project_parameters import in_project, query_project
+from app.auth.routing import Router
 from app.checks.check_view import view_of
 from app.checks.checks import ACTION, WRITE, check_deletable, may_delete, parse_report, to_row
 from app.dependencies import Db
@@ -22,8 +22,8 @@ from db.runs import check_reports
 from db.tables import CheckReport, User
 from halfstep.check.report import from_content
 
-api = APIRouter(prefix="/checks", tags=["checks"])
-pages = APIRouter(prefix="/checks")
+api = Router(prefix="/checks", tags=["checks"])
+pages = Router(prefix="/checks")
 
 Content = Annotated[dict[str, Any], Field(description="As `halfstep check --json` prints it")]
 Sources = Annotated[dict[str, str], Field(description="Texts of the files that rows name")]
@@ -64,11 +64,9 @@ class Checks(ListPage):
     checks: list[CheckRow]
 
 
-@api.get("")
-@requires(SIGNED_IN)
+@api.get("", SIGNED_IN)
 def list_checks(
     session: Db,
-    _principal: SignedIn,
     project: Annotated[
         str | None, query_project(Permission.VIEW_RUN, description="Only of this project")
     ],
@@ -82,8 +80,7 @@ def list_checks(
     return Checks(checks=rows, total=listed.total, next=listed.next)
 
 
-@api.post("", status_code=201)
-@requires(SIGNED_IN, token_permission=Permission.SUBMIT_RUN, for_uploads=True)
+@api.post("", SIGNED_IN, token_permission=Permission.SUBMIT_RUN, for_uploads=True, status_code=201)
 @audited("project")
 def upload_check(
     body: Annotated[NewCheck, in_project(NewCheck, WRITE, action=ACTION)],
@@ -96,17 +93,15 @@ def upload_check(
     return CheckRow(**_row(check_reports.add(session, report), principal.user.name))
 
 
-@api.get("/{check_id}")
-@requires(SIGNED_IN)
-def get_check(check_id: RowId, session: Db, _principal: SignedIn) -> CheckContent:
+@api.get("/{check_id}", SIGNED_IN)
+def get_check(check_id: RowId, session: Db) -> CheckContent:
     """Return an uploaded report with its sources."""
     report = check_reports.get(session, check_id)
     author = session.get_one(User, report.user_id).name
     return CheckContent(**_row(report, author), report=report.report, sources=report.sources)
 
 
-@api.delete("/{check_id}", status_code=204)
-@requires(SIGNED_IN)
+@api.delete("/{check_id}", SIGNED_IN, status_code=204)
 def delete_check(check_id: RowId, session: Db, principal: SignedIn) -> None:
     """Delete an uploaded report; this cannot be undone.
 
@@ -125,8 +120,7 @@ def _row(report: CheckReport, author: str) -> dict[str, Any]:
 PAGE_SIZE = 50
 
 
-@pages.get("")
-@requires(SIGNED_IN)
+@pages.get("", SIGNED_IN)
 def show_checks(
     context: Context,
     project: Annotated[str | None, query_project(Permission.VIEW_RUN)],
@@ -148,8 +142,7 @@ def show_checks(
     )
 
 
-@pages.get("/{check_id}")
-@requires(SIGNED_IN)
+@pages.get("/{check_id}", SIGNED_IN)
 def show_check(check_id: RowId, context: Context) -> HTMLResponse:
     """Show a report: the source with marked lines, and the findings."""
     row = check_reports.get(context.session, check_id)
@@ -162,17 +155,15 @@ def show_check(check_id: RowId, context: Context) -> HTMLResponse:
     )
 
 
-@pages.get("/{check_id}/report.json")
-@requires(SIGNED_IN)
-def download_check(check_id: RowId, session: Db, _principal: SignedIn) -> JSONResponse:
+@pages.get("/{check_id}/report.json", SIGNED_IN)
+def download_check(check_id: RowId, session: Db) -> JSONResponse:
     """Return a report as `halfstep check --json` prints it, for --baseline."""
     row = check_reports.get(session, check_id)
     headers = {"Content-Disposition": f'attachment; filename="check-{check_id}.json"'}
     return JSONResponse(row.report, headers=headers)
 
 
-@pages.post("/{check_id}/deletion")
-@requires(SIGNED_IN)
+@pages.post("/{check_id}/deletion", SIGNED_IN)
 def post_deletion(check_id: RowId, context: Context) -> Response:
     """Delete a report."""
     row = check_reports.get(context.session, check_id)

@@ -2,12 +2,13 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
 from app.auth.authentication import SignedIn
-from app.auth.permissions import SIGNED_IN, requires
+from app.auth.permissions import SIGNED_IN
+from app.auth.routing import Router
 from app.compare import comparison
 from app.compare.equivalence import LARGEST
 from app.compare.parity import Conclusion, ParityQuery, Value, parity_of
@@ -33,7 +34,7 @@ from db.errors import Invalid
 from db.runs import comparisons, runs
 from db.settings import Settings
 
-router = APIRouter(tags=["comparisons"])
+router = Router(tags=["comparisons"])
 
 #: Limit of series in one response.
 MOST_SERIES = 30
@@ -288,8 +289,7 @@ class SeriesOfRuns(BaseModel):
     ]
 
 
-@router.post("/runs/{run_id}/comparison", status_code=201)
-@requires(Permission.SUBMIT_RUN)
+@router.post("/runs/{run_id}/comparison", Permission.SUBMIT_RUN, status_code=201)
 def compare(
     run_id: RunId,
     session: Db,
@@ -310,22 +310,17 @@ def compare(
     return QueuedComparison(**vars(group), queued=[run.id for run in queued])
 
 
-@router.get("/groups/{group_id}")
-@requires(SIGNED_IN)
-def get_group(
-    group_id: RowId, session: Db, settings: TheSettings, _principal: SignedIn
-) -> Comparison:
+@router.get("/groups/{group_id}", SIGNED_IN)
+def get_group(group_id: RowId, session: Db, settings: TheSettings) -> Comparison:
     """Return the comparison of a group."""
     return _group(session, group_id, settings)
 
 
-@router.get("/comparison")
-@requires(SIGNED_IN)
+@router.get("/comparison", SIGNED_IN)
 def get_comparison(
     runs: Runs,
     session: Db,
     settings: TheSettings,
-    _principal: SignedIn,
     metric: NamedMetrics = [],  # noqa: B006 - FastAPI copies it
 ) -> RunComparison:
     """Compare runs: results of each, and the settings in which they differ.
@@ -336,12 +331,10 @@ def get_comparison(
     return RunComparison(**_fields(comparison.of_runs(session, ids, settings, metric)))
 
 
-@router.get("/comparison/metrics/names")
-@requires(SIGNED_IN)
+@router.get("/comparison/metrics/names", SIGNED_IN)
 def get_metric_names(
     runs: Runs,
     session: Db,
-    _principal: SignedIn,
     search: Annotated[Text, Query(description="Words that the names contain")] = "",
     after: Name = "",
     limit: Limit = MOST_NAMES,
@@ -360,13 +353,11 @@ def drawable_names(
     )
 
 
-@router.get("/comparison/parity")
-@requires(SIGNED_IN)
+@router.get("/comparison/parity", SIGNED_IN)
 def get_parity(
     runs: Runs,
     session: Db,
     settings: TheSettings,
-    _principal: SignedIn,
     metric: Annotated[Name, Query(description="Default: the first metric, else the loss")] = "",
     margin: Margin = None,
     group: Annotated[
@@ -393,12 +384,10 @@ def get_parity(
     return Parity.model_validate({**vars(parity), **derived}, from_attributes=True)
 
 
-@router.get("/comparison/series", response_model=SeriesOfRuns)
-@requires(SIGNED_IN)
+@router.get("/comparison/series", SIGNED_IN, response_model=SeriesOfRuns)
 def get_series_of_runs(
     runs: Runs,
     session: Db,
-    _principal: SignedIn,
     series: Annotated[
         list[Text],
         Query(description=f"Any of {', '.join(SERIES)}, and names of metrics"),

@@ -5,13 +5,14 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Depends, Form, Query, Request
+from fastapi import Depends, Form, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
 from pydantic import BeforeValidator
 from sqlalchemy.orm import Session
 
 from app.auth.authentication import Principal, SignedIn
-from app.auth.permissions import SIGNED_IN, requires
+from app.auth.permissions import SIGNED_IN
+from app.auth.routing import Router
 from app.compare import comparison
 from app.compare.comparison import (
     AXES,
@@ -46,7 +47,7 @@ from db.queue.pending_reasons import Queue
 from db.runs import comparisons, groups, notes, runs
 from db.telemetry import latest_metrics
 
-router = APIRouter()
+router = Router()
 
 USUAL = 4
 LIKELY_SHOWN = 16
@@ -107,8 +108,7 @@ def _view(
 TheView = Annotated[View, Depends(_view)]
 
 
-@router.post("/runs/{run_id}/comparison")
-@requires(Permission.SUBMIT_RUN)
+@router.post("/runs/{run_id}/comparison", Permission.SUBMIT_RUN)
 def queue_comparison(
     run_id: RunId,
     session: Db,
@@ -128,8 +128,7 @@ def queue_comparison(
     return RedirectResponse(f"/compare?{urlencode(query, safe=',')}#parity", status_code=303)
 
 
-@router.get("/compare")
-@requires(SIGNED_IN)
+@router.get("/compare", SIGNED_IN)
 def compare(context: Context, view: TheView, runs: Annotated[str, Query()] = "") -> HTMLResponse:
     """Compare runs; the browser fetches the page again while they change."""
     ids = as_run_ids("runs", runs, most=MOST_RUNS)
@@ -156,8 +155,7 @@ def _may_write(principal: Principal, compared: Comparison) -> bool:
     )
 
 
-@router.get("/groups/{group_id}")
-@requires(SIGNED_IN)
+@router.get("/groups/{group_id}", SIGNED_IN)
 def show_group(group_id: RunId, context: Context, view: TheView) -> HTMLResponse:
     """Compare the runs of a group, with ratios."""
     queue = Queue.read(context.session)

@@ -2,13 +2,14 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import BaseModel, Field
 
 from app.auth.audit import audited
 from app.auth.authentication import SignedIn
-from app.auth.permissions import SIGNED_IN, requires
+from app.auth.permissions import SIGNED_IN
 from app.auth.project_parameters import in_project, query_project
+from app.auth.routing import Router
 from app.compare.notes import subject_of
 from app.dependencies import Db
 from app.http.parameters import Body, Text, flaw
@@ -16,7 +17,7 @@ from db.access.permissions import Permission
 from db.errors import Invalid
 from db.runs import notes
 
-router = APIRouter(prefix="/notes", tags=["runs"])
+router = Router(prefix="/notes", tags=["runs"])
 
 Project = Annotated[
     Text | None, Field(description="'' is the Default project; null: the note is on runs")
@@ -42,11 +43,9 @@ class NewNote(Body):
     ] = None
 
 
-@router.get("")
-@requires(SIGNED_IN)
+@router.get("", SIGNED_IN)
 def read_note(
     session: Db,
-    _principal: SignedIn,
     project: Annotated[str | None, query_project(Permission.VIEW_RUN)],
     runs: Annotated[Text, Query()] = "",
 ) -> Note:
@@ -55,8 +54,7 @@ def read_note(
     return Note(note=notes.read(session, subject))
 
 
-@router.put("")
-@requires(SIGNED_IN)
+@router.put("", SIGNED_IN)
 @audited("project", "runs")
 def write_note(
     body: Annotated[NewNote, in_project(NewNote, Permission.SUBMIT_RUN)],

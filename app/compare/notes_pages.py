@@ -3,12 +3,13 @@
 from typing import Annotated
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Form, Query
+from fastapi import Form, Query
 from fastapi.responses import HTMLResponse, Response
 
 from app.auth.audit import audited
-from app.auth.permissions import SIGNED_IN, requires
+from app.auth.permissions import SIGNED_IN
 from app.auth.project_parameters import form_project, query_project
+from app.auth.routing import Router
 from app.compare.comparison import MOST_RUNS
 from app.compare.notes import subject_of
 from app.html.rendering import Context
@@ -18,11 +19,10 @@ from db.errors import Changed, Invalid
 from db.runs import notes
 from db.runs.run_metadata import LENGTHS
 
-router = APIRouter(prefix="/notes")
+router = Router(prefix="/notes")
 
 
-@router.get("")
-@requires(SIGNED_IN)
+@router.get("", SIGNED_IN)
 def edit_note(
     context: Context,
     project: Annotated[str | None, query_project(Permission.SUBMIT_RUN)],
@@ -34,8 +34,7 @@ def edit_note(
     return _page(context, project, runs, back, text=text, seen=text)
 
 
-@router.post("")
-@requires(SIGNED_IN)
+@router.post("", SIGNED_IN)
 @audited("project", "runs")
 def write_note(
     context: Context,

@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Form
+from fastapi import Form
 from fastapi.responses import HTMLResponse, RedirectResponse
 from sqlalchemy.orm import Session
 
 from app.auth import audit
 from app.auth.audit import audited
 from app.auth.authentication import AtBrowser, Principal, SignedIn, local_path
-from app.auth.permissions import ACCOUNT, requires
+from app.auth.permissions import ACCOUNT
+from app.auth.routing import Router
 from app.compare.comparison import MOST_RUNS
 from app.compare.shared_links_api import address_of, check_one_subject, check_shareable
 from app.dependencies import Db
@@ -24,13 +25,12 @@ from db.access.permissions import Permission
 from db.errors import Invalid
 from db.tables import Report, Run
 
-router = APIRouter(prefix="/links")
+router = Router(prefix="/links")
 
 SHOWN = 50
 
 
-@router.post("")
-@requires(ACCOUNT)
+@router.post("", ACCOUNT)
 @audited("runs", "report", "days")
 def make_link(
     context: Context,
@@ -67,8 +67,7 @@ def make_link(
     )
 
 
-@router.post("/{link_id}/revocation")
-@requires(ACCOUNT)
+@router.post("/{link_id}/revocation", ACCOUNT)
 def revoke_link(
     link_id: RowId, session: Db, principal: SignedIn, back: Annotated[Text, Form()] = "/runs"
 ) -> RedirectResponse:

@@ -2,15 +2,16 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Form, Query
+from fastapi import Form, Query
 from fastapi.responses import HTMLResponse, Response
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
 from app.auth.audit import audited
 from app.auth.authentication import SignedIn
-from app.auth.permissions import ACCOUNT, ADMIN, SIGNED_IN, requires
+from app.auth.permissions import ACCOUNT, ADMIN, SIGNED_IN
 from app.auth.project_parameters import form_project, in_project, query_project
+from app.auth.routing import Router
 from app.dependencies import Db, Posted
 from app.html.rendering import Context
 from app.http.parameters import Body, Text
@@ -21,8 +22,8 @@ from db.queue import quotas
 from db.runs import notes
 from db.tables import Project
 
-api = APIRouter(prefix="/projects", tags=["people"])
-pages = APIRouter(prefix="/projects")
+api = Router(prefix="/projects", tags=["people"])
+pages = Router(prefix="/projects")
 
 
 class ProjectChange(Body):
@@ -83,23 +84,20 @@ class Member(Body):
     role: Annotated[Text, Field(description="viewer, member or maintainer")]
 
 
-@api.get("")
-@requires(SIGNED_IN)
+@api.get("", SIGNED_IN)
 def list_projects(session: Db, principal: SignedIn) -> list[ProjectRow]:
     """List the visible projects."""
     return _rows(session, projects.list_projects(session, principal.grants.projects))
 
 
-@api.post("", status_code=201)
-@requires(ADMIN)
+@api.post("", ADMIN, status_code=201)
 @audited("name")
-def make_project(body: ProjectName, session: Db, _principal: SignedIn) -> ProjectRow:
+def make_project(body: ProjectName, session: Db) -> ProjectRow:
     """Create a project. For admins."""
     return _rows(session, [projects.make(session, body.name)])[0]
 
 
-@api.patch("")
-@requires(SIGNED_IN)
+@api.patch("", SIGNED_IN)
 @audited("name", "viewers_download")
 def change_project(
     body: Annotated[
@@ -107,7 +105,6 @@ def change_project(
         in_project(ProjectChange, Permission.MANAGE_MEMBERS, field="name", action="change"),
     ],
     session: Db,
-    _principal: SignedIn,
 ) -> ProjectRow:
     """Change the permissions of viewers. For maintainers."""
     project = projects.get(session, body.name)
@@ -115,37 +112,31 @@ def change_project(
     return _rows(session, [project])[0]
 
 
-@api.patch("/name")
-@requires(ADMIN)
+@api.patch("/name", ADMIN)
 @audited("name", "new_name")
 def rename_project(
     body: Annotated[Rename, in_project(Rename, Permission.MANAGE_MEMBERS, field="name")],
     session: Db,
-    _principal: SignedIn,
 ) -> ProjectRow:
     """Rename a project with its runs, sweeps, roles, tokens and rules. For admins."""
     return _rows(session, [projects.rename(session, body.name, body.new_name)])[0]
 
 
-@api.delete("", status_code=204)
-@requires(ADMIN)
+@api.delete("", ADMIN, status_code=204)
 @audited("name")
 def delete_project(
     session: Db,
-    _principal: SignedIn,
     name: Annotated[str, query_project(Permission.MANAGE_MEMBERS, alias="name", is_required=True)],
 ) -> None:
     """Delete a project without runs, with its sweeps. For admins."""
     projects.delete_empty(session, name)
 
 
-@api.put("/quota")
-@requires(ADMIN)
+@api.put("/quota", ADMIN)
 @audited("name", "devices", "queued", "stored_gib", "share")
 def set_quota(
     body: Annotated[Quota, in_project(Quota, Permission.MANAGE_MEMBERS, field="name")],
     session: Db,
-    _principal: SignedIn,
 ) -> ProjectRow:
     """Set the limits of a project; omitted ones are removed. For admins."""
     project = projects.get(session, body.name)
@@ -163,11 +154,9 @@ def _rows(session: Session, rows: list[Project]) -> list[ProjectRow]:
     ]
 
 
-@api.get("/roles")
-@requires(SIGNED_IN)
+@api.get("/roles", SIGNED_IN)
 def list_members(
     session: Db,
-    _principal: SignedIn,
     project: Annotated[str, query_project(Permission.VIEW_RUN, default=projects.DEFAULT)],
 ) -> list[Member]:
     """List the members of a visible project with their roles."""
@@ -175,25 +164,21 @@ def list_members(
     return [Member(project=project, user=user.name, role=role) for user, role in rows]
 
 
-@api.put("/roles", status_code=204)
-@requires(ACCOUNT)
+@api.put("/roles", ACCOUNT, status_code=204)
 @audited("user", "role", "project")
 def set_role(
     body: Annotated[Member, in_project(Member, Permission.MANAGE_MEMBERS)],
     session: Db,
-    _principal: SignedIn,
 ) -> None:
     """Grant a user a role, which replaces the previous one. For maintainers."""
     user = people.named(session, body.user)
     projects.set_role(session, user, body.project, body.role)
 
 
-@api.delete("/roles", status_code=204)
-@requires(ACCOUNT)
+@api.delete("/roles", ACCOUNT, status_code=204)
 @audited("user", "role", "project")
 def take_role(
     session: Db,
-    _principal: SignedIn,
     user: Annotated[Text, Query()],
     project: Annotated[str, query_project(Permission.MANAGE_MEMBERS, default=projects.DEFAULT)],
 ) -> None:
@@ -204,15 +189,13 @@ def take_role(
 ManagedProject = Annotated[str, form_project(Permission.MANAGE_MEMBERS, default=projects.DEFAULT)]
 
 
-@pages.get("")
-@requires(SIGNED_IN)
+@pages.get("", SIGNED_IN)
 def show_projects(context: Context) -> HTMLResponse:
     """Show the visible projects with their members."""
     return _projects(context)
 
 
-@pages.post("")
-@requires(ADMIN)
+@pages.post("", ADMIN)
 @audited("name")
 def post_project(context: Context, name: Annotated[Text, Form()] = "") -> Response:
     """Create a project."""
@@ -223,8 +206,7 @@ def post_project(context: Context, name: Annotated[Text, Form()] = "") -> Respon
     return context.redirect("/projects", "The project is created.")
 
 
-@pages.post("/name")
-@requires(ADMIN)
+@pages.post("/name", ADMIN)
 @audited("project", "new_name")
 def post_name(
     context: Context, project: ManagedProject, new_name: Annotated[Text, Form()] = ""
@@ -239,8 +221,7 @@ def post_name(
     return context.redirect("/projects", f"The project is renamed to {new_name}.")
 
 
-@pages.post("/deletion")
-@requires(ADMIN)
+@pages.post("/deletion", ADMIN)
 @audited("project")
 def post_deletion(context: Context, project: ManagedProject) -> Response:
     """Delete an empty project."""
@@ -252,8 +233,7 @@ def post_deletion(context: Context, project: ManagedProject) -> Response:
     return context.redirect("/projects", f"The project {project} is deleted.")
 
 
-@pages.post("/change")
-@requires(SIGNED_IN)
+@pages.post("/change", SIGNED_IN)
 @audited("project", "viewers_download")
 def post_change(
     context: Context, project: ManagedProject, viewers_download: Annotated[bool, Form()] = False
@@ -263,8 +243,7 @@ def post_change(
     return context.redirect("/projects", "Saved.")
 
 
-@pages.post("/quota")
-@requires(ADMIN)
+@pages.post("/quota", ADMIN)
 @audited("project", "devices", "queued", "stored_gib", "share")
 def post_quota(context: Context, posted: Posted, project: ManagedProject) -> Response:
     """Set the limits of a project; an empty field is no limit."""
@@ -277,8 +256,7 @@ def post_quota(context: Context, posted: Posted, project: ManagedProject) -> Res
     return context.redirect("/projects", "The limits are set.")
 
 
-@pages.post("/roles")
-@requires(ACCOUNT)
+@pages.post("/roles", ACCOUNT)
 @audited("user", "role", "project")
 def post_role(
     context: Context,
@@ -296,8 +274,7 @@ def post_role(
     return context.redirect("/projects", "The role is granted.")
 
 
-@pages.post("/roles/deletion")
-@requires(ACCOUNT)
+@pages.post("/roles/deletion", ACCOUNT)
 @audited("user", "role", "project")
 def post_role_deletion(
     context: Context, project: ManagedProject, user: Annotated[Text, Form()] = ""

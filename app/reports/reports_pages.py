@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Form, Query
+from fastapi import Form, Query
 from fastapi.responses import HTMLResponse, Response
 
 from app.auth.audit import audited, unaudited
-from app.auth.permissions import ANY_SUBMITTER, SIGNED_IN, requires
+from app.auth.permissions import ANY_SUBMITTER, SIGNED_IN
 from app.auth.project_parameters import query_project
+from app.auth.routing import Router
 from app.compare.comparison import AXES, SERIES
 from app.compare.shared_links_pages import report_sharing_panel
 from app.dependencies import Posted
@@ -33,7 +34,7 @@ from db.runs import reports
 from db.runs.reports import LENGTHS
 from db.tables import Report, User
 
-router = APIRouter(prefix="/reports")
+router = Router(prefix="/reports")
 
 PAGE_SIZE = 50
 #: Reports that the form to add a panel offers.
@@ -45,8 +46,7 @@ PANEL_KEYS = ("runs", "metrics", "title", "x", "smoothing", "y")
 EMPTY_PANEL = {"kind": "panel", **{f"panel_{key}": "" for key in PANEL_KEYS}}
 
 
-@router.get("")
-@requires(SIGNED_IN)
+@router.get("", SIGNED_IN)
 def list_reports(
     context: Context,
     project: Annotated[str | None, query_project(Permission.VIEW_RUN)],
@@ -68,8 +68,7 @@ def list_reports(
     )
 
 
-@router.get("/new")
-@requires(ANY_SUBMITTER)
+@router.get("/new", ANY_SUBMITTER)
 def new_report(
     context: Context,
     project: Annotated[str | None, query_project(Permission.VIEW_RUN)],
@@ -84,8 +83,7 @@ def new_report(
     return _new(context, values)
 
 
-@router.post("")
-@requires(ANY_SUBMITTER)
+@router.post("", ANY_SUBMITTER)
 @audited("report", "title", "project", "panel_runs")
 def add(context: Context, posted: Posted) -> Response:
     """Create a report, or add a panel to one."""
@@ -104,8 +102,7 @@ def add(context: Context, posted: Posted) -> Response:
     return context.redirect(f"/reports/{report.id}/edit", "The report is created.")
 
 
-@router.get("/{report_id}")
-@requires(SIGNED_IN)
+@router.get("/{report_id}", SIGNED_IN)
 def show_report(report_id: RowId, context: Context) -> HTMLResponse:
     """Show a report, with live panels."""
     session, principal = context.session, context.principal
@@ -123,8 +120,7 @@ def show_report(report_id: RowId, context: Context) -> HTMLResponse:
     )
 
 
-@router.get("/{report_id}/edit")
-@requires(SIGNED_IN)
+@router.get("/{report_id}/edit", SIGNED_IN)
 def edit_report(report_id: RowId, context: Context) -> HTMLResponse:
     """Show the editor of a report with its preview."""
     report = writable(context.session, report_id)
@@ -133,8 +129,7 @@ def edit_report(report_id: RowId, context: Context) -> HTMLResponse:
     return _editor(context, report, values, drawn=drawn)
 
 
-@router.post("/{report_id}")
-@requires(SIGNED_IN)
+@router.post("/{report_id}", SIGNED_IN)
 @audited("title", "version")
 def save_report(
     report_id: RowId,
@@ -161,8 +156,7 @@ def save_report(
     return context.redirect(f"/reports/{report_id}", "The report is saved.")
 
 
-@router.post("/{report_id}/cancellation")
-@requires(SIGNED_IN)
+@router.post("/{report_id}/cancellation", SIGNED_IN)
 def cancel_editing(report_id: RowId, context: Context, posted: Posted) -> Response:
     """Return to the report. A new one without content is deleted permanently."""
     report = writable(context.session, report_id, lock=True)
@@ -175,8 +169,7 @@ def cancel_editing(report_id: RowId, context: Context, posted: Posted) -> Respon
     return context.redirect(f"/reports/{report_id}")
 
 
-@router.post("/{report_id}/preview")
-@requires(SIGNED_IN)
+@router.post("/{report_id}/preview", SIGNED_IN)
 @unaudited("Shows a preview: nothing is stored.")
 def preview(report_id: RowId, context: Context, posted: Posted) -> Response:
     """Show the editor with a preview, or with a panel added to its text."""
@@ -197,8 +190,7 @@ def preview(report_id: RowId, context: Context, posted: Posted) -> Response:
     return _editor(context, report, values, errors, drawn=drawn)
 
 
-@router.post("/{report_id}/deletion")
-@requires(SIGNED_IN)
+@router.post("/{report_id}/deletion", SIGNED_IN)
 def delete_report(report_id: RowId, context: Context) -> Response:
     """Move a report to the trash."""
     check_deletable(context.session, report_id, context.principal.grants)
@@ -207,8 +199,7 @@ def delete_report(report_id: RowId, context: Context) -> Response:
     return context.redirect("/reports", text)
 
 
-@router.post("/{report_id}/restoration")
-@requires(SIGNED_IN)
+@router.post("/{report_id}/restoration", SIGNED_IN)
 def restore_report(report_id: RowId, context: Context) -> Response:
     """Restore a report from the trash."""
     check_deletable(context.session, report_id, context.principal.grants)
@@ -216,8 +207,7 @@ def restore_report(report_id: RowId, context: Context) -> Response:
     return context.redirect(f"/reports/{report_id}", "The report is restored.")
 
 
-@router.post("/{report_id}/erasure")
-@requires(SIGNED_IN)
+@router.post("/{report_id}/erasure", SIGNED_IN)
 def erase_report(report_id: RowId, context: Context) -> Response:
     """Delete a report in the trash permanently."""
     check_deletable(context.session, report_id, context.principal.grants)

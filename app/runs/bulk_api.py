@@ -2,21 +2,21 @@
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from app.auth import audit
 from app.auth.audit import audited
 from app.auth.authentication import SignedIn
-from app.auth.permissions import SIGNED_IN, requires
+from app.auth.permissions import SIGNED_IN
 from app.auth.project_parameters import in_project
+from app.auth.routing import Router
 from app.dependencies import Db
 from app.http.parameters import Body, RunId, Text
 from app.runs import bulk
 from db.access.permissions import Permission
 from db.errors import Invalid
 
-router = APIRouter(prefix="/runs", tags=["runs"])
+router = Router(prefix="/runs", tags=["runs"])
 
 
 class BulkAction(Body):
@@ -47,8 +47,7 @@ class BulkResult(BaseModel):
     refused: list[RefusedRun]
 
 
-@router.post("/bulk")
-@requires(SIGNED_IN, token_permission=Permission.CONTROL_RUN)
+@router.post("/bulk", SIGNED_IN, token_permission=Permission.CONTROL_RUN)
 @audited("action", "tag", "project")
 def act_on_runs(
     body: Annotated[BulkAction, in_project(BulkAction, Permission.MOVE_RUN)],

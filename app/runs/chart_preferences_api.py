@@ -2,13 +2,14 @@
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import AfterValidator, BaseModel, Field
 from sqlalchemy.orm import Session
 
 from app.auth.audit import unaudited
 from app.auth.authentication import SignedIn
-from app.auth.permissions import ACCOUNT, requires
+from app.auth.permissions import ACCOUNT
+from app.auth.routing import Router
 from app.dependencies import Db
 from app.http.parameters import Body, Name
 from db.access import chart_preferences
@@ -16,7 +17,7 @@ from db.access.chart_preferences import PANELS, TOOLBAR
 from db.tables import User
 from halfstep.number_formats import number
 
-router = APIRouter(prefix="/preferences", tags=["account"])
+router = Router(prefix="/preferences", tags=["account"])
 
 #: Limit of panels that an arrangement names.
 MOST_PANELS = 200
@@ -98,8 +99,7 @@ class Preferences(BaseModel):
         return changed.isdisjoint(FIRST_PANELS)
 
 
-@router.get("")
-@requires(ACCOUNT)
+@router.get("", ACCOUNT)
 def read_preferences(
     session: Db, principal: SignedIn, recipe: Annotated[Name, Query()] = ""
 ) -> Preferences:
@@ -107,8 +107,7 @@ def read_preferences(
     return preferences(session, principal.user, recipe)
 
 
-@router.put("/panels", status_code=204)
-@requires(ACCOUNT)
+@router.put("/panels", ACCOUNT, status_code=204)
 @unaudited("The user's own arrangement of charts.")
 def write_panels(body: NewPanelArrangement, session: Db, principal: SignedIn) -> None:
     """Store the arrangement of a recipe's panels."""
@@ -116,8 +115,7 @@ def write_panels(body: NewPanelArrangement, session: Db, principal: SignedIn) ->
     chart_preferences.write(session, principal.user, f"{PANELS}{body.recipe}", content)
 
 
-@router.put("/toolbar", status_code=204)
-@requires(ACCOUNT)
+@router.put("/toolbar", ACCOUNT, status_code=204)
 @unaudited("The user's own arrangement of charts.")
 def write_toolbar(body: Toolbar, session: Db, principal: SignedIn) -> None:
     """Store the choices above the charts."""

@@ -4,11 +4,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from fastapi.responses import HTMLResponse
 from sqlalchemy.orm import Session
 
-from app.auth.permissions import SIGNED_IN, requires
+from app.auth.permissions import SIGNED_IN
+from app.auth.routing import Router
 from app.html.rendering import Context
 from app.http.parameters import Name, RowId, RunId, Sort, Text
 from app.http.path_prefix import public_address
@@ -28,7 +29,7 @@ from db.runs.run_filters import Filter, InStatus, Term
 from db.tables import ENDED, Run
 from db.telemetry import latest_metrics, series
 
-router = APIRouter()
+router = Router()
 
 PAGE_SIZE = 50
 DENSITIES = ("compact", "regular", "roomy")
@@ -71,8 +72,7 @@ class ParsedFilter:
     mistakes: Sequence[filters.Mistake] = field(default_factory=list)
 
 
-@router.get("/runs")
-@requires(SIGNED_IN)
+@router.get("/runs", SIGNED_IN)
 def list_runs(
     context: Context,
     filter_text: Annotated[str, Query(alias="filter")] = "",

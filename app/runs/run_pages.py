@@ -3,13 +3,13 @@
 import shlex
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import HTMLResponse, RedirectResponse
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app.auth.authentication import SignedIn
-from app.auth.permissions import SIGNED_IN, requires
+from app.auth.permissions import SIGNED_IN
+from app.auth.routing import Router
 from app.compare import comparison
 from app.compare.shared_links_pages import sharing_panel
 from app.dependencies import Db
@@ -42,7 +42,7 @@ from db.telemetry import histograms, ingest, series, system, windows
 from halfstep.cli import command_line
 from halfstep.number_formats import quantity
 
-router = APIRouter()
+router = Router()
 
 #: Parameters that the view of the charts has in the URL.
 VIEW = {"x", "loss", "smooth", "range", "hide", "ylog", "ytrim"}
@@ -61,15 +61,13 @@ TABS = {
 FORMER_TABS = {"history": "configuration"}
 
 
-@router.get("/runs/watched/{watch_id}")
-@requires(SIGNED_IN)
-def find_watched_run(watch_id: str, session: Db, _principal: SignedIn) -> RedirectResponse:
+@router.get("/runs/watched/{watch_id}", SIGNED_IN)
+def find_watched_run(watch_id: str, session: Db) -> RedirectResponse:
     """Redirect to the page of a watched run by the identifier that its script knows at once."""
     return RedirectResponse(f"/runs/{runs.find_watched(session, watch_id)}", status_code=303)
 
 
-@router.get("/runs/{run_id}")
-@requires(Permission.VIEW_RUN)
+@router.get("/runs/{run_id}", Permission.VIEW_RUN)
 def show_run(run_id: RunId, context: Context, chosen: Chosen) -> HTMLResponse:
     """Show a run; the live stream continues from the cursor on the page."""
     session, principal, settings = context.session, context.principal, context.settings

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
-from app.auth.authentication import SignedIn
-from app.auth.permissions import SIGNED_IN, requires
+from app.auth.permissions import SIGNED_IN
+from app.auth.routing import Router
 from app.dependencies import Db
 from app.http.parameters import LARGEST_STEP, Text
 from app.submission.submission import LIMITS, PriorityNumber, same_sizes
@@ -16,7 +16,7 @@ from db.queue import estimates, workers
 from db.queue.estimates import Alike
 from halfstep.number_formats import SHORT_DIGITS, count, duration, number, size
 
-router = APIRouter(tags=["runs"])
+router = Router(tags=["runs"])
 
 #: Precisions in which autocast keeps copies of weights.
 CASTING = ("fp16", "bf16")
@@ -70,11 +70,9 @@ class Cost(BaseModel):
     sentences: Annotated[list[str], Field(description="The estimate as sentences")]
 
 
-@router.get("/estimates")
-@requires(SIGNED_IN)
+@router.get("/estimates", SIGNED_IN)
 def estimate(
     session: Db,
-    _principal: SignedIn,
     recipe: Text,
     precision: Text,
     steps: Annotated[Steps, Query(description="Steps of the run")] = None,

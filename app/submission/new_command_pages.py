@@ -2,11 +2,12 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from fastapi.responses import HTMLResponse, Response
 from pydantic import ValidationError
 
-from app.auth.permissions import RUN_COMMANDS, requires
+from app.auth.permissions import RUN_COMMANDS
+from app.auth.routing import Router
 from app.dependencies import Posted
 from app.html.rendering import Context
 from app.http.parameters import RunId
@@ -21,11 +22,10 @@ from db.runs import runs
 from halfstep.field_errors import bound, of_pydantic
 from halfstep.telemetry.plain_json import JsonObject
 
-router = APIRouter()
+router = Router()
 
 
-@router.get("/runs/new/command")
-@requires(RUN_COMMANDS)
+@router.get("/runs/new/command", RUN_COMMANDS)
 def new_command(
     context: Context, source: Annotated[RunId | None, Query(alias="from")] = None
 ) -> HTMLResponse:
@@ -42,8 +42,7 @@ def new_command(
     return _form(context, form, values)
 
 
-@router.post("/runs/new/command")
-@requires(RUN_COMMANDS)
+@router.post("/runs/new/command", RUN_COMMANDS)
 def submit_command(context: Context, posted: Posted) -> Response:
     """Queue the command, or show the form with its errors."""
     values = {name: str(posted.get(name, "")).strip() for name in RUN_FIELDS}

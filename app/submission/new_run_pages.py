@@ -6,14 +6,15 @@ from collections.abc import Container, Sequence
 from copy import deepcopy
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import Depends, Query
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from sqlalchemy.orm import Session
 
 from app.auth import audit
 from app.auth.audit import unaudited
 from app.auth.authentication import AdmittedEarly, SignedIn
-from app.auth.permissions import ANY_SUBMITTER, check_project, requires
+from app.auth.permissions import ANY_SUBMITTER, check_project
+from app.auth.routing import Router
 from app.dependencies import Db, Posted, TheSettings
 from app.files import weight_uploads
 from app.html.rendering import Context
@@ -39,7 +40,7 @@ from db.runs import presets, runs
 from db.tables import PRECISION_PLAN, TRAIN, Run
 from halfstep.telemetry.plain_json import JsonObject
 
-router = APIRouter()
+router = Router()
 
 #: Integer fields of every run, with their defaults.
 WHOLE_NUMBERS = {
@@ -70,8 +71,7 @@ RUN_TITLES = {
 RUN_FIELDS = ("name", "tags", "project", "filled_from", *WHOLE_NUMBERS)
 
 
-@router.get("/runs/new")
-@requires(ANY_SUBMITTER)
+@router.get("/runs/new", ANY_SUBMITTER)
 def new_run(
     context: Context,
     recipe: Text = "",
@@ -155,9 +155,8 @@ def _change(text: str) -> tuple[str, Any]:
     raise Invalid({"set": f"{text:.100} is not valid; allowed: a setting's path=value, as JSON"})
 
 
-@router.post("/runs/new")
+@router.post("/runs/new", ANY_SUBMITTER)
 @unaudited("Shows a form: nothing is stored.")
-@requires(ANY_SUBMITTER)
 def other_recipe(context: Context, posted: Posted) -> HTMLResponse:
     """Show the form of another recipe, with the changed values that it accepts."""
     recipe, other = str(posted.get("recipe", "")), str(posted.get("other", ""))
@@ -181,8 +180,7 @@ def _lost(_user: AdmittedEarly, posted: Posted, settings: TheSettings) -> dict[s
 Lost = Annotated[dict[str, str], Depends(_lost)]
 
 
-@router.post("/runs")
-@requires(ANY_SUBMITTER)
+@router.post("/runs", ANY_SUBMITTER)
 def submit_run(lost: Lost, context: Context, posted: Posted) -> Response:
     """Queue the run, or show the form with its errors."""
     recipe = str(posted.get("recipe", ""))
@@ -206,8 +204,7 @@ def submit_run(lost: Lost, context: Context, posted: Posted) -> Response:
     return context.redirect(f"/runs/{run.id}{part}")
 
 
-@router.post("/runs/sample")
-@requires(ANY_SUBMITTER)
+@router.post("/runs/sample", ANY_SUBMITTER)
 def submit_sample(session: Db, principal: SignedIn) -> RedirectResponse:
     """Queue the sample run: its recipe's defaults in fp16."""
     schema = workers.recipe(session, workers.SAMPLE_RECIPE)["schema"]

@@ -2,14 +2,15 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from fastapi.responses import RedirectResponse, Response
 from pydantic import BaseModel, Field
 
 from app.auth.audit import audited
 from app.auth.authentication import SignedIn
-from app.auth.permissions import ACCOUNT, SIGNED_IN, check_project, requires
+from app.auth.permissions import ACCOUNT, SIGNED_IN, check_project
 from app.auth.project_parameters import in_project, query_project
+from app.auth.routing import Router
 from app.dependencies import Db, Posted
 from app.html.rendering import Context
 from app.http.parameters import Body, RowId, Text, flaw
@@ -23,8 +24,8 @@ from db.queue import workers
 from db.runs import presets, run_metadata
 from db.tables import Preset
 
-api = APIRouter(prefix="/presets", tags=["runs"])
-pages = APIRouter(prefix="/presets")
+api = Router(prefix="/presets", tags=["runs"])
+pages = Router(prefix="/presets")
 
 
 class NewPreset(Body):
@@ -61,8 +62,7 @@ class PresetRow(BaseModel):
     saved_at: float
 
 
-@api.get("")
-@requires(SIGNED_IN)
+@api.get("", SIGNED_IN)
 def list_presets(
     session: Db,
     principal: SignedIn,
@@ -79,8 +79,7 @@ def list_presets(
     return [_row(preset) for preset in presets.matching(session, names, name=name)]
 
 
-@api.post("", status_code=201)
-@requires(ACCOUNT)
+@api.post("", ACCOUNT, status_code=201)
 @audited("name", "recipe", "project")
 def save_preset(
     body: Annotated[NewPreset, in_project(NewPreset, Permission.SUBMIT_RUN)],
@@ -97,9 +96,8 @@ def save_preset(
     return _row(save(session, principal.user, body.name, submission))
 
 
-@api.delete("/{preset_id}", status_code=204)
-@requires(ACCOUNT)
-def delete_preset(preset_id: RowId, session: Db, _principal: SignedIn) -> None:
+@api.delete("/{preset_id}", ACCOUNT, status_code=204)
+def delete_preset(preset_id: RowId, session: Db) -> None:
     """Delete a preset. Requires permission to submit to its project."""
     preset = presets.get(session, preset_id)
     check_project(session, Permission.SUBMIT_RUN, preset.project)
@@ -113,8 +111,7 @@ def _row(preset: Preset) -> PresetRow:
     return PresetRow(**{name: getattr(preset, name) for name in columns}, **place)
 
 
-@pages.post("")
-@requires(ACCOUNT)
+@pages.post("", ACCOUNT)
 @audited("preset", "recipe", "project")
 def post_preset(context: Context, posted: Posted) -> Response:
     """Save the form's values under a name, or show the form with its errors."""
@@ -137,8 +134,7 @@ def post_preset(context: Context, posted: Posted) -> Response:
     return context.redirect(f"/runs/new?preset={saved.id}", f"The preset {saved.name} is saved.")
 
 
-@pages.post("/{preset_id}/deletion")
-@requires(ACCOUNT)
+@pages.post("/{preset_id}/deletion", ACCOUNT)
 def post_deletion(preset_id: RowId, context: Context) -> RedirectResponse:
     """Delete a preset."""
     preset = presets.get(context.session, preset_id)

@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 from sqlalchemy.orm import Session
 
-from app.auth.permissions import SIGNED_IN, requires
+from app.auth.permissions import SIGNED_IN
+from app.auth.routing import Router
 from app.html.rendering import Context
 from app.http.parameters import Text
 from app.submission import config_schema
@@ -17,7 +17,7 @@ from db.errors import NotFound
 from db.queue import workers
 from db.tables import Worker
 
-router = APIRouter()
+router = Router()
 
 #: Defaults of optional fields of a recipe.
 DEFAULTS: dict[str, Any] = {"file": "", "package": "", "place": "", "check": None}
@@ -43,8 +43,7 @@ class Offered:
         return sorted(properties, key=lambda prop: prop.group != "recipe")
 
 
-@router.get("/recipes")
-@requires(SIGNED_IN)
+@router.get("/recipes", SIGNED_IN)
 def list_recipes(context: Context) -> HTMLResponse:
     """Show the recipes of the workers that are up, and those that could not be loaded."""
     up = _list_current_workers(context.session)
@@ -59,8 +58,7 @@ def list_recipes(context: Context) -> HTMLResponse:
     )
 
 
-@router.get("/recipes/{name:path}")
-@requires(SIGNED_IN)
+@router.get("/recipes/{name:path}", SIGNED_IN)
 def show_recipe(name: Text, context: Context) -> HTMLResponse:
     """Show a recipe with all of its settings. Raises NotFound."""
     session = context.session

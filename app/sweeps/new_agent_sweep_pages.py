@@ -5,11 +5,11 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from app.auth import audit
-from app.auth.permissions import ANY_SUBMITTER, requires
+from app.auth.permissions import ANY_SUBMITTER
+from app.auth.routing import Router
 from app.dependencies import Posted
 from app.html.rendering import Context
 from app.submission import forms
@@ -22,21 +22,19 @@ from db.errors import Invalid
 from db.sweeps.sweeps import MAXIMIZE, MINIMIZE
 from halfstep.telemetry.plain_json import JsonObject
 
-router = APIRouter()
+router = Router()
 
 MOST_CHARACTERS = 10_000
 TITLES = {"settings": "Settings"}
 
 
-@router.get("/sweeps/new/agents")
-@requires(ANY_SUBMITTER)
+@router.get("/sweeps/new/agents", ANY_SUBMITTER)
 def new_sweep(context: Context) -> HTMLResponse:
     """Show the empty form."""
     return _form(context, "", FIELDS)
 
 
-@router.post("/sweeps/agents", response_model=None)
-@requires(ANY_SUBMITTER)
+@router.post("/sweeps/agents", ANY_SUBMITTER, response_model=None)
 def begin(context: Context, posted: Posted) -> HTMLResponse | RedirectResponse:
     """Begin the sweep if its number of runs is confirmed; otherwise show that or the errors."""
     session = context.session

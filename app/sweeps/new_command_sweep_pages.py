@@ -3,13 +3,13 @@
 import secrets as tokens
 from collections.abc import Mapping
 
-from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, RedirectResponse
 from pydantic import ValidationError
 
 from app.auth import audit
 from app.auth.audit import unaudited
-from app.auth.permissions import RUN_COMMANDS, requires
+from app.auth.permissions import RUN_COMMANDS
+from app.auth.routing import Router
 from app.dependencies import Posted
 from app.html.rendering import Context
 from app.submission import command_form
@@ -24,21 +24,19 @@ from db.queue import workers
 from db.sweeps.sweeps import MAXIMIZE, MINIMIZE
 from halfstep.field_errors import bound, of_pydantic
 
-router = APIRouter()
+router = Router()
 
 TAKEN = ("tags", "project", "priority", "devices_per_node")
 
 
-@router.get("/sweeps/new/command")
-@requires(RUN_COMMANDS)
+@router.get("/sweeps/new/command", RUN_COMMANDS)
 def new_sweep(context: Context) -> HTMLResponse:
     """Show the empty form."""
     return _form(context, CommandForm(), FIELDS)
 
 
-@router.post("/sweeps/new/command")
+@router.post("/sweeps/new/command", RUN_COMMANDS)
 @unaudited("Shows a form: nothing is stored.")
-@requires(RUN_COMMANDS)
 def from_run(context: Context, posted: Posted) -> HTMLResponse:
     """Show the form with the values of a run's form."""
     values = {name: str(posted[name])[:TYPED] for name in TAKEN if name in posted}
@@ -46,8 +44,7 @@ def from_run(context: Context, posted: Posted) -> HTMLResponse:
     return _form(context, form, FIELDS | values)
 
 
-@router.post("/sweeps/command", response_model=None)
-@requires(RUN_COMMANDS)
+@router.post("/sweeps/command", RUN_COMMANDS, response_model=None)
 def begin(context: Context, posted: Posted) -> HTMLResponse | RedirectResponse:
     """Begin the sweep if its number of runs is confirmed; otherwise show that or the errors."""
     session = context.session

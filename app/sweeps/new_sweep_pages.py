@@ -4,14 +4,14 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, RedirectResponse
 from sqlalchemy.orm import Session
 from starlette.datastructures import FormData
 
 from app.auth import audit
 from app.auth.audit import unaudited
-from app.auth.permissions import ANY_SUBMITTER, requires
+from app.auth.permissions import ANY_SUBMITTER
+from app.auth.routing import Router
 from app.dependencies import Posted
 from app.html.rendering import Context
 from app.http.parameters import Text
@@ -27,7 +27,7 @@ from db.sweeps.sweeps import LOSS, MAXIMIZE, MINIMIZE
 from db.tables import Sweep
 from halfstep.telemetry.plain_json import JsonObject
 
-router = APIRouter()
+router = Router()
 
 KIND_TITLES = dict(zip(KINDS, ("Grid", "Random", "TPE", "CMA-ES", "QMC"), strict=True))
 #: Fields of a sweep besides its recipe's settings, with their initial values.
@@ -52,16 +52,14 @@ WHOLE_NUMBERS = ("runs", "first", "at_once", "seed", "priority", "nodes", "devic
 TYPED = 1000
 
 
-@router.get("/sweeps/new")
-@requires(ANY_SUBMITTER)
+@router.get("/sweeps/new", ANY_SUBMITTER)
 def new_sweep(context: Context, recipe: Text = "") -> HTMLResponse:
     """Show the form with the recipe's defaults."""
     return _form(context, recipe, {}, FIELDS)
 
 
-@router.post("/sweeps/new")
+@router.post("/sweeps/new", ANY_SUBMITTER)
 @unaudited("Shows a form: nothing is stored.")
-@requires(ANY_SUBMITTER)
 def from_run(context: Context, posted: Posted) -> HTMLResponse:
     """Show the form with the values of a run's form."""
     recipe, taken = str(posted.get("recipe", "")), ("tags", "project", "nodes", "devices_per_node")
@@ -77,8 +75,7 @@ def from_run(context: Context, posted: Posted) -> HTMLResponse:
     return _form(context, recipe, typed, FIELDS | values)
 
 
-@router.post("/sweeps", response_model=None)
-@requires(ANY_SUBMITTER)
+@router.post("/sweeps", ANY_SUBMITTER, response_model=None)
 def begin(context: Context, posted: Posted) -> HTMLResponse | RedirectResponse:
     """Begin the sweep if its number of runs is confirmed; otherwise show that or the errors."""
     session = context.session

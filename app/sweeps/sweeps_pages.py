@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, RedirectResponse
 from sqlalchemy.orm import Session
 
@@ -11,6 +10,7 @@ from app.auth.audit import audited
 from app.auth.authentication import SignedIn
 from app.auth.permissions import SIGNED_IN, requires
 from app.auth.project_parameters import form_project
+from app.auth.routing import Router
 from app.compare.comparison import MOST_RUNS
 from app.compare.parity import is_seed
 from app.dependencies import Db, Posted
@@ -33,7 +33,7 @@ from db.queue import quotas
 from db.sweeps import sweeps
 from db.tables import Sweep, User
 
-router = APIRouter()
+router = Router()
 for module in (new_sweep_pages, new_command_sweep_pages, new_agent_sweep_pages):
     router.include_router(module.router)  # first: /sweeps/new must not match /sweeps/{sweep_id}
 
@@ -42,8 +42,7 @@ PAGE_SIZE = 50
 COMPARED = 10
 
 
-@router.get("/sweeps")
-@requires(SIGNED_IN)
+@router.get("/sweeps", SIGNED_IN)
 def list_sweeps(context: Context, before: RowId | None = None) -> HTMLResponse:
     """Show the sweeps, newest first."""
     rows = sweeps.newest(context.session, before=before, limit=PAGE_SIZE)
@@ -55,8 +54,7 @@ def list_sweeps(context: Context, before: RowId | None = None) -> HTMLResponse:
     )
 
 
-@router.get("/sweeps/{sweep_id}")
-@requires(Permission.VIEW_RUN)
+@router.get("/sweeps/{sweep_id}", Permission.VIEW_RUN)
 def show_sweep(
     sweep_id: RowId, context: Context, sort: Literal["number", "value"] = "value", after: int = 0
 ) -> HTMLResponse:
@@ -132,8 +130,7 @@ def _limits(session: Session, sweep: Sweep, *, needs_runs: bool) -> list[str]:
     return list(quotas.submission_obstacle(session, owner, sweep.project).values())
 
 
-@router.post("/sweeps/{sweep_id}/extension", response_model=None)
-@requires(Permission.CONTROL_RUN)
+@router.post("/sweeps/{sweep_id}/extension", Permission.CONTROL_RUN, response_model=None)
 def extend(sweep_id: RowId, context: Context, posted: Posted) -> HTMLResponse | RedirectResponse:
     """Add runs, or values of a grid's setting, or show the errors."""
     setting, text = str(posted.get("setting", "")), str(posted.get("more", "")).strip()[:1000]
@@ -145,8 +142,7 @@ def extend(sweep_id: RowId, context: Context, posted: Posted) -> HTMLResponse | 
     return _back(sweep_id)
 
 
-@router.post("/sweeps/{sweep_id}/metric", response_model=None)
-@requires(Permission.CONTROL_RUN)
+@router.post("/sweeps/{sweep_id}/metric", Permission.CONTROL_RUN, response_model=None)
 @audited("metric")
 def change_metric(
     sweep_id: RowId, context: Context, posted: Posted
@@ -163,8 +159,7 @@ def change_metric(
     return _back(sweep_id)
 
 
-@router.post("/sweeps/{sweep_id}/project")
-@requires(Permission.MOVE_RUN)
+@router.post("/sweeps/{sweep_id}/project", Permission.MOVE_RUN)
 @audited("project")
 def move_to_project(
     sweep_id: RowId,

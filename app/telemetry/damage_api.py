@@ -2,11 +2,10 @@
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from app.auth.authentication import SignedIn
-from app.auth.permissions import SIGNED_IN, requires
+from app.auth.permissions import SIGNED_IN
+from app.auth.routing import Router
 from app.compare.comparison import MOST_RUNS
 from app.compare.comparison_api import Runs
 from app.dependencies import Db, TheSettings
@@ -17,7 +16,7 @@ from db.files.object_store import open_store
 from db.runs import runs as all_runs
 from db.telemetry import damage, damage_search
 
-router = APIRouter(tags=["series"])
+router = Router(tags=["series"])
 
 
 class DamagedPart(BaseModel):
@@ -41,11 +40,8 @@ class DamageOfRuns(BaseModel):
     text: Annotated[str, Field(description="All of it in words; empty if the runs are whole")]
 
 
-@router.get("/damage")
-@requires(SIGNED_IN)
-def get_damage(
-    runs: Runs, session: Db, settings: TheSettings, _principal: SignedIn
-) -> DamageOfRuns:
+@router.get("/damage", SIGNED_IN)
+def get_damage(runs: Runs, session: Db, settings: TheSettings) -> DamageOfRuns:
     """Return what is damaged of runs: reads all their steps and metrics, and looks for files."""
     found, texts, store = list[DamagedPart](), list[str](), open_store(settings)
     for run_id in as_run_ids("runs", runs, most=MOST_RUNS):

@@ -3,14 +3,14 @@
 from typing import Annotated, Literal
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Form
+from fastapi import Form
 from fastapi.responses import HTMLResponse, RedirectResponse
 from pydantic import BeforeValidator
 
 from app.auth import audit
 from app.auth.audit import audited
 from app.auth.authentication import SignedIn
-from app.auth.permissions import requires
+from app.auth.routing import Router
 from app.compare.comparison import MOST_SEEDS
 from app.compare.comparison_api import Margin
 from app.dependencies import Db
@@ -24,13 +24,12 @@ from db.runs import runs
 from db.tables import PRECISION_PLAN
 from db.telemetry import series
 
-router = APIRouter()
+router = Router()
 
 MODULES_SHOWN = 10
 
 
-@router.post("/runs/{run_id}/measurements")
-@requires(Permission.SUBMIT_RUN)
+@router.post("/runs/{run_id}/measurements", Permission.SUBMIT_RUN)
 @audited("task", "checkpoints")
 def queue_measurement(
     run_id: RunId,
@@ -56,8 +55,7 @@ def queue_measurement(
     return RedirectResponse(f"/runs/{run.id}{part}", status_code=303)
 
 
-@router.get("/runs/{run_id}/precision-plan")
-@requires(Permission.VIEW_RUN)
+@router.get("/runs/{run_id}/precision-plan", Permission.VIEW_RUN)
 def show_plan(run_id: RunId, context: Context) -> HTMLResponse:
     """Show the precision plan that a run has measured."""
     run, owner = runs.get_with_owner(context.session, run_id)
@@ -79,8 +77,7 @@ def show_plan(run_id: RunId, context: Context) -> HTMLResponse:
     )
 
 
-@router.post("/runs/{run_id}/precision-plan/runs")
-@requires(Permission.SUBMIT_RUN)
+@router.post("/runs/{run_id}/precision-plan/runs", Permission.SUBMIT_RUN)
 @audited("seeds")
 def queue_best(
     run_id: RunId,

@@ -3,12 +3,11 @@
 from collections.abc import Collection
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
-from app.auth.authentication import SignedIn
-from app.auth.permissions import requires
+from app.auth.routing import Router
 from app.dependencies import Db
 from app.http.list_pages import After, Limit, ListPage
 from app.http.parameters import Name, RunId, Step
@@ -24,7 +23,7 @@ from db.telemetry import latest_metrics, series, windows
 from db.telemetry.pyramid import STEP_SERIES
 from halfstep.telemetry.plain_json import json_safe
 
-router = APIRouter(prefix="/runs/{run_id}", tags=["series"])
+router = Router(prefix="/runs/{run_id}", tags=["series"])
 
 SERIES = (*(series.name for series in STEP_SERIES), "elapsed_ms")
 MOST_POINTS = 5000
@@ -165,12 +164,10 @@ class FlaggedSteps(BaseModel):
     loss: list[float | str | None]
 
 
-@router.get("/series", response_model=SeriesPage)
-@requires(Permission.VIEW_RUN)
+@router.get("/series", Permission.VIEW_RUN, response_model=SeriesPage)
 def get_series(
     run_id: RunId,
     session: Db,
-    _principal: SignedIn,
     chosen: Chosen,
     first: Step = 1,
     last: Step | None = None,
@@ -307,12 +304,10 @@ def _skips_before(session: Session, ids: list[int], step: int) -> dict[int, int]
     return {run_id: by_run[run_id].skips.total if run_id in by_run else 0 for run_id in ids}
 
 
-@router.get("/flagged")
-@requires(Permission.VIEW_RUN)
+@router.get("/flagged", Permission.VIEW_RUN)
 def get_flagged_steps(
     run_id: RunId,
     session: Db,
-    _principal: SignedIn,
     after: Annotated[Step | None, Query(description="Only steps after this one")] = None,
     limit: Limit = 5000,
 ) -> FlaggedSteps:
@@ -326,11 +321,8 @@ def get_flagged_steps(
     )
 
 
-@router.get("/events")
-@requires(Permission.VIEW_RUN)
-def get_events(
-    run_id: RunId, session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
-) -> Events:
+@router.get("/events", Permission.VIEW_RUN)
+def get_events(run_id: RunId, session: Db, after: After = "", limit: Limit = 1000) -> Events:
     """Return the scaler events, with the parameters that overflowed."""
     runs.get(session, run_id)
     page = history.events(session, run_id, after=after, limit=limit)
@@ -355,11 +347,8 @@ class MetricSummaries(ListPage):
     metrics: list[MetricSummary]
 
 
-@router.get("/metrics/summary")
-@requires(Permission.VIEW_RUN)
-def get_metrics_summary(
-    run_id: RunId, session: Db, _principal: SignedIn, chosen: Chosen
-) -> MetricSummaries:
+@router.get("/metrics/summary", Permission.VIEW_RUN)
+def get_metrics_summary(run_id: RunId, session: Db, chosen: Chosen) -> MetricSummaries:
     """Return summaries of a page of the run's metrics; `next` is the next `metric_after`."""
     runs.get(session, run_id)
     page = chosen.names(session, run_id)
@@ -368,10 +357,9 @@ def get_metrics_summary(
     return MetricSummaries(metrics=metrics, total=page.total, next=page.next)
 
 
-@router.get("/metrics/names")
-@requires(Permission.VIEW_RUN)
+@router.get("/metrics/names", Permission.VIEW_RUN)
 def get_metric_names(
-    run_id: RunId, session: Db, _principal: SignedIn, after: Name = "", limit: Limit = MOST_NAMES
+    run_id: RunId, session: Db, after: Name = "", limit: Limit = MOST_NAMES
 ) -> MetricNames:
     """Return the names of the run's metrics."""
     runs.get(session, run_id)
@@ -394,12 +382,10 @@ def page_of_metric_names(
     return MetricNames(names=page.names, total=page.total, next=page.next)
 
 
-@router.get("/metrics/series", response_model=MetricSeries)
-@requires(Permission.VIEW_RUN)
+@router.get("/metrics/series", Permission.VIEW_RUN, response_model=MetricSeries)
 def get_metric_series(
     run_id: RunId,
     session: Db,
-    _principal: SignedIn,
     metric: NamedMetrics,
     first: Step = 1,
     last: Step | None = None,
@@ -425,11 +411,8 @@ def series_of_metrics(
     return MetricSeries(metrics=_lines(measured[run_id]), cursor=cursor)
 
 
-@router.get("/metrics")
-@requires(Permission.VIEW_RUN)
-def get_metrics(
-    run_id: RunId, session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
-) -> Metrics:
+@router.get("/metrics", Permission.VIEW_RUN)
+def get_metrics(run_id: RunId, session: Db, after: After = "", limit: Limit = 1000) -> Metrics:
     """Return metric points in order of name and step."""
     runs.get(session, run_id)
     page = series.metrics(session, run_id, after=after, limit=limit)
@@ -437,12 +420,10 @@ def get_metrics(
     return Metrics(metrics=metrics, total=page.total, next=page.next)
 
 
-@router.get("/log")
-@requires(Permission.VIEW_RUN)
+@router.get("/log", Permission.VIEW_RUN)
 def get_log(
     run_id: RunId,
     session: Db,
-    _principal: SignedIn,
     before: Annotated[Step | None, Query(description="Only lines before this number")] = None,
     limit: Limit = 1000,
 ) -> Log:
@@ -456,10 +437,9 @@ def get_log(
     )
 
 
-@router.get("/checkpoints")
-@requires(Permission.VIEW_RUN)
+@router.get("/checkpoints", Permission.VIEW_RUN)
 def get_checkpoints(
-    run_id: RunId, session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
+    run_id: RunId, session: Db, after: After = "", limit: Limit = 1000
 ) -> Checkpoints:
     """Return the checkpoint files of the run."""
     runs.get(session, run_id)

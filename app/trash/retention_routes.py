@@ -2,14 +2,15 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Form, Query
+from fastapi import Form, Query
 from fastapi.responses import HTMLResponse, Response
 from pydantic import BaseModel, Field
 
 from app.auth import audit
 from app.auth.audit import audited
 from app.auth.authentication import SignedIn
-from app.auth.permissions import SIGNED_IN, requires
+from app.auth.permissions import SIGNED_IN
+from app.auth.routing import Router
 from app.dependencies import Db, Posted
 from app.html.rendering import Context
 from app.http.parameters import Body, Text
@@ -22,8 +23,8 @@ from db.files.pruning import PINNED, Pruning, Rules
 from db.files.retention import FIELDS, Preview
 from db.tables import RetentionRule
 
-api = APIRouter(prefix="/retention", tags=["people"])
-pages = APIRouter(prefix="/retention")
+api = Router(prefix="/retention", tags=["people"])
+pages = Router(prefix="/retention")
 
 Scope = Annotated[
     Text,
@@ -68,8 +69,7 @@ class RulePreview(BaseModel):
     ]
 
 
-@api.get("")
-@requires(SIGNED_IN)
+@api.get("", SIGNED_IN)
 def list_rules(session: Db, principal: SignedIn) -> list[Rule]:
     """List the instance's rule, and the rules of visible projects."""
     names = {row.name for row in projects.list_projects(session, principal.grants.projects)}
@@ -77,8 +77,7 @@ def list_rules(session: Db, principal: SignedIn) -> list[Rule]:
     return [_row(rule) for rule in seen]
 
 
-@api.get("/preview")
-@requires(SIGNED_IN)
+@api.get("/preview", SIGNED_IN)
 def preview_rule(
     session: Db,
     principal: SignedIn,
@@ -97,8 +96,7 @@ def preview_rule(
     )
 
 
-@api.put("")
-@requires(SIGNED_IN)
+@api.put("", SIGNED_IN)
 @audited("scope", "checkpoint_days", "log_days")
 def set_rule(body: NewRetentionRule, session: Db, principal: SignedIn) -> Rule:
     """Set or replace a rule; within an hour the files of its preview are permanently deleted.
@@ -110,8 +108,7 @@ def set_rule(body: NewRetentionRule, session: Db, principal: SignedIn) -> Rule:
     return _row(retention.set_rule(session, principal.user, project, rules))
 
 
-@api.delete("", status_code=204)
-@requires(SIGNED_IN)
+@api.delete("", SIGNED_IN, status_code=204)
 @audited("scope")
 def end_rule(session: Db, principal: SignedIn, scope: Annotated[Text, Query()]) -> None:
     """Delete a rule. Requires permission to set the rule."""
@@ -136,15 +133,13 @@ def _describe_pruned(pruning: Pruning) -> PrunedRun:
 TypedScope = Annotated[Text, Form()]
 
 
-@pages.get("")
-@requires(SIGNED_IN)
+@pages.get("", SIGNED_IN)
 def show_rules(context: Context) -> HTMLResponse:
     """Show the rules of visible projects."""
     return _page(context, {})
 
 
-@pages.post("")
-@requires(SIGNED_IN)
+@pages.post("", SIGNED_IN)
 @audited("scope", "checkpoint_days", "log_days")
 def post_rule(context: Context, posted: Posted, scope: TypedScope = "") -> Response:
     """Set a rule if its preview is confirmed; otherwise show the preview or the errors."""
@@ -163,8 +158,7 @@ def post_rule(context: Context, posted: Posted, scope: TypedScope = "") -> Respo
     return context.redirect("/retention", "The rule is set.")
 
 
-@pages.post("/deletion")
-@requires(SIGNED_IN)
+@pages.post("/deletion", SIGNED_IN)
 @audited("scope")
 def post_deletion(context: Context, scope: TypedScope = "") -> Response:
     """Delete a rule."""

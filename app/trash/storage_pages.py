@@ -3,19 +3,18 @@
 import os
 from pathlib import Path
 
-from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
-from app.auth.permissions import SIGNED_IN, requires
+from app.auth.permissions import SIGNED_IN
+from app.auth.routing import Router
 from app.html.rendering import Context
 from app.trash.disk import disk
 from db.runs import runs, trash
 
-router = APIRouter()
+router = Router()
 
 
-@router.get("/storage")
-@requires(SIGNED_IN)
+@router.get("/storage", SIGNED_IN)
 def show_storage(context: Context) -> HTMLResponse:
     """Show the size of the data folder, and what of it belongs to runs."""
     entries = sorted(_sizes(context.settings.data).items(), key=lambda entry: -entry[1])

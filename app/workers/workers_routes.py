@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Form
+from fastapi import Form
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, Field
@@ -11,7 +11,8 @@ from sqlalchemy.orm import Session
 
 from app.auth.audit import audited
 from app.auth.authentication import AtBrowser, SignedIn
-from app.auth.permissions import ADMIN, SIGNED_IN, requires
+from app.auth.permissions import ADMIN, SIGNED_IN
+from app.auth.routing import Router
 from app.dependencies import Db, TheDatabase, TheLive
 from app.html.rendering import Context
 from app.http.active_requests import STREAM
@@ -26,8 +27,8 @@ from db.queue.pending_reasons import Queue
 from db.runs import runs
 from db.tables import Worker
 
-api = APIRouter(tags=["workers"])
-pages = APIRouter(prefix="/workers")
+api = Router(tags=["workers"])
+pages = Router(prefix="/workers")
 
 
 class WorkerState(BaseModel):
@@ -78,11 +79,8 @@ class Workers(ListPage):
     workers: list[WorkerState]
 
 
-@api.get("/workers")
-@requires(SIGNED_IN)
-def list_workers(
-    session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
-) -> Workers:
+@api.get("/workers", SIGNED_IN)
+def list_workers(session: Db, after: After = "", limit: Limit = 1000) -> Workers:
     """List workers; those that do not report are not alive."""
     listed = workers.page_of_all(session, after=after, limit=limit)
     states = [_state(worker, alive=alive) for worker, alive in listed.rows]
@@ -97,25 +95,22 @@ class Drain(Body):
     ] = False
 
 
-@api.post("/workers/{worker_id}/drain")
-@requires(ADMIN)
+@api.post("/workers/{worker_id}/drain", ADMIN)
 @audited("stop")
-def drain_worker(worker_id: RowId, body: Drain, session: Db, _principal: SignedIn) -> WorkerState:
+def drain_worker(worker_id: RowId, body: Drain, session: Db) -> WorkerState:
     """Drain a worker, so that it claims no further runs."""
     workers.drain(session, worker_id, stop=body.stop)
     return _worker(session, worker_id)
 
 
-@api.post("/workers/{worker_id}/undrain")
-@requires(ADMIN)
-def undrain_worker(worker_id: RowId, session: Db, _principal: SignedIn) -> WorkerState:
+@api.post("/workers/{worker_id}/undrain", ADMIN)
+def undrain_worker(worker_id: RowId, session: Db) -> WorkerState:
     """Let a worker claim runs again."""
     workers.undrain(session, worker_id)
     return _worker(session, worker_id)
 
 
-@api.get("/workers/live", response_class=EventSourceResponse)
-@requires(SIGNED_IN, lasts=STREAM)
+@api.get("/workers/live", SIGNED_IN, lasts=STREAM, response_class=EventSourceResponse)
 async def stream_workers(
     database: TheDatabase,
     live: TheLive,
@@ -131,9 +126,8 @@ async def stream_workers(
         yield event
 
 
-@api.get("/recipes")
-@requires(SIGNED_IN)
-def list_recipes(session: Db, _principal: SignedIn) -> list[dict[str, Any]]:
+@api.get("/recipes", SIGNED_IN)
+def list_recipes(session: Db) -> list[dict[str, Any]]:
     """List the recipes that can be submitted, each with the JSON Schema of its configuration."""
     return workers.recipes(session)
 
@@ -152,8 +146,7 @@ def _state(worker: Worker, *, alive: bool) -> WorkerState:
 MOST_QUEUED = 50
 
 
-@pages.get("")
-@requires(SIGNED_IN)
+@pages.get("", SIGNED_IN)
 def show_workers(context: Context) -> HTMLResponse:
     """Show the devices of workers with their runs, and the queue in order."""
     rows = device_grid.read(context.session, MOST_FOLLOWED)
@@ -177,8 +170,7 @@ def show_workers(context: Context) -> HTMLResponse:
     )
 
 
-@pages.get("/{worker_id}")
-@requires(SIGNED_IN)
+@pages.get("/{worker_id}", SIGNED_IN)
 def show_worker(worker_id: RowId, context: Context) -> HTMLResponse:
     """Show a worker with its devices, recipes and versions."""
     worker, is_up = workers.with_liveness(context.session, worker_id)
@@ -186,13 +178,11 @@ def show_worker(worker_id: RowId, context: Context) -> HTMLResponse:
     return context.render("workers/worker.html", worker=worker, alive=is_up, outdated=outdated)
 
 
-@pages.post("/{worker_id}/drain")
-@requires(ADMIN)
+@pages.post("/{worker_id}/drain", ADMIN)
 @audited("stop")
 def drain(
     worker_id: RowId,
     session: Db,
-    _principal: SignedIn,
     _at_browser: AtBrowser,
     stop: Annotated[bool, Form()] = False,
 ) -> Response:
@@ -201,11 +191,8 @@ def drain(
     return RedirectResponse(f"/workers/{worker_id}", status_code=303)
 
 
-@pages.post("/{worker_id}/undrain")
-@requires(ADMIN)
-def undrain(
-    worker_id: RowId, session: Db, _principal: SignedIn, _at_browser: AtBrowser
-) -> Response:
+@pages.post("/{worker_id}/undrain", ADMIN)
+def undrain(worker_id: RowId, session: Db, _at_browser: AtBrowser) -> Response:
     """Let a worker claim runs again."""
     workers.undrain(session, worker_id)
     return RedirectResponse(f"/workers/{worker_id}", status_code=303)
