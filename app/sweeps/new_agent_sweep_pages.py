@@ -1,25 +1,21 @@
 """Form of a sweep for agents: settings of any script, one per line."""
 
 import json
-import secrets
 from collections.abc import Mapping
 from typing import Any
 
 from fastapi.responses import HTMLResponse, RedirectResponse
 
-from app.auth import audit
 from app.auth.permissions import ANY_SUBMITTER
 from app.auth.routing import Router
 from app.dependencies import Posted
 from app.html.rendering import Context
 from app.submission import forms
 from app.submission.config_schema import Property
-from app.submission.submission import may_submit_to
 from app.sweeps import search_space, sweep_submission
-from app.sweeps.new_sweep_pages import FIELDS, KIND_TITLES, PRUNER_TITLES, TYPED, plan
+from app.sweeps.new_sweep_pages import FIELDS, begin_confirmed, plan, read_plan, render_form
 from app.sweeps.sweep_submission import Checked, SpaceGiven, SweepSubmission
 from db.errors import Invalid
-from db.sweeps.sweeps import MAXIMIZE, MINIMIZE
 from halfstep.telemetry.plain_json import JsonObject
 
 router = Router()
@@ -37,24 +33,18 @@ def new_sweep(context: Context) -> HTMLResponse:
 @router.post("/sweeps/agents", ANY_SUBMITTER, response_model=None)
 def begin(context: Context, posted: Posted) -> HTMLResponse | RedirectResponse:
     """Begin the sweep if its number of runs is confirmed; otherwise show that or the errors."""
-    session = context.session
-    values = {name: str(posted.get(name, usual)).strip()[:TYPED] for name, usual in FIELDS.items()}
+    values = read_plan(posted)
     text = str(posted.get("settings", ""))[:MOST_CHARACTERS]
     try:
         config, space = _read(text)
         submission = SweepSubmission(agents=True, config=config, space=space, **plan(values))
-        checked = sweep_submission.check(session, context.user, submission)
+        checked = sweep_submission.check(context.session, context.user, submission)
         if checked.errors:
             raise Invalid(_by_field(checked.errors))
     except Invalid as error:
         return _form(context, text, values, error.errors)
-    if str(posted.get("confirmed", "")) != str(checked.runs):
-        audit.discard(context.request)
-        return _form(context, text, values, checked=checked)
-    key = str(posted.get("key", ""))[:64] or None
-    sweep = sweep_submission.begin(session, context.user, submission, idempotency_key=key)
-    audit.set_detail(session, f"sweep {sweep.id} of {checked.runs} runs, for agents")
-    return context.redirect(f"/sweeps/{sweep.id}")
+    begun = begin_confirmed(context, posted, submission, checked, ", for agents")
+    return begun or _form(context, text, values, checked=checked)
 
 
 def _read(text: str) -> tuple[JsonObject, SpaceGiven]:
@@ -106,18 +96,5 @@ def _form(
     errors: dict[str, str] | None = None,
     checked: Checked | None = None,
 ) -> HTMLResponse:
-    return context.render(
-        "sweeps/new_agent_sweep.html",
-        settings=text,
-        most_characters=MOST_CHARACTERS,
-        kinds=KIND_TITLES,
-        goals=(MINIMIZE, MAXIMIZE),
-        pruners=PRUNER_TITLES,
-        projects=may_submit_to(context.session, context.principal.grants),
-        values=values,
-        errors=errors,
-        titles=TITLES,
-        runs=checked and checked.runs,
-        warning=checked and checked.warning,
-        key=secrets.token_hex(16),
-    )
+    own = {"settings": text, "most_characters": MOST_CHARACTERS, "titles": TITLES}
+    return render_form(context, "sweeps/new_agent_sweep.html", values, errors, checked, **own)

@@ -1,12 +1,10 @@
 """Form of a command's sweep: a command's form with searches in its parameters."""
 
-import secrets as tokens
 from collections.abc import Mapping
 
 from fastapi.responses import HTMLResponse, RedirectResponse
 from pydantic import ValidationError
 
-from app.auth import audit
 from app.auth.audit import unaudited
 from app.auth.permissions import RUN_COMMANDS
 from app.auth.routing import Router
@@ -14,14 +12,12 @@ from app.dependencies import Posted
 from app.html.rendering import Context
 from app.submission import command_form
 from app.submission.command_form import CommandForm
-from app.submission.submission import may_submit_to
 from app.sweeps import sweep_submission
-from app.sweeps.new_sweep_pages import FIELDS, KIND_TITLES, PRUNER_TITLES, TYPED, plan
+from app.sweeps.new_sweep_pages import FIELDS, TYPED, begin_confirmed, plan, read_plan, render_form
 from app.sweeps.sweep_submission import Checked, SweepSubmission
 from db.access import secrets
 from db.errors import Invalid
 from db.queue import workers
-from db.sweeps.sweeps import MAXIMIZE, MINIMIZE
 from halfstep.field_errors import bound, of_pydantic
 
 router = Router()
@@ -47,14 +43,13 @@ def from_run(context: Context, posted: Posted) -> HTMLResponse:
 @router.post("/sweeps/command", RUN_COMMANDS, response_model=None)
 def begin(context: Context, posted: Posted) -> HTMLResponse | RedirectResponse:
     """Begin the sweep if its number of runs is confirmed; otherwise show that or the errors."""
-    session = context.session
-    values = {name: str(posted.get(name, usual)).strip()[:TYPED] for name, usual in FIELDS.items()}
+    values = read_plan(posted)
     form = command_form.read_form(posted, {})
     command, config, space, errors = command_form.parse_search(form)
     try:
         fields = {"command": command, "config": config, "space": space, **plan(values)}
         submission = SweepSubmission.model_validate(fields)
-        checked = sweep_submission.check(session, context.user, submission)
+        checked = sweep_submission.check(context.session, context.user, submission)
         errors |= checked.errors
     except ValidationError as error:
         errors |= of_pydantic(error.errors())
@@ -63,13 +58,8 @@ def begin(context: Context, posted: Posted) -> HTMLResponse | RedirectResponse:
     if errors := bound(errors):
         form = command_form.read_form(posted, errors)
         return _form(context, form, values, errors)
-    if str(posted.get("confirmed", "")) != str(checked.runs):
-        audit.discard(context.request)
-        return _form(context, form, values, checked=checked)
-    key = str(posted.get("key", ""))[:64] or None
-    sweep = sweep_submission.begin(session, context.user, submission, idempotency_key=key)
-    audit.set_detail(session, f"sweep {sweep.id} of {checked.runs} runs")
-    return context.redirect(f"/sweeps/{sweep.id}")
+    begun = begin_confirmed(context, posted, submission, checked, "")
+    return begun or _form(context, form, values, checked=checked)
 
 
 def _form(
@@ -80,21 +70,16 @@ def _form(
     checked: Checked | None = None,
 ) -> HTMLResponse:
     _command, _config, space, _errors = command_form.parse_search(form)
-    return context.render(
+    return render_form(
+        context,
         "sweeps/new_command_sweep.html",
+        values,
+        errors,
+        checked,
         form=form,
         searched=space,
         parameter_kinds=command_form.KINDS,
-        kinds=KIND_TITLES,
-        goals=(MINIMIZE, MAXIMIZE),
-        pruners=PRUNER_TITLES,
         known_secrets=secrets.names(context.session),
         offered=workers.recipes(context.session),
         offers_commands=workers.offer_commands(context.session),
-        projects=may_submit_to(context.session, context.principal.grants),
-        values=values,
-        errors=errors,
-        runs=checked and checked.runs,
-        warning=checked and checked.warning,
-        key=tokens.token_hex(16),
     )

@@ -80,7 +80,7 @@ def begin(context: Context, posted: Posted) -> HTMLResponse | RedirectResponse:
     """Begin the sweep if its number of runs is confirmed; otherwise show that or the errors."""
     session = context.session
     recipe = str(posted.get("recipe", ""))
-    values = {name: str(posted.get(name, usual)).strip()[:TYPED] for name, usual in FIELDS.items()}
+    values = read_plan(posted)
     typed: dict[str, str] = {}
     try:
         schema = workers.recipe(session, recipe)["schema"]
@@ -94,13 +94,50 @@ def begin(context: Context, posted: Posted) -> HTMLResponse | RedirectResponse:
         return _form(context, recipe, typed, values, errors)
     except Invalid as error:
         return _form(context, recipe, typed, values, error.errors)
+    begun = begin_confirmed(context, posted, submission, checked, f", recipe {submission.recipe}")
+    return begun or _form(context, recipe, typed, values, checked=checked)
+
+
+def read_plan(posted: FormData) -> dict[str, str]:
+    """Return the texts of the fields that every sweep has."""
+    return {name: str(posted.get(name, usual)).strip()[:TYPED] for name, usual in FIELDS.items()}
+
+
+def begin_confirmed(
+    context: Context, posted: FormData, submission: SweepSubmission, checked: Checked, detail: str
+) -> RedirectResponse | None:
+    """Begin a sweep if its number of runs is confirmed. detail: for the audit log."""
     if str(posted.get("confirmed", "")) != str(checked.runs):
         audit.discard(context.request)
-        return _form(context, recipe, typed, values, checked=checked)
-    key = str(posted.get("key", ""))[:64] or None
+        return None
+    session, key = context.session, str(posted.get("key", ""))[:64] or None
     sweep = sweep_submission.begin(session, context.user, submission, idempotency_key=key)
-    audit.set_detail(session, f"sweep {sweep.id} of {checked.runs} runs, recipe {sweep.recipe}")
+    audit.set_detail(session, f"sweep {sweep.id} of {checked.runs} runs{detail}")
     return context.redirect(f"/sweeps/{sweep.id}")
+
+
+def render_form(
+    context: Context,
+    template: str,
+    values: Mapping[str, str],
+    errors: dict[str, str] | None,
+    checked: Checked | None,
+    **more: Any,
+) -> HTMLResponse:
+    """Show a form of a sweep. checked: its number of runs is to be confirmed.  more: its own."""
+    return context.render(
+        template,
+        values=values,
+        errors=errors,
+        projects=may_submit_to(context.session, context.principal.grants),
+        kinds=KIND_TITLES,
+        pruners=PRUNER_TITLES,
+        goals=(MINIMIZE, MAXIMIZE),
+        runs=checked and checked.runs,
+        warning=checked and checked.warning,
+        key=secrets.token_hex(16),
+        **more,
+    )
 
 
 def list_changed(session: Session, sweep: Sweep) -> list[tuple[str, Any]]:
@@ -192,8 +229,12 @@ def _form(
     precision = next((field for field in fields if field.path == "precision"), None)
     up = workers.alive(context.session)
     able = {name for worker in up for name in workers.precisions(worker.devices)}
-    return context.render(
+    return render_form(
+        context,
         "sweeps/new_sweep.html",
+        values,
+        errors,
+        checked,
         offered=offered,
         offers_commands=workers.offer_commands(context.session),
         chosen=chosen,
@@ -207,13 +248,4 @@ def _form(
         searched={f.path for f in fields if search_space.is_search(f, texts[f.path])},
         changed={f.path for f in fields if texts[f.path] != forms.input_text(f.default)},
         searchable={f.path for f in fields if search_space.is_searchable(f)},
-        values=values,
-        projects=may_submit_to(context.session, context.principal.grants),
-        kinds=KIND_TITLES,
-        pruners=PRUNER_TITLES,
-        goals=(MINIMIZE, MAXIMIZE),
-        errors=errors,
-        runs=checked and checked.runs,
-        warning=checked and checked.warning,
-        key=secrets.token_hex(16),
     )
