@@ -523,13 +523,8 @@ def _last_change() -> Any:
     return since.where(mine, table.id > func.coalesce(before, 0)).order_by(table.id).limit(1)
 
 
-def count_applied(session: Session, run: Run) -> int:
-    """Count a run's own steps that changed the weights: not skipped, or retried in fp32."""
-    return count_applied_of(session, [run])[run.id]
-
-
 def count_applied_of(session: Session, some_runs: Collection[Run]) -> dict[int, int]:
-    """Return the result of `count_applied` for each run, in one query."""
+    """Count each run's own steps that changed the weights: not skipped, or retried in fp32."""
     retrying = _retrying(some_runs)
     query = select(Run.id, _count_retried()).where(
         Run.id.in_(bindparam("retrying", expanding=True))

@@ -158,12 +158,12 @@ def test_a_forks_steps_are_those_after_its_parents(
         submit(session, ada, parent_id=running.id, parent_step=40)
         fork = claim(session, worker)
         assert fork is not None
-        assert runs.count_applied(session, fork) == 0
+        assert runs.count_applied_of(session, [fork])[fork.id] == 0
     with pytest.raises(Invalid, match="40; allowed: 41 to 100"), database.writing() as session:
         run_control.request_replay(session, fork.id, ada, 40)
     record(database, fork, make_steps([1.0] * 9, first=41, skipped=[42, 45]))
     with database.reading() as session:
-        assert runs.count_applied(session, runs.get(session, fork.id)) == 7
+        assert runs.count_applied_of(session, [runs.get(session, fork.id)])[fork.id] == 7
 
 
 def test_unknown_run_is_named(database: Database) -> None:
