@@ -27,9 +27,8 @@ MOST_UNREAD = 5
 class NewRule(Body):
     """A new alert rule."""
 
-    condition: Annotated[
-        Text, Field(description="A condition of docs/how-to/alerts.md: ended, collapsing, …")
-    ]
+    condition: Text
+    """A condition of docs/how-to/alerts.md: ended, collapsing, …"""
     scope: Annotated[
         Text,
         Field(
@@ -37,16 +36,13 @@ class NewRule(Body):
             "condition is one of the service"
         ),
     ] = ""
-    value: Annotated[float | None, Field(description="Threshold, for conditions that have one")] = (
-        None
-    )
+    value: float | None = None
+    """Threshold, for conditions that have one"""
     metric: Annotated[Text, Field(description="Metric, for metric_above and metric_below")] = ""
     run_id: Annotated[RunId | None, Field(description="Run, for the scope run")] = None
     project: Annotated[Text, Field(description="Project, for the scope project")] = ""
-    channel_ids: Annotated[
-        list[RowId] | None,
-        Field(description="Null: all enabled channels of the user", max_length=100),
-    ] = None
+    channel_ids: Annotated[list[RowId] | None, Field(max_length=100)] = None
+    """Null: all enabled channels of the user"""
 
 
 class RunRule(Body):

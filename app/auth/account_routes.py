@@ -39,13 +39,11 @@ class TokenName(Body):
             "run: only upload one watched run."
         ),
     ] = "full"
-    project: Annotated[
-        Text | None, Field(description="Project that the token is limited to; null: all")
-    ] = None
+    project: Text | None = None
+    """Project that the token is limited to; null: all"""
     run_id: Annotated[RowId | None, Field(description="For kind run: the run to upload")] = None
-    days: Annotated[int | None, Field(description="Days until it expires; null: never")] = (
-        accounts.TOKEN_DAYS
-    )
+    days: int | None = accounts.TOKEN_DAYS
+    """Days until it expires; null: never"""
 
 
 class TokenRow(BaseModel):

@@ -37,10 +37,8 @@ class NewNote(Body):
     note: str
     project: Project = None
     runs: Runs = ""
-    seen: Annotated[
-        str | None,
-        Field(description="Text before the edit: 409 if it has changed since; null: no check"),
-    ] = None
+    seen: str | None = None
+    """Text before the edit: 409 if it has changed since; null: no check"""
 
 
 @router.get("", SIGNED_IN)

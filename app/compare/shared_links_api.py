@@ -42,13 +42,8 @@ class NewLink(Body):
     """Runs, or a report, and lifetime of a new link."""
 
     runs: Annotated[list[RunId], Field(default_factory=list, max_length=MOST_RUNS)]
-    report: Annotated[
-        RowId | None,
-        Field(
-            description="Report that the link shows, with those of its runs that the link's "
-            "creator may share"
-        ),
-    ] = None
+    report: RowId | None = None
+    """Report that the link shows, with those of its runs that the link's creator may share"""
     days: Annotated[int, Field(description="1, 7, 30 or 90")] = 7
 
 

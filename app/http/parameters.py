@@ -145,7 +145,13 @@ def _named(text: str) -> str:
     return text
 
 
-class Body(BaseModel):
+class DocumentedModel(BaseModel):
+    """Base of models: the text below a field is its description."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class Body(DocumentedModel):
     """Base of request bodies; unknown fields are rejected."""
 
     model_config = ConfigDict(extra="forbid")

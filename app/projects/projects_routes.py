@@ -39,14 +39,10 @@ class Quota(Body):
     name: Text
     devices: Annotated[float | None, Field(description="Concurrent devices in use")] = None
     queued: Annotated[float | None, Field(description="Runs in the queue")] = None
-    stored_gib: Annotated[
-        float | None,
-        Field(description="Checkpoints, artifacts, images of reports, including the trash"),
-    ] = None
-    share: Annotated[
-        float,
-        Field(description="Weight: the project with the fewest devices per share goes first"),
-    ] = 1.0
+    stored_gib: float | None = None
+    """Checkpoints, artifacts, images of reports, including the trash"""
+    share: float = 1.0
+    """Weight: the project with the fewest devices per share goes first"""
 
 
 class ProjectRow(BaseModel):

@@ -22,15 +22,12 @@ router = Router(prefix="/runs", tags=["runs"])
 class BulkAction(Body):
     """An action and the runs to apply it to."""
 
-    action: Annotated[
-        Literal["add_tag", "remove_tag", "cancel", "delete", "restore", "erase", "move"],
-        Field(description="erase: delete runs in the trash permanently; move: to another project"),
-    ]
+    action: Literal["add_tag", "remove_tag", "cancel", "delete", "restore", "erase", "move"]
+    """erase: delete runs in the trash permanently; move: to another project"""
     runs: Annotated[list[RunId], Field(min_length=1, max_length=bulk.MOST_RUNS)]
     tag: Annotated[Text, Field(description="Tag to add or remove")] = ""
-    project: Annotated[Text | None, Field(description="Destination; '' is the Default project")] = (
-        None
-    )
+    project: Text | None = None
+    """Destination; '' is the Default project"""
 
 
 class RefusedRun(BaseModel):

@@ -54,14 +54,8 @@ class PanelArrangement(Body):
     collapsed: Annotated[Names, Field(description="Collapsed groups")]
     order: Names
     sizes: Annotated[dict[Name, PanelSize], Field(default_factory=dict, max_length=MOST_PANELS)]
-    ranges: Annotated[
-        dict[Name, Limits],
-        Field(
-            default_factory=dict,
-            max_length=MOST_PANELS,
-            description="Fixed y ranges; exponents on a log axis",
-        ),
-    ]
+    ranges: Annotated[dict[Name, Limits], Field(default_factory=dict, max_length=MOST_PANELS)]
+    """Fixed y ranges; exponents on a log axis"""
     logs: Annotated[Names, Field(description="Panels with a log axis by choice")]
     trimmed: Annotated[Names, Field(description="Panels whose y range ignores outliers")]
 
@@ -76,10 +70,8 @@ class Toolbar(Body):
     """The choices above the charts, of all runs."""
 
     x: Annotated[Name, Field(description="step, applied, time, examples, metric:NAME")] = "step"
-    loss: Annotated[
-        Literal["linear", "log"],
-        Field(description="Of an earlier version: the axis of panels not arranged since"),
-    ] = "linear"
+    loss: Literal["linear", "log"] = "linear"
+    """Of an earlier version: the axis of panels not arranged since"""
     smooth: Annotated[float, Field(ge=0, le=0.99)] = 0
 
 

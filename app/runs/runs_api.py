@@ -14,7 +14,7 @@ from app.auth.project_parameters import in_project
 from app.auth.routing import Router
 from app.dependencies import Db, TheSettings
 from app.files import weight_uploads
-from app.http.parameters import Body, RunId, Sort, Text, flaws
+from app.http.parameters import Body, DocumentedModel, RunId, Sort, Text, flaws
 from app.http.responses import serialize
 from app.runs import columns, continue_run, filters
 from app.runs.summary import Number, RunSummary, summaries_as_json, summarise
@@ -43,16 +43,14 @@ class ListedRun(RunSummary):
     ]
 
 
-class RunList(BaseModel):
+class RunList(DocumentedModel):
     """A page of runs."""
 
     runs: list[ListedRun]
     total: Annotated[int, Field(description="Number of runs on all pages")]
     next: Annotated[int | None, Field(description="`before` of the next page; null on the last")]
-    notes: Annotated[
-        list[str],
-        Field(description="Names in filter, sort and values that no run has"),
-    ]
+    notes: list[str]
+    """Names in filter, sort and values that no run has"""
 
 
 class StatusChange(BaseModel):
@@ -95,10 +93,8 @@ class SeenLabels(Body):
 class Labels(SeenLabels):
     """Fields to change; missing or null fields stay."""
 
-    seen: Annotated[
-        SeenLabels | None,
-        Field(description="Values before the edit: 409 if one has changed since"),
-    ] = None
+    seen: SeenLabels | None = None
+    """Values before the edit: 409 if one has changed since"""
 
 
 class QueuePosition(Body):

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from fastapi import Query
 from fastapi.responses import RedirectResponse, Response
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from app.auth.audit import audited
 from app.auth.authentication import SignedIn
@@ -13,7 +13,7 @@ from app.auth.project_parameters import in_project, query_project
 from app.auth.routing import Router
 from app.dependencies import Db, Posted
 from app.html.rendering import Context
-from app.http.parameters import Body, RowId, Text, flaw
+from app.http.parameters import Body, DocumentedModel, RowId, Text, flaw
 from app.submission import forms, new_run_pages
 from app.submission.new_run_pages import RUN_FIELDS
 from app.submission.presets import save
@@ -33,10 +33,8 @@ class NewPreset(Body):
 
     name: Text
     recipe: Annotated[str, Field(description="Name of a recipe that a worker offers")]
-    config: Annotated[
-        dict[str, Any],
-        Field(default_factory=dict, description="Settings that differ from the recipe's defaults"),
-    ]
+    config: Annotated[dict[str, Any], Field(default_factory=dict)]
+    """Settings that differ from the recipe's defaults"""
     project: Annotated[Text | None, Field(description="Null: the first one with permission")] = None
     tags: Annotated[str, Field(description="Separated by commas")] = ""
     priority: int = 0
@@ -44,16 +42,14 @@ class NewPreset(Body):
     devices_per_node: int = 1
 
 
-class PresetRow(BaseModel):
+class PresetRow(DocumentedModel):
     """A saved preset."""
 
     id: int
     name: str
     recipe: str
-    config: Annotated[
-        dict[str, Any],
-        Field(description="Settings that differed from the recipe's defaults when it was saved"),
-    ]
+    config: dict[str, Any]
+    """Settings that differed from the recipe's defaults when it was saved"""
     project: str
     tags: list[str]
     priority: int

@@ -5,7 +5,7 @@ A token that uploads watched runs may use them, so that an agent needs no other.
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from app.auth.audit import audited, set_runs, unaudited
 from app.auth.authentication import NotForSending, SignedIn
@@ -63,10 +63,10 @@ class EndedScript(Agent):
 class Claim(BaseModel):
     """A point that an agent has, or none."""
 
-    state: Annotated[
-        Literal["run", "wait", "over"],
-        Field(description="wait: a point may be returned; over: no point is left"),
-    ]
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    state: Literal["run", "wait", "over"]
+    """wait: a point may be returned; over: no point is left"""
     number: Annotated[int | None, Field(description="Number of the trial")] = None
     run: int | None = None
     watch_id: Annotated[str | None, Field(description="Identifier of the watched run")] = None

@@ -16,7 +16,7 @@ from app.auth.routing import Router
 from app.dependencies import Db, TheDatabase, TheLive, TheSettings
 from app.files import weight_uploads
 from app.http.active_requests import STREAM
-from app.http.parameters import Body, RowId, Text
+from app.http.parameters import Body, DocumentedModel, RowId, Text
 from app.live import sweep_updates
 from app.live.streams_api import After, LastEventId
 from app.runs.runs_api import Destination
@@ -39,7 +39,7 @@ LIVE_SECONDS = 0.5
 SweepId = RowId
 
 
-class SweepTrial(BaseModel):
+class SweepTrial(DocumentedModel):
     """A trial of a sweep."""
 
     number: int
@@ -47,13 +47,10 @@ class SweepTrial(BaseModel):
     name: str
     status: Status
     params: Annotated[JsonObject, Field(description="By path of a setting")]
-    state: Annotated[
-        str,
-        Field(description="open, complete, pruned, or failed: without a finite value"),
-    ]
-    value: Annotated[
-        Number, Field(description="The metric's last value; for an open trial, the value so far")
-    ]
+    state: str
+    """open, complete, pruned, or failed: without a finite value"""
+    value: Number
+    """The metric's last value; for an open trial, the value so far"""
 
 
 class SweepSummary(BaseModel):

@@ -9,7 +9,7 @@ from app.auth.routing import Router
 from app.compare.comparison import MOST_RUNS
 from app.compare.comparison_api import Runs
 from app.dependencies import Db, TheSettings
-from app.http.parameters import as_run_ids
+from app.http.parameters import DocumentedModel, as_run_ids
 from db.errors import NotFound
 from db.files import storage
 from db.files.object_store import open_store
@@ -19,14 +19,12 @@ from db.telemetry import damage, damage_search
 router = Router(tags=["series"])
 
 
-class DamagedPart(BaseModel):
+class DamagedPart(DocumentedModel):
     """Steps, points of a metric, or a file of a run that cannot be read."""
 
     run: int
-    kind: Annotated[
-        Literal["steps", "lost", "metric", "flush", "checkpoint", "artifact"],
-        Field(description="lost: only summaries are left; flush: metrics of unknown steps"),
-    ]
+    kind: Literal["steps", "lost", "metric", "flush", "checkpoint", "artifact"]
+    """lost: only summaries are left; flush: metrics of unknown steps"""
     name: Annotated[str, Field(description="Metric or file; empty: steps")]
     first: Annotated[int, Field(description="First step, or the step of a checkpoint")]
     last: int

@@ -4,13 +4,13 @@ from collections.abc import Collection
 from typing import Annotated
 
 from fastapi import Query, Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
 from app.auth.routing import Router
 from app.dependencies import Db
 from app.http.list_pages import After, Limit, ListPage
-from app.http.parameters import Name, RunId, Step
+from app.http.parameters import DocumentedModel, Name, RunId, Step
 from app.http.responses import serialize
 from app.live.json_rows import CheckpointFileRow, Event, LogLine, MetricPoint
 from app.telemetry.metric_names import Choice, Chosen, NamedMetrics
@@ -47,69 +47,60 @@ class Line(BaseModel):
     null is unknown; values that JSON lacks are "NaN", "Infinity" and "-Infinity".
     """
 
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
     x: Annotated[list[int] | None, Field(description="Steps; null: those of the page")]
     y: list[float | str | None]
-    mean_x: Annotated[
-        list[int] | None, Field(description="Middles of buckets; null: those of the page")
-    ] = None
-    mean_y: Annotated[
-        list[float | str | None], Field(description="Means of buckets; empty in a raw window")
-    ] = []
-    nonfinite: Annotated[
-        Ticks | None,
-        Field(description="Non-finite values of buckets, which y lacks; null if there are none"),
-    ] = None
+    mean_x: list[int] | None = None
+    """Middles of buckets; null: those of the page"""
+    mean_y: list[float | str | None] = []
+    """Means of buckets; empty in a raw window"""
+    nonfinite: Ticks | None = None
+    """Non-finite values of buckets, which y lacks; null if there are none"""
 
 
-class Spike(BaseModel):
+class Spike(DocumentedModel):
     """A sudden rise of the loss."""
 
     step: int
     loss: float | str
-    z: Annotated[
-        float | str,
-        Field(description="Robust standard deviations above the median before it"),
-    ]
+    z: float | str
+    """Robust standard deviations above the median before it"""
     rolled_back_to: Annotated[int | None, Field(description="Step of the rollback, if any")]
 
 
 class SeriesWindow(BaseModel):
     """Series over a range of steps, downsampled for a screen."""
 
-    parent_step: Annotated[
-        int,
-        Field(description="For a fork: step of its checkpoint, after which its own steps begin"),
-    ]
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    parent_step: int
+    """For a fork: step of its checkpoint, after which its own steps begin"""
     first: int
     last: int
     total: Annotated[int, Field(description="Steps in the range")]
     points: Annotated[int, Field(description="Points of the longest series")]
     bucket: Annotated[int, Field(description="Steps per minimum and maximum; 1: raw")]
     x: Annotated[list[int], Field(description="Steps of all series without their own")]
-    mean_x: Annotated[
-        list[int], Field(description="Middles of buckets of all series without their own")
-    ]
+    mean_x: list[int]
+    """Middles of buckets of all series without their own"""
     series: dict[str, Line]
     metrics: dict[str, Line]
     skips: Ticks
     nonfinite: Annotated[Ticks, Field(description="Steps with a non-finite loss")]
-    damaged: Annotated[
-        list[list[int]],
-        Field(description="First and last step of each damaged block, whose steps are left out"),
-    ] = []
+    damaged: list[list[int]] = []
+    """First and last step of each damaged block, whose steps are left out"""
 
 
 class SeriesPage(SeriesWindow):
     """Series of one run, with a page of its metrics in order of name."""
 
     metrics_total: Annotated[int, Field(description="On all pages")]
-    metrics_next: Annotated[
-        str | None, Field(description="`metric_after` of the next page; null on the last")
-    ]
+    metrics_next: str | None
+    """`metric_after` of the next page; null on the last"""
     cursor: Annotated[str, Field(description="Position for live updates")]
-    resumptions: Annotated[
-        dict[int, int], Field(description="By attempt, the last step before its own")
-    ]
+    resumptions: dict[int, int]
+    """By attempt, the last step before its own"""
     spikes: Annotated[list[Spike], Field(description="The latest 200 of the whole run")]
 
 

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Annotated
 
 from fastapi.responses import HTMLResponse, RedirectResponse
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from app.auth.authentication import SignedIn, local_path
 from app.auth.permissions import SIGNED_IN
@@ -12,7 +12,7 @@ from app.auth.routing import Router
 from app.dependencies import Db, Posted, TheSettings
 from app.html.rendering import Context
 from app.http.list_pages import After, Limit, ListPage
-from app.http.parameters import RunId
+from app.http.parameters import DocumentedModel, RunId
 from app.reports.reports import may_delete
 from app.trash.disk import disk
 from db.access.permissions import Permission
@@ -24,21 +24,19 @@ api = Router(tags=["trash"])
 pages = Router()
 
 
-class DeletedRun(BaseModel):
+class DeletedRun(DocumentedModel):
     """A run in the trash."""
 
     id: int
     name: str
     owner: str
     status: Status
-    stored_bytes: Annotated[
-        int, Field(description="Size of its checkpoints and artifacts on the server")
-    ]
+    stored_bytes: int
+    """Size of its checkpoints and artifacts on the server"""
     deleted_at: float
     erased_after: Annotated[float, Field(description="Time of its erasure")]
-    erasing: Annotated[
-        bool, Field(description="The erasure has begun: it can no longer be restored")
-    ]
+    erasing: bool
+    """The erasure has begun: it can no longer be restored"""
 
 
 class Trash(ListPage):

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import Form
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
-from pydantic import BaseModel, Field
+from pydantic import Field
 from sqlalchemy.orm import Session
 
 from app.auth.audit import audited
@@ -17,7 +17,7 @@ from app.dependencies import Db, TheDatabase, TheLive
 from app.html.rendering import Context
 from app.http.active_requests import STREAM
 from app.http.list_pages import After, Limit, ListPage
-from app.http.parameters import Body, RowId
+from app.http.parameters import Body, DocumentedModel, RowId
 from app.live import worker_updates
 from app.live.streams_api import After as Cursor
 from app.live.streams_api import LastEventId
@@ -31,24 +31,20 @@ api = Router(tags=["workers"])
 pages = Router(prefix="/workers")
 
 
-class WorkerState(BaseModel):
+class WorkerState(DocumentedModel):
     """A worker with its capabilities."""
 
     id: int
     name: str
     host: str
     alive: bool
-    outdated: Annotated[
-        bool,
-        Field(description="Whether it has another version than the server; recipes are not used"),
-    ]
+    outdated: bool
+    """Whether it has another version than the server; recipes are not used"""
     devices: list[dict[str, Any]]
     recipes: list[dict[str, Any]]
     offers_commands: Annotated[bool, Field(description="Whether it runs command lines")]
-    is_sandboxed: Annotated[
-        bool,
-        Field(description="Whether the sandbox passed the worker's check at its start"),
-    ]
+    is_sandboxed: bool
+    """Whether the sandbox passed the worker's check at its start"""
     sandbox: Annotated[
         dict[str, str],
         Field(
