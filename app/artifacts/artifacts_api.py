@@ -17,7 +17,7 @@ from app.artifacts.artifact_uploads import BlobUpload
 from app.auth.audit import audited, set_detail, unaudited
 from app.auth.authentication import SignedIn, Uploader
 from app.auth.permissions import SIGNED_IN, check_project
-from app.auth.project_parameters import in_project, query_project
+from app.auth.project_parameters import ListedProject, in_project, query_project
 from app.auth.routing import Router
 from app.dependencies import Db, TheSettings, ingesting
 from app.files.downloads import MEDIA_TYPES, OCTETS, send
@@ -179,12 +179,7 @@ class SavedVersion(BaseModel):
 
 @router.get("/artifacts", SIGNED_IN)
 def list_artifacts(
-    session: Db,
-    project: Annotated[
-        str | None, query_project(Permission.VIEW_RUN, description="Only of this project")
-    ],
-    after: After = "",
-    limit: Limit = 100,
+    session: Db, project: ListedProject, after: After = "", limit: Limit = 100
 ) -> ArtifactList:
     """List artifacts of the visible projects, newest first."""
     found = artifact_versions.list_artifacts(session, project, after=after, limit=limit)

@@ -9,7 +9,7 @@ from app.artifacts.artifacts_api import check_alias, note_lost_files, version_su
 from app.artifacts.lineage import address_of, drawing
 from app.auth.audit import audited, set_detail
 from app.auth.permissions import SIGNED_IN, check_project
-from app.auth.project_parameters import query_project
+from app.auth.project_parameters import VisibleProject
 from app.auth.routing import Router
 from app.dependencies import Db
 from app.html.rendering import Context
@@ -27,11 +27,7 @@ FILES_SHOWN = 500
 
 
 @router.get("/artifacts", SIGNED_IN)
-def show_artifacts(
-    context: Context,
-    project: Annotated[str | None, query_project(Permission.VIEW_RUN)],
-    after: After = "",
-) -> HTMLResponse:
+def show_artifacts(context: Context, project: VisibleProject, after: After = "") -> HTMLResponse:
     """Show the artifacts of one or all visible projects."""
     found = artifact_versions.list_artifacts(context.session, project, after=after, limit=PAGE_SIZE)
     rows = [row[0] for row in found.rows]

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 from app.auth.audit import audited
 from app.auth.authentication import SignedIn
 from app.auth.permissions import SIGNED_IN
-from app.auth.project_parameters import in_project, query_project
+from app.auth.project_parameters import ListedProject, VisibleProject, in_project
 from app.auth.routing import Router
 from app.checks.check_view import view_of
 from app.checks.checks import ACTION, WRITE, check_deletable, may_delete, parse_report, to_row
@@ -66,12 +66,7 @@ class Checks(ListPage):
 
 @api.get("", SIGNED_IN)
 def list_checks(
-    session: Db,
-    project: Annotated[
-        str | None, query_project(Permission.VIEW_RUN, description="Only of this project")
-    ],
-    after: After = "",
-    limit: Limit = 100,
+    session: Db, project: ListedProject, after: After = "", limit: Limit = 100
 ) -> Checks:
     """List the uploaded reports of visible projects."""
     names = None if project is None else [project]
@@ -121,11 +116,7 @@ PAGE_SIZE = 50
 
 
 @pages.get("", SIGNED_IN)
-def show_checks(
-    context: Context,
-    project: Annotated[str | None, query_project(Permission.VIEW_RUN)],
-    after: After = "",
-) -> HTMLResponse:
+def show_checks(context: Context, project: VisibleProject, after: After = "") -> HTMLResponse:
     """List the reports of one visible project, or of all."""
     session = context.session
     only = None if project is None else [project]

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 from app.auth.audit import audited
 from app.auth.authentication import SignedIn
 from app.auth.permissions import SIGNED_IN
-from app.auth.project_parameters import in_project, query_project
+from app.auth.project_parameters import VisibleProject, in_project
 from app.auth.routing import Router
 from app.compare.notes import subject_of
 from app.dependencies import Db
@@ -42,11 +42,7 @@ class NewNote(Body):
 
 
 @router.get("", SIGNED_IN)
-def read_note(
-    session: Db,
-    project: Annotated[str | None, query_project(Permission.VIEW_RUN)],
-    runs: Annotated[Text, Query()] = "",
-) -> Note:
+def read_note(session: Db, project: VisibleProject, runs: Annotated[Text, Query()] = "") -> Note:
     """Return the note on a project, or on a comparison of runs."""
     subject, _page = subject_of(session, Permission.VIEW_RUN, project, runs)
     return Note(note=notes.read(session, subject))

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from app.auth.audit import audited
 from app.auth.authentication import SignedIn
 from app.auth.permissions import SIGNED_IN
-from app.auth.project_parameters import in_project, query_project
+from app.auth.project_parameters import ListedProject, in_project
 from app.auth.routing import Router
 from app.dependencies import Db
 from app.http.list_pages import After, Limit, ListPage
@@ -76,12 +76,7 @@ class Reports(ListPage):
 
 @router.get("", SIGNED_IN)
 def list_reports(
-    session: Db,
-    project: Annotated[
-        str | None, query_project(Permission.VIEW_RUN, description="Only of this project")
-    ],
-    after: After = "",
-    limit: Limit = 100,
+    session: Db, project: ListedProject, after: After = "", limit: Limit = 100
 ) -> Reports:
     """List the reports of visible projects."""
     names = None if project is None else [project]

@@ -8,7 +8,7 @@ from fastapi.responses import HTMLResponse, Response
 
 from app.auth.audit import audited, unaudited
 from app.auth.permissions import ANY_SUBMITTER, SIGNED_IN
-from app.auth.project_parameters import query_project
+from app.auth.project_parameters import VisibleProject
 from app.auth.routing import Router
 from app.compare.comparison import AXES, SERIES
 from app.compare.shared_links_pages import report_sharing_panel
@@ -28,7 +28,6 @@ from app.reports.reports import (
 )
 from app.submission.submission import may_submit_to
 from db.access import projects
-from db.access.permissions import Permission
 from db.errors import Changed, Invalid
 from db.runs import reports
 from db.runs.reports import LENGTHS
@@ -47,11 +46,7 @@ EMPTY_PANEL = {"kind": "panel", **{f"panel_{key}": "" for key in PANEL_KEYS}}
 
 
 @router.get("", SIGNED_IN)
-def list_reports(
-    context: Context,
-    project: Annotated[str | None, query_project(Permission.VIEW_RUN)],
-    after: After = "",
-) -> HTMLResponse:
+def list_reports(context: Context, project: VisibleProject, after: After = "") -> HTMLResponse:
     """List the reports of one visible project, or of all."""
     session, principal = context.session, context.principal
     names = [project.name for project in projects.list_projects(session, principal.grants.projects)]
@@ -71,7 +66,7 @@ def list_reports(
 @router.get("/new", ANY_SUBMITTER)
 def new_report(
     context: Context,
-    project: Annotated[str | None, query_project(Permission.VIEW_RUN)],
+    project: VisibleProject,
     runs: Annotated[Text, Query()] = "",
     metrics: Annotated[list[Text], Query()] = [],  # noqa: B006 - FastAPI copies it
     x: Annotated[Text, Query()] = "step",
