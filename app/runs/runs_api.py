@@ -162,9 +162,8 @@ def list_runs(
 ) -> Response:
     """List runs, by default newest first; runs without a loss come last when sorted by it."""
     terms = filters.read(filter, me=principal.user.name)
-    rows, total = runs.newest_and_count(
-        session, conditions=terms, sort=sort, before=before, limit=limit
-    )
+    page = runs.page_of_list(session, conditions=terms, sort=sort, before=before, limit=limit)
+    rows = page.rows
     own = [column for column in columns.chosen(values) if column.is_own] if values else []
     values_of_runs = columns.values(session, [run.id for run, _owner in rows], own)
     listed = RunList(
@@ -172,7 +171,7 @@ def list_runs(
             ListedRun(**summary, values=values_of_runs[summary["id"]])
             for summary in summaries_as_json(session, rows, settings)
         ],
-        total=total,
+        total=page.total,
         next=rows[-1][0].id if len(rows) == limit else None,
         notes=filters.notes(session, terms, sort, [column.name for column in own]),
     )
