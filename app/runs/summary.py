@@ -18,6 +18,7 @@ from db.tables import ACTIVE, COMMAND, ENDED, RECIPE, Run, Status
 from halfstep.number_formats import UNKNOWN, count, number
 from halfstep.telemetry.flags import NONFINITE_LOSS
 from halfstep.telemetry.plain_json import json_safe
+from halfstep.telemetry.scaling_health import ScalingHealth
 
 TIMED_AFTER = 10  # steps, before which the time left is unknown
 #: A number; null is unknown, and what JSON lacks is "NaN", "Infinity" or "-Infinity".
@@ -246,7 +247,7 @@ def _throughput(run: Run) -> dict[str, float | None]:
     }
 
 
-def _health(health: scaling_health.ScalingHealth | None) -> RunHealth | None:
+def _health(health: ScalingHealth | None) -> RunHealth | None:
     if health is None:
         return None
     figures = health.figures._asdict()

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from db.health import precision_findings, shadow_findings
 from db.health.advice_words import AdviceWords
 from db.health.losses import Growth, LostLosses, growth_before, lost_losses
-from db.health.scaling_health import Figures, ScalingHealth, has_scaler
+from db.health.scaling_health import has_scaler
 from db.tables import FLAGGED, Run, RunNode, ScalerEvent, Step
 from db.telemetry import step_rows
 from db.telemetry.stored_events import StoredEvents
@@ -37,6 +37,7 @@ from halfstep.number_formats import scale as scale_text
 from halfstep.telemetry import events
 from halfstep.telemetry.events import StepEvent
 from halfstep.telemetry.flags import NONFINITE_LOSS, UNKNOWN_LOSS
+from halfstep.telemetry.scaling_health import Figures, ScalingHealth
 
 #: Kinds of events of which the newest counts, the earliest counts, and several count.
 NEWEST: tuple[type[StepEvent], ...] = (

@@ -18,9 +18,6 @@ from halfstep.telemetry.flags import (
     UNKNOWN_NORM,
 )
 from halfstep.telemetry.scaling_health import (
-    CALIBRATED_AFTER,
-    CALIBRATING_FOR,
-    COLLAPSE_STREAK,
     SETTLED,
     WINDOW,
     Figures,
@@ -28,16 +25,6 @@ from halfstep.telemetry.scaling_health import (
     count,
     judge,
 )
-
-__all__ = [
-    "CALIBRATED_AFTER",
-    "CALIBRATING_FOR",
-    "COLLAPSE_STREAK",
-    "Figures",
-    "ScalingHealth",
-    "count",
-    "judge",
-]
 
 
 def scaling_health(session: Session, run: Run) -> ScalingHealth | None:

@@ -8,6 +8,7 @@ from db.files import checkpoints
 from db.health import scaling_health as health
 from db.tables import Diagnosis, Run, Status, User, Worker
 from db.telemetry import series
+from halfstep.telemetry import scaling_health as page
 from halfstep.telemetry.flags import NORM_OVERFLOW, NOT_STEPPED
 from tests.db.conftest import claim, config, submit
 from tests.db.telemetry.telemetry_made import make_steps, record
@@ -95,7 +96,7 @@ def test_skips_in_a_row_are_called_so() -> None:
 
 def test_search_ends_as_the_trainer_has_it() -> None:
     """The page and the training agree on when a run is calibrated."""
-    assert health.CALIBRATED_AFTER == CALIBRATED_AFTER
+    assert page.CALIBRATED_AFTER == CALIBRATED_AFTER
 
 
 def test_figures_come_from_the_rows(database: Database, running: Run) -> None:
