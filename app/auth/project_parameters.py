@@ -121,7 +121,7 @@ ListedProject = Annotated[
 
 
 def form_project(
-    permission: Permission, *, default: str | None = None, action: str = "", none: str | None = None
+    permission: Permission, *, default: str | None = None, none: str | None = None
 ) -> Any:
     """Declare a field of a form that names a project.
 
@@ -138,7 +138,7 @@ def form_project(
             name = projects.DEFAULT if FIELD in posted else default
         if name is None or name == none:
             return None
-        return resolve(session, permission, name, action)
+        return resolve(session, permission, name)
 
     return _declare(project_of_form, FIELD)
 
