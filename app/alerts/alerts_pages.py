@@ -14,7 +14,7 @@ from app.auth.project_parameters import form_project
 from app.auth.routing import Router
 from app.dependencies import Db, Posted, TheSettings
 from app.html.rendering import Context
-from app.http.parameters import RowId, RunId, Text, as_run_id
+from app.http.parameters import FormText, RowId, RunId, Text, as_run_id
 from app.http.url_policy import forbidden
 from db.access.permissions import Permission
 from db.alerts import alerts, channels, deliveries, rules
@@ -58,11 +58,11 @@ def show_alerts(
 def make_rule(
     context: Context,
     project: Annotated[str | None, form_project(Permission.VIEW_RUN, none="")],
-    condition: Annotated[Text, Form()] = "",
-    scope: Annotated[Text, Form()] = "",
-    value: Annotated[Text, Form()] = "",
-    metric: Annotated[Text, Form()] = "",
-    run_id: Annotated[Text, Form()] = "",
+    condition: FormText = "",
+    scope: FormText = "",
+    value: FormText = "",
+    metric: FormText = "",
+    run_id: FormText = "",
     channel: Annotated[list[RowId] | None, Form()] = None,
 ) -> Response:
     """Create a rule from the form."""
@@ -85,18 +85,14 @@ def make_rule(
 
 
 @router.post("/runs/{run_id}/alerts", ACCOUNT)
-def make_rule_of_run(
-    run_id: RunId, context: Context, condition: Annotated[Text, Form()] = ""
-) -> RedirectResponse:
+def make_rule_of_run(run_id: RunId, context: Context, condition: FormText = "") -> RedirectResponse:
     """Create a rule for a run, in a browser without JavaScript."""
     rules.make(context.session, context.user, condition=condition, scope=rules.RUN, run_id=run_id)
     return context.redirect("/alerts#rules", "The rule is added.")
 
 
 @router.post("/alerts/rules/{rule_id}/switch", ACCOUNT)
-def switch_rule(
-    rule_id: RowId, context: Context, on: Annotated[Text, Form()] = ""
-) -> RedirectResponse:
+def switch_rule(rule_id: RowId, context: Context, on: FormText = "") -> RedirectResponse:
     """Enable or disable a rule."""
     rules.switch(context.session, context.user, rule_id, is_on=bool(on))
     text = "The rule is enabled." if on else "The rule is disabled."
@@ -139,8 +135,8 @@ ForbiddenAddress = Annotated[str, Depends(_forbidden)]
 def make_channel(
     forbidden: ForbiddenAddress,
     context: Context,
-    kind: Annotated[Text, Form()] = "",
-    name: Annotated[Text, Form()] = "",
+    kind: FormText = "",
+    name: FormText = "",
     address: Annotated[str, Form()] = "",
 ) -> Response:
     """Create a channel; a webhook's secret is shown once."""
@@ -159,9 +155,7 @@ def make_channel(
 
 
 @router.post("/alerts/channels/{channel_id}/switch", ACCOUNT)
-def switch_channel(
-    channel_id: RowId, context: Context, on: Annotated[Text, Form()] = ""
-) -> RedirectResponse:
+def switch_channel(channel_id: RowId, context: Context, on: FormText = "") -> RedirectResponse:
     """Enable or disable a channel."""
     channels.switch(context.session, context.user, channel_id, is_on=bool(on))
     text = "The channel is enabled." if on else "The channel is disabled."

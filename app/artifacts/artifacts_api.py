@@ -192,7 +192,7 @@ def list_artifacts(
 def find_version(
     session: Db,
     settings: TheSettings,
-    name: Annotated[Text, Query()],
+    name: Text,
     project: Annotated[str, query_project(Permission.VIEW_RUN, default=projects.DEFAULT)],
     version: Annotated[
         Text, Query(description="v3, an alias such as latest, or @ and the start of the digest")

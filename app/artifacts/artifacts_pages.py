@@ -14,7 +14,7 @@ from app.auth.routing import Router
 from app.dependencies import Db
 from app.html.rendering import Context
 from app.http.list_pages import After
-from app.http.parameters import RowId, Text
+from app.http.parameters import FormText, RowId
 from db.access.permissions import Permission
 from db.errors import Conflict, Invalid
 from db.files import artifact_versions
@@ -61,7 +61,7 @@ def show_version(
 
 @router.post("/artifact-versions/{version_id}/alias", SIGNED_IN)
 @audited("alias")
-def set_alias(version_id: RowId, context: Context, alias: Annotated[Text, Form()] = "") -> Response:
+def set_alias(version_id: RowId, context: Context, alias: FormText = "") -> Response:
     """Give an alias to a version."""
     version, collection = artifact_versions.get(context.session, version_id)
     check_project(context.session, Permission.SUBMIT_RUN, collection.project)

@@ -17,7 +17,7 @@ from app.auth.routing import Router
 from app.dependencies import Db, Hashing
 from app.html.rendering import Context
 from app.http.list_pages import After, Limit, ListPage
-from app.http.parameters import Body, RowId, Text
+from app.http.parameters import Body, FormText, RowId, Text
 from db.access import accounts, login_attempts, projects
 from db.access.permissions import Permission
 from db.errors import Invalid
@@ -167,10 +167,10 @@ def post_token(
     context: Context,
     at_browser: AtBrowser,
     project: Annotated[str | None, form_project(Permission.VIEW_RUN, none=ANY)],
-    name: Annotated[Text, Form()] = "",
-    kind: Annotated[Text, Form()] = FULL,
-    run_id: Annotated[Text, Form()] = "",
-    days: Annotated[Text, Form()] = str(accounts.TOKEN_DAYS),
+    name: FormText = "",
+    kind: FormText = FULL,
+    run_id: FormText = "",
+    days: FormText = str(accounts.TOKEN_DAYS),
 ) -> HTMLResponse:
     """Create a token and show it once."""
     try:

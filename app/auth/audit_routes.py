@@ -97,11 +97,7 @@ def export_audit_log(database: TheDatabase) -> StreamingResponse:
 
 @pages.get("/audit", ADMIN)
 def show_audit_log(
-    context: Context,
-    run: Annotated[Text, Query()] = "",
-    user: Text = "",
-    since: Annotated[Text, Query()] = "",
-    after: Text = "",
+    context: Context, run: Text = "", user: Text = "", since: Text = "", after: Text = ""
 ) -> HTMLResponse:
     """Show a page of events, newest first.
 

@@ -12,7 +12,7 @@ from app.auth.routing import Router
 from app.dependencies import Db, TheSettings
 from app.html.rendering import Context
 from app.http.list_pages import After, Limit, ListPage
-from app.http.parameters import Body, Text
+from app.http.parameters import Body, FormText
 from db.access import secrets
 from db.errors import Invalid
 from db.paging import page_of_list
@@ -73,7 +73,7 @@ def show_secrets(context: Context) -> HTMLResponse:
 
 @pages.post("", ADMIN)
 def post_secret(
-    context: Context, name: Annotated[Text, Form()] = "", value: Annotated[str, Form()] = ""
+    context: Context, name: FormText = "", value: Annotated[str, Form()] = ""
 ) -> Response:
     """Create or replace a secret. A form sends CR LF line ends, which keys do not have."""
     try:

@@ -2,7 +2,6 @@
 
 from typing import Annotated, Any
 
-from fastapi import Form
 from fastapi.responses import HTMLResponse, Response
 from pydantic import BaseModel, Field
 
@@ -13,7 +12,7 @@ from app.auth.project_parameters import form_project, in_project
 from app.auth.routing import Router
 from app.dependencies import Db
 from app.html.rendering import Context
-from app.http.parameters import Body, RowId, Text
+from app.http.parameters import Body, FormText, RowId, Text
 from app.http.path_prefix import public_address
 from db.access import accounts, people, projects
 from db.access.permissions import MEMBER, ROLES, Permission
@@ -128,8 +127,8 @@ def post_invitation(
     context: Context,
     _at_browser: AtBrowser,
     project: Annotated[str, form_project(Permission.MANAGE_MEMBERS, default=projects.DEFAULT)],
-    name: Annotated[Text, Form()] = "",
-    role: Annotated[Text, Form()] = MEMBER,
+    name: FormText = "",
+    role: FormText = MEMBER,
 ) -> HTMLResponse:
     """Create an account and show its sign-in link once."""
     try:

@@ -2,7 +2,6 @@
 
 from typing import Annotated
 
-from fastapi import Query
 from pydantic import BaseModel, Field
 
 from app.auth.audit import audited
@@ -42,7 +41,7 @@ class NewNote(Body):
 
 
 @router.get("", SIGNED_IN)
-def read_note(session: Db, project: VisibleProject, runs: Annotated[Text, Query()] = "") -> Note:
+def read_note(session: Db, project: VisibleProject, runs: Text = "") -> Note:
     """Return the note on a project, or on a comparison of runs."""
     subject, _page = subject_of(session, Permission.VIEW_RUN, project, runs)
     return Note(note=notes.read(session, subject))

@@ -3,7 +3,7 @@
 from typing import Annotated
 from urllib.parse import urlencode
 
-from fastapi import Form, Query
+from fastapi import Form
 from fastapi.responses import HTMLResponse, Response
 
 from app.auth.audit import audited
@@ -13,7 +13,7 @@ from app.auth.routing import Router
 from app.compare.comparison import MOST_RUNS
 from app.compare.notes import subject_of
 from app.html.rendering import Context
-from app.http.parameters import Text, as_run_ids, flaw
+from app.http.parameters import FormText, Text, as_run_ids, flaw
 from db.access.permissions import Permission
 from db.errors import Changed, Invalid
 from db.runs import notes
@@ -26,7 +26,7 @@ router = Router(prefix="/notes")
 def edit_note(
     context: Context,
     project: Annotated[str | None, query_project(Permission.SUBMIT_RUN)],
-    runs: Annotated[Text, Query()] = "",
+    runs: Text = "",
 ) -> HTMLResponse:
     """Show the form to edit the note of a project, or of a comparison of runs."""
     subject, back = subject_of(context.session, Permission.SUBMIT_RUN, project, runs)
@@ -39,7 +39,7 @@ def edit_note(
 def write_note(
     context: Context,
     project: Annotated[str | None, form_project(Permission.SUBMIT_RUN)],
-    runs: Annotated[Text, Form()] = "",
+    runs: FormText = "",
     note: Annotated[str, Form()] = "",
     seen: Annotated[str, Form()] = "",
 ) -> Response:

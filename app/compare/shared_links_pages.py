@@ -1,9 +1,8 @@
 """Forms to create and revoke read-only links, on the pages of runs, comparisons and reports."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import Form
 from fastapi.responses import HTMLResponse, RedirectResponse
 from sqlalchemy.orm import Session
 
@@ -16,7 +15,7 @@ from app.compare.comparison import MOST_RUNS
 from app.compare.shared_links_api import address_of, check_one_subject, check_shareable
 from app.dependencies import Db
 from app.html.rendering import Context
-from app.http.parameters import RowId, Text, as_run_id, as_run_ids
+from app.http.parameters import FormText, RowId, as_run_id, as_run_ids
 from app.http.path_prefix import public_address
 from app.reports import reports
 from app.runs.summary import RunSummary
@@ -35,9 +34,9 @@ SHOWN = 50
 def make_link(
     context: Context,
     _at_browser: AtBrowser,
-    runs: Annotated[Text, Form()] = "",
-    report: Annotated[Text, Form()] = "",
-    days: Annotated[Text, Form()] = "",
+    runs: FormText = "",
+    report: FormText = "",
+    days: FormText = "",
 ) -> HTMLResponse:
     """Create a link and show it once."""
     session = context.session
@@ -69,7 +68,7 @@ def make_link(
 
 @router.post("/{link_id}/revocation", ACCOUNT)
 def revoke_link(
-    link_id: RowId, session: Db, principal: SignedIn, back: Annotated[Text, Form()] = "/runs"
+    link_id: RowId, session: Db, principal: SignedIn, back: FormText = "/runs"
 ) -> RedirectResponse:
     """Revoke a link, and redirect back."""
     shared_links.revoke(session, link_id, principal.grants)

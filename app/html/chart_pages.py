@@ -22,9 +22,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
 
 @router.get("/charts.svg", SIGNED_IN)
 def show_chart(
-    session: Db,
-    runs: Annotated[Text, Query()],
-    series: Annotated[Text, Query(max_length=200)] = "loss",
+    session: Db, runs: Text, series: Annotated[Text, Query(max_length=200)] = "loss"
 ) -> Response:
     """Draw one series or metric of the visible runs among these."""
     ids = as_run_ids("runs", runs, most=chart_links.MOST_RUNS)

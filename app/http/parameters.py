@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Annotated, Any
 
 from annotated_types import Interval
-from fastapi import Request
+from fastapi import Form, Request
 from fastapi.dependencies.models import Dependant
 from pydantic import AfterValidator, BaseModel, ConfigDict
 from pydantic_core import PydanticCustomError
@@ -158,6 +158,8 @@ class Body(DocumentedModel):
 
 
 Text = Annotated[str, AfterValidator(_text)]
+#: The same in a field of a form.
+FormText = Annotated[Text, Form()]
 #: Name of a column, a setting or a metric.
 Name = Annotated[str, AfterValidator(_named)]
 #: Sort key of runs: such a name, descending with a "-" prefix.

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import Form, Query
+from fastapi import Form
 from fastapi.responses import HTMLResponse, Response
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
@@ -14,7 +14,7 @@ from app.auth.project_parameters import form_project, in_project, query_project
 from app.auth.routing import Router
 from app.dependencies import Db, Posted
 from app.html.rendering import Context
-from app.http.parameters import Body, Text
+from app.http.parameters import Body, FormText, Text
 from db.access import people, permissions, projects
 from db.access.permissions import ROLES, Permission
 from db.errors import Conflict, Invalid, NotFound
@@ -175,7 +175,7 @@ def set_role(
 @audited("user", "role", "project")
 def take_role(
     session: Db,
-    user: Annotated[Text, Query()],
+    user: Text,
     project: Annotated[str, query_project(Permission.MANAGE_MEMBERS, default=projects.DEFAULT)],
 ) -> None:
     """Revoke a user's role. For maintainers."""
@@ -193,7 +193,7 @@ def show_projects(context: Context) -> HTMLResponse:
 
 @pages.post("", ADMIN)
 @audited("name")
-def post_project(context: Context, name: Annotated[Text, Form()] = "") -> Response:
+def post_project(context: Context, name: FormText = "") -> Response:
     """Create a project."""
     try:
         projects.make(context.session, name)
@@ -204,9 +204,7 @@ def post_project(context: Context, name: Annotated[Text, Form()] = "") -> Respon
 
 @pages.post("/name", ADMIN)
 @audited("project", "new_name")
-def post_name(
-    context: Context, project: ManagedProject, new_name: Annotated[Text, Form()] = ""
-) -> Response:
+def post_name(context: Context, project: ManagedProject, new_name: FormText = "") -> Response:
     """Rename a project."""
     try:
         projects.rename(context.session, project, new_name)
@@ -255,10 +253,7 @@ def post_quota(context: Context, posted: Posted, project: ManagedProject) -> Res
 @pages.post("/roles", ACCOUNT)
 @audited("user", "role", "project")
 def post_role(
-    context: Context,
-    project: ManagedProject,
-    user: Annotated[Text, Form()] = "",
-    role: Annotated[Text, Form()] = "",
+    context: Context, project: ManagedProject, user: FormText = "", role: FormText = ""
 ) -> Response:
     """Grant a user a role in a project."""
     try:
@@ -272,9 +267,7 @@ def post_role(
 
 @pages.post("/roles/deletion", ACCOUNT)
 @audited("user", "role", "project")
-def post_role_deletion(
-    context: Context, project: ManagedProject, user: Annotated[Text, Form()] = ""
-) -> Response:
+def post_role_deletion(context: Context, project: ManagedProject, user: FormText = "") -> Response:
     """Revoke a user's role in a project."""
     projects.take_role(context.session, people.named(context.session, user), project)
     return context.redirect("/projects", "The role is revoked.")

@@ -15,7 +15,7 @@ from app.compare.shared_links_pages import report_sharing_panel
 from app.dependencies import Posted
 from app.html.rendering import Context
 from app.http.list_pages import After
-from app.http.parameters import RowId, Text
+from app.http.parameters import FormText, RowId, Text
 from app.reports import blocks, report_html
 from app.reports.blocks import Panel
 from app.reports.reports import (
@@ -67,10 +67,10 @@ def list_reports(context: Context, project: VisibleProject, after: After = "") -
 def new_report(
     context: Context,
     project: VisibleProject,
-    runs: Annotated[Text, Query()] = "",
+    runs: Text = "",
     metrics: Annotated[list[Text], Query()] = [],  # noqa: B006 - FastAPI copies it
-    x: Annotated[Text, Query()] = "step",
-    smoothing: Annotated[Text, Query()] = "",
+    x: Text = "step",
+    smoothing: Text = "",
 ) -> HTMLResponse:
     """Show the form of a new report, or the form to add a panel of these runs to a report."""
     values = {"project": project or "", "panel_runs": runs, "panel_metrics": ", ".join(metrics)}
@@ -131,7 +131,7 @@ def save_report(
     context: Context,
     title: Annotated[str, Form()] = "",
     text: Annotated[str, Form()] = "",
-    version: Annotated[Text, Form()] = "",
+    version: FormText = "",
 ) -> Response:
     """Save a report, or show the editor with its errors."""
     report = writable(context.session, report_id)

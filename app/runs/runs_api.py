@@ -34,6 +34,11 @@ from db.tables import Status
 
 router = Router(prefix="/runs", tags=["runs"])
 
+IdempotencyKey = Annotated[
+    Text | None,
+    Header(max_length=200, description="A request with the same key does not queue a second run"),
+]
+
 
 class ListedRun(RunSummary):
     """A run with the requested columns."""
@@ -194,12 +199,7 @@ def submit_run(
     session: Db,
     settings: TheSettings,
     principal: SignedIn,
-    idempotency_key: Annotated[
-        Text | None,
-        Header(
-            max_length=200, description="A request with the same key does not queue a second run"
-        ),
-    ] = None,
+    idempotency_key: IdempotencyKey = None,
 ) -> RunSummary:
     """Queue a run. 422 names each bad field, its value and what is allowed."""
     run = submit(session, principal.user, body, idempotency_key=idempotency_key, known=lost)
@@ -305,12 +305,7 @@ def continue_from_checkpoint(
     session: Db,
     settings: TheSettings,
     principal: SignedIn,
-    idempotency_key: Annotated[
-        Text | None,
-        Header(
-            max_length=200, description="A request with the same key does not queue a second run"
-        ),
-    ] = None,
+    idempotency_key: IdempotencyKey = None,
 ) -> RunSummary:
     """Queue the remaining steps of a cancelled or failed run, from its last checkpoint."""
     run = continue_run.continue_run(

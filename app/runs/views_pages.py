@@ -9,7 +9,7 @@ from app.auth.authentication import SignedIn
 from app.auth.permissions import ACCOUNT
 from app.auth.routing import Router
 from app.dependencies import Db
-from app.http.parameters import Name, RowId, Sort, Text
+from app.http.parameters import FormText, Name, RowId, Sort, Text
 from app.runs import columns, filters
 from app.runs.columns import list_address
 from db.runs import views
@@ -21,7 +21,7 @@ router = Router(prefix="/views")
 def save_view(
     session: Db,
     principal: SignedIn,
-    name: Annotated[Text, Form()] = "",
+    name: FormText = "",
     typed: Annotated[str, Form(alias="filter")] = "",
     sort: Annotated[Sort, Form()] = "-id",
     chosen: Annotated[Text, Form(alias="columns")] = "",

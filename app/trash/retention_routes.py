@@ -2,7 +2,6 @@
 
 from typing import Annotated, Any
 
-from fastapi import Form, Query
 from fastapi.responses import HTMLResponse, Response
 from pydantic import BaseModel, Field
 
@@ -13,7 +12,7 @@ from app.auth.permissions import SIGNED_IN
 from app.auth.routing import Router
 from app.dependencies import Db, Posted
 from app.html.rendering import Context
-from app.http.parameters import Body, Text
+from app.http.parameters import Body, FormText, Text
 from app.trash.retention_job import project_of, scope_of
 from db.access import projects
 from db.access.permissions import Permission
@@ -81,9 +80,9 @@ def list_rules(session: Db, principal: SignedIn) -> list[Rule]:
 def preview_rule(
     session: Db,
     principal: SignedIn,
-    scope: Annotated[Text, Query()],
-    checkpoint_days: Annotated[float | None, Query()] = None,
-    log_days: Annotated[float | None, Query()] = None,
+    scope: Text,
+    checkpoint_days: float | None = None,
+    log_days: float | None = None,
 ) -> RulePreview:
     """Preview the deletions of a rule. Requires permission to set the rule."""
     project = project_of(session, principal.grants, scope)
@@ -110,7 +109,7 @@ def set_rule(body: NewRetentionRule, session: Db, principal: SignedIn) -> Rule:
 
 @api.delete("", SIGNED_IN, status_code=204)
 @audited("scope")
-def end_rule(session: Db, principal: SignedIn, scope: Annotated[Text, Query()]) -> None:
+def end_rule(session: Db, principal: SignedIn, scope: Text) -> None:
     """Delete a rule. Requires permission to set the rule."""
     retention.end_rule(session, project_of(session, principal.grants, scope))
 
@@ -130,9 +129,6 @@ def _describe_pruned(pruning: Pruning) -> PrunedRun:
     return PrunedRun(steps=len(pruning.steps), **figures)
 
 
-TypedScope = Annotated[Text, Form()]
-
-
 @pages.get("", SIGNED_IN)
 def show_rules(context: Context) -> HTMLResponse:
     """Show the rules of visible projects."""
@@ -141,7 +137,7 @@ def show_rules(context: Context) -> HTMLResponse:
 
 @pages.post("", SIGNED_IN)
 @audited("scope", "checkpoint_days", "log_days")
-def post_rule(context: Context, posted: Posted, scope: TypedScope = "") -> Response:
+def post_rule(context: Context, posted: Posted, scope: FormText = "") -> Response:
     """Set a rule if its preview is confirmed; otherwise show the preview or the errors."""
     project = project_of(context.session, context.principal.grants, scope)
     typed = {"scope": scope} | {name: str(posted.get(name, ""))[:50] for name in FIELDS}
@@ -160,7 +156,7 @@ def post_rule(context: Context, posted: Posted, scope: TypedScope = "") -> Respo
 
 @pages.post("/deletion", SIGNED_IN)
 @audited("scope")
-def post_deletion(context: Context, scope: TypedScope = "") -> Response:
+def post_deletion(context: Context, scope: FormText = "") -> Response:
     """Delete a rule."""
     session = context.session
     retention.end_rule(session, project_of(session, context.principal.grants, scope))
