@@ -107,11 +107,6 @@ def is_scaled(config: dict[str, Any]) -> bool:
     return config["precision"] == "fp16" and bool(config.get("scaler", {}).get("enabled", True))
 
 
-def figures(session: Session, run: Run) -> Figures:
-    """Read the figures of one run."""
-    return figures_of(session, [run])[run.id]
-
-
 def figures_of(session: Session, some_runs: Collection[Run]) -> dict[int, Figures]:
     """Read the figures of runs, in one query of a few rows per run.
 

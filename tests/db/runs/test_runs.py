@@ -22,7 +22,7 @@ def test_submitted_run_waits_in_the_queue(database: Database, ada: User) -> None
     with database.writing() as session:
         first, second = submit(session, ada), submit(session, ada)
         assert (first.status, first.name, first.steps_total) == ("queued", "digits-fp16", 100)
-        assert pending_reasons.places(session) == {first.id: 0, second.id: 1}
+        assert pending_reasons.Queue.read(session).places == {first.id: 0, second.id: 1}
 
 
 def test_list_is_filtered_and_paged(database: Database, ada: User) -> None:
