@@ -216,7 +216,7 @@ def windows_of(
     return {
         run.id: _window(run, by_run[run.id], measured[run.id], before[run.id], names_shown)
         if run.id in by_run
-        else _window_of_logged(run, measured[run.id], first, names_shown)
+        else _window(run, _no_steps(first, measured[run.id]), measured[run.id], 0, names_shown)
         for run in some_runs
     }
 
@@ -247,24 +247,18 @@ def _window(
     )
 
 
-def _window_of_logged(
-    run: Run, measured: dict[str, windows.Line], first: int, names_shown: set[str]
-) -> SeriesWindow:
+def _no_steps(first: int, measured: dict[str, windows.Line]) -> windows.Window:
     """Return the window of a run that only logs metrics, over the steps of these."""
-    logged = [line.x[-1] for line in measured.values() if line.x]
-    return SeriesWindow(
-        parent_step=run.parent_step or 0,
-        first=first,
-        last=max([first, *logged]),
+    last = max([first, *(line.x[-1] for line in measured.values() if line.x)])
+    empty = windows.Line([], [], windows.Ticks())
+    return windows.Window(
+        *(first, last),
         total=0,
         points=0,
         bucket=1,
-        x=[],
-        mean_x=[],
-        series={name: Line(x=None, y=[]) for name in SERIES if name in names_shown},
-        metrics=_lines(measured),
-        skips=Ticks(),
-        nonfinite=Ticks(),
+        series=dict.fromkeys(SERIES, empty),
+        elapsed_ms=empty,
+        skips=windows.Ticks(),
     )
 
 
