@@ -92,7 +92,7 @@ def open_charts(
 ) -> None:
     """Read the charts of a run."""
     with database.reading() as session:
-        assert windows.window(session, run_id, first=first, last=last) is not None
+        assert windows.windows_of(session, [run_id], first=first, last=last).get(run_id) is not None
 
 
 def compare(database: Database, run_ids: list[int]) -> None:

@@ -25,7 +25,7 @@ def open_cold(database: Database, run_id: int) -> tuple[float, windows.Window]:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     started = time.process_time()
     with database.reading() as session:
-        window = windows.window(session, run_id)
+        window = windows.windows_of(session, [run_id]).get(run_id)
     milliseconds = (time.process_time() - started) * 1000
     assert window is not None
     return milliseconds, window

@@ -23,7 +23,7 @@ def main() -> None:
         last = first + length - 1
         with database.reading() as session:
             started = time.process_time()
-            window = windows.window(session, 1, first=first, last=last)
+            window = windows.windows_of(session, [1], first=first, last=last).get(1)
             times.append((time.process_time() - started) * 1000)
             assert window is not None
             most = max(most, *(len(line.x) for line in window.series.values()))

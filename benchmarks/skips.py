@@ -16,7 +16,7 @@ def main() -> None:
         first = min(4_000_001, synthetic.LONG_STEPS - length + 1)
         last = first + length - 1
         with database.reading() as session:
-            window = windows.window(session, 1, first=first, last=last)
+            window = windows.windows_of(session, [1], first=first, last=last).get(1)
             assert window is not None
             in_window = (Step.run_id == 1, Step.step.between(first, last), FLAGGED["skipped"])
             happened = session.scalars(select(func.count(Step.step)).where(*in_window)).one()

@@ -63,14 +63,14 @@ def without_invisible(name: str) -> str:
     return " ".join("".join(c for c in name if c.isspace() or not is_invisible(c)).split())
 
 
-def check_name(name: str, *, most: int, field: str = "name") -> str:
+def check_name(name: str, *, most: int) -> str:
     """Return a name without surrounding spaces. Raises Invalid if it is not allowed."""
     name = unicodedata.normalize("NFC", name.strip())
     if not 1 <= len(name) <= most:
         shown = f"{name[:100]!r} has {len(name)} characters"
-        raise Invalid({field: f"{shown}; 1 to {most} are allowed"})
+        raise Invalid({"name": f"{shown}; 1 to {most} are allowed"})
     unseen = first_invisible(name)
     if unseen is not None:
         shown = f"{name[:100]!r} has {unseen!r}"
-        raise Invalid({field: f"{shown}, which is invisible; allowed: visible characters"})
+        raise Invalid({"name": f"{shown}, which is invisible; allowed: visible characters"})
     return name

@@ -40,366 +40,162 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="HALFSTEP_", extra="ignore")
 
-    data: Annotated[Path, Field(description="Folder of the database, the runs and checkpoints")] = (
-        Path("data")
+    # Folder of the database, the runs and checkpoints.
+    data: Path = Path("data")
+    # SQLAlchemy URL; empty: SQLite in the data folder.
+    database_url: str = ""
+    # Storage of checkpoints: empty (the data folder), s3://, gs://, az://.
+    storage_url: str = ""
+    # Whether checkpoints are downloaded directly from the bucket, by presigned URLs valid for 5
+    # minutes.
+    presigned_downloads: bool = False
+    # Address that the server binds to.
+    host: str = "127.0.0.1"
+    # Port that the server binds to.
+    port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    # Additional host names of the server, separated by commas.
+    host_names: str = ""
+    # Addresses or networks of proxies, separated by commas: their X-Forwarded-For and
+    # X-Forwarded-Proto are trusted.
+    trusted_proxies: str = ""
+    # Public address of the server, with a path if a proxy serves it below one:
+    # https://host/halfstep.
+    public_url: str = ""
+    # Mail server for alerts: smtp:// or smtps://user:password@host.
+    smtp_url: SecretStr = SecretStr("")
+    # Sender of alerts; empty: halfstep@ the mail server's host.
+    smtp_from: str = ""
+    # Whether alerts may go to addresses of the server's own network.
+    alerts_allow_private_addresses: bool = False
+    # Whether users may sign in with a password; sign-in links always work.
+    password_login: bool = True
+    # URL of the OIDC provider; empty: no single sign-on.
+    oidc_issuer: str = ""
+    # Client id of this server at the OIDC provider.
+    oidc_client_id: str = ""
+    # Client secret of this server at the OIDC provider.
+    oidc_client_secret: SecretStr = SecretStr("")
+    # Scopes requested from the OIDC provider.
+    oidc_scopes: str = "openid profile email"
+    # The provider's claim with the groups of a user.
+    oidc_groups_claim: str = "groups"
+    # Roles of groups: group=role@project, separated by commas; * is every user.
+    oidc_roles: str = ""
+    # Bearer token for /metrics (Prometheus); empty: no such endpoint.
+    metrics_token: SecretStr = SecretStr("")
+    # Whether watched scripts of the user who runs `halfstep up` connect to it without a token.
+    local_scripts: bool = True
+    # Name of this worker; empty: the host's name.
+    worker_name: Annotated[str, Field(pattern=r"^[\w.-]{0,64}$")] = ""
+    # Runs at once on a machine without a GPU.
+    cpu_devices: Annotated[int, Field(ge=0)] = 1
+    # Whether this worker runs command lines that users submit.
+    allow_commands: bool = False
+    # Folders of this worker with weights that runs may start from, separated by commas.
+    weights_dirs: str = ""
+    # Folders below which settings of recipes may name paths on this worker, separated by
+    # os.pathsep; empty: anywhere except system and service folders, and with HALFSTEP_SANDBOX only
+    # the run's own folder.
+    data_roots: str = ""
+    # With HALFSTEP_SANDBOX, additional folders that runs of this worker may write, separated by
+    # os.pathsep; empty: none.
+    write_roots: str = ""
+    # Whether the worker keeps a process with torch loaded, from which it forks trainings: uses 0.3
+    # GiB of memory and saves seconds at each start.
+    warm_start: bool = True
+    # Additional environment variables that recipes receive, separated by commas: NAME, NAME_*.
+    run_environment: Annotated[str, Field(pattern=r"^[\w*, ]*$")] = ""
+    # Variables of other tools whose names begin with HALFSTEP_, separated by commas: NAME, NAME_*;
+    # any other unknown one is an error.
+    other_variables: Annotated[str, Field(pattern=r"^[\w*, ]*$")] = ""
+    # Minimum severity of log messages of server and workers.
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    # Format of log lines: text, or a JSON object per line.
+    log_format: Literal["text", "json"] = "text"
+    # Whether runs are isolated from private files (Landlock on Linux).
+    sandbox: bool = False
+    # Whether the sandbox uses namespaces where the system permits them.
+    sandbox_namespaces: bool = True
+    # Range of user ids reserved for runs: 20000-20063; empty: none.
+    run_users: Annotated[str, Field(pattern=r"^([1-9]\d{0,8}-[1-9]\d{0,8})?$")] = ""
+    # Memory limit of a run by cgroup, in GiB; 0: none.
+    run_memory_gib: Annotated[float, Field(ge=0, le=2**20, allow_inf_nan=False)] = 0.0
+    # Limit of a run's processes and threads; 0: none.
+    run_processes: Annotated[int, Field(ge=0, le=2**22)] = 0
+    # CPU limit of a run by cgroup; 0: none.
+    run_cpus: Annotated[float, Field(ge=0, le=2**16, allow_inf_nan=False)] = 0.0
+    # Largest weights file that users may upload, in GiB; 0: uploads are off.
+    upload_gib: Annotated[float, Field(ge=0, le=2**20, allow_inf_nan=False)] = 16.0
+    # JSON lines that one token may log per minute, on each server; 0: no limit.
+    log_lines_per_minute: Annotated[int, Field(ge=0, le=10**9)] = 60_000
+    # Key file of the secrets; empty: secrets.key in the data folder.
+    secrets_key_file: Path | None = None
+    # Limit of concurrent runs per user; 0: none.
+    runs_per_user: Annotated[int, Field(ge=0)] = 0
+    # Limit of devices in use per user; 0: none.
+    devices_per_user: Annotated[int, Field(ge=0)] = 0
+    # Limit of queued runs per user; 0: none.
+    queued_per_user: Annotated[int, Field(ge=0)] = 0
+    # Waiting time in seconds after which devices are reserved for the first queued multi-device
+    # run.
+    reserve_after_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 300.0
+    # Duration of a node's lease in seconds: for that long, a node without contact counts as alive.
+    lease_seconds: Annotated[float, Field(gt=0)] = 300.0
+    # How workers are started. boxes: by hand, with `halfstep worker`. slurm, kubernetes, ray: for
+    # each run, by `halfstep placer`.
+    placement: Literal["boxes", "slurm", "kubernetes", "ray"] = "boxes"
+    # Additional sbatch options: --partition=gpu --gres=gpu:{devices} …
+    slurm_options: Annotated[str, Field(max_length=2000)] = ""
+    # Image of the workers' pods.
+    kubernetes_image: Annotated[str, Field(validate_default=True, max_length=500)] = ""
+    # Namespace of the workers' jobs.
+    kubernetes_namespace: Annotated[str, Field(pattern=KUBERNETES_NAME)] = "default"
+    # Service account of the workers' pods.
+    kubernetes_service_account: Annotated[str, Field(pattern=f"{KUBERNETES_NAME}|^$")] = ""
+    # Secret with the environment of the workers' pods, such as HALFSTEP_DATABASE_URL.
+    kubernetes_secret: Annotated[str, Field(pattern=f"{KUBERNETES_NAME}|^$")] = ""
+    # Resource name by which the pods request devices; empty: none.
+    kubernetes_resource: Annotated[str, Field(pattern=r"^([a-z0-9.-]{1,253}/)?[\w.-]{0,63}$")] = (
+        "nvidia.com/gpu"
     )
-    database_url: Annotated[
-        str, Field(description="SQLAlchemy URL; empty: SQLite in the data folder")
-    ] = ""
-    storage_url: Annotated[
-        str,
-        Field(description="Storage of checkpoints: empty (the data folder), s3://, gs://, az://"),
-    ] = ""
-    presigned_downloads: Annotated[
-        bool,
-        Field(
-            description="Whether checkpoints are downloaded directly from the bucket, by presigned "
-            "URLs valid for 5 minutes"
-        ),
-    ] = False
-    host: Annotated[str, Field(description="Address that the server binds to")] = "127.0.0.1"
-    port: Annotated[int, Field(ge=1, le=65535, description="Port that the server binds to")] = 8000
-    host_names: Annotated[
-        str, Field(description="Additional host names of the server, separated by commas")
-    ] = ""
-    trusted_proxies: Annotated[
-        str,
-        Field(
-            description="Addresses or networks of proxies, separated by commas: their "
-            "X-Forwarded-For and X-Forwarded-Proto are trusted"
-        ),
-    ] = ""
-    public_url: Annotated[
-        str,
-        Field(
-            description="Public address of the server, with a path if a proxy serves it below one: "
-            "https://host/halfstep"
-        ),
-    ] = ""
-    smtp_url: Annotated[
-        SecretStr,
-        Field(description="Mail server for alerts: smtp:// or smtps://user:password@host"),
-    ] = SecretStr("")
-    smtp_from: Annotated[
-        str,
-        Field(description="Sender of alerts; empty: halfstep@ the mail server's host"),
-    ] = ""
-    alerts_allow_private_addresses: Annotated[
-        bool, Field(description="Whether alerts may go to addresses of the server's own network")
-    ] = False
-    password_login: Annotated[
-        bool,
-        Field(description="Whether users may sign in with a password; sign-in links always work"),
-    ] = True
-    oidc_issuer: Annotated[
-        str, Field(description="URL of the OIDC provider; empty: no single sign-on")
-    ] = ""
-    oidc_client_id: Annotated[
-        str, Field(description="Client id of this server at the OIDC provider")
-    ] = ""
-    oidc_client_secret: Annotated[
-        SecretStr, Field(description="Client secret of this server at the OIDC provider")
-    ] = SecretStr("")
-    oidc_scopes: Annotated[str, Field(description="Scopes requested from the OIDC provider")] = (
-        "openid profile email"
-    )
-    oidc_groups_claim: Annotated[
-        str, Field(description="The provider's claim with the groups of a user")
-    ] = "groups"
-    oidc_roles: Annotated[
-        str,
-        Field(
-            description="Roles of groups: group=role@project, separated by commas; * is every user"
-        ),
-    ] = ""
-    metrics_token: Annotated[
-        SecretStr,
-        Field(description="Bearer token for /metrics (Prometheus); empty: no such endpoint"),
-    ] = SecretStr("")
-    local_scripts: Annotated[
-        bool,
-        Field(
-            description="Whether watched scripts of the user who runs `halfstep up` connect to it "
-            "without a token"
-        ),
-    ] = True
-    worker_name: Annotated[
-        str,
-        Field(
-            pattern=r"^[\w.-]{0,64}$",
-            description="Name of this worker; empty: the host's name",
-        ),
-    ] = ""
-    cpu_devices: Annotated[
-        int, Field(ge=0, description="Runs at once on a machine without a GPU")
-    ] = 1
-    allow_commands: Annotated[
-        bool, Field(description="Whether this worker runs command lines that users submit")
-    ] = False
-    weights_dirs: Annotated[
-        str,
-        Field(
-            description="Folders of this worker with weights that runs may start from, separated "
-            "by commas"
-        ),
-    ] = ""
-    data_roots: Annotated[
-        str,
-        Field(
-            description="Folders below which settings of recipes may name paths on this worker, "
-            "separated by os.pathsep; empty: anywhere except system and service folders, and with "
-            "HALFSTEP_SANDBOX only the run's own folder"
-        ),
-    ] = ""
-    write_roots: Annotated[
-        str,
-        Field(
-            description="With HALFSTEP_SANDBOX, additional folders that runs of this worker may "
-            "write, separated by os.pathsep; empty: none"
-        ),
-    ] = ""
-    warm_start: Annotated[
-        bool,
-        Field(
-            description="Whether the worker keeps a process with torch loaded, from which it forks "
-            "trainings: uses 0.3 GiB of memory and saves seconds at each start"
-        ),
-    ] = True
-    run_environment: Annotated[
-        str,
-        Field(
-            pattern=r"^[\w*, ]*$",
-            description="Additional environment variables that recipes receive, separated by "
-            "commas: NAME, NAME_*",
-        ),
-    ] = ""
-    other_variables: Annotated[
-        str,
-        Field(
-            pattern=r"^[\w*, ]*$",
-            description="Variables of other tools whose names begin with HALFSTEP_, separated by "
-            "commas: NAME, NAME_*; any other unknown one is an error",
-        ),
-    ] = ""
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"],
-        Field(description="Minimum severity of log messages of server and workers"),
-    ] = "info"
-    log_format: Annotated[
-        Literal["text", "json"],
-        Field(description="Format of log lines: text, or a JSON object per line"),
-    ] = "text"
-    sandbox: Annotated[
-        bool,
-        Field(description="Whether runs are isolated from private files (Landlock on Linux)"),
-    ] = False
-    sandbox_namespaces: Annotated[
-        bool,
-        Field(description="Whether the sandbox uses namespaces where the system permits them"),
-    ] = True
-    run_users: Annotated[
-        str,
-        Field(
-            pattern=r"^([1-9]\d{0,8}-[1-9]\d{0,8})?$",
-            description="Range of user ids reserved for runs: 20000-20063; empty: none",
-        ),
-    ] = ""
-    run_memory_gib: Annotated[
-        float,
-        Field(
-            ge=0,
-            le=2**20,
-            allow_inf_nan=False,
-            description="Memory limit of a run by cgroup, in GiB; 0: none",
-        ),
-    ] = 0.0
-    run_processes: Annotated[
-        int,
-        Field(ge=0, le=2**22, description="Limit of a run's processes and threads; 0: none"),
-    ] = 0
-    run_cpus: Annotated[
-        float,
-        Field(
-            ge=0,
-            le=2**16,
-            allow_inf_nan=False,
-            description="CPU limit of a run by cgroup; 0: none",
-        ),
-    ] = 0.0
-    upload_gib: Annotated[
-        float,
-        Field(
-            ge=0,
-            le=2**20,
-            allow_inf_nan=False,
-            description="Largest weights file that users may upload, in GiB; 0: uploads are off",
-        ),
-    ] = 16.0
-    log_lines_per_minute: Annotated[
-        int,
-        Field(
-            ge=0,
-            le=10**9,
-            description="JSON lines that one token may log per minute, on each server; 0: no limit",
-        ),
-    ] = 60_000
-    secrets_key_file: Annotated[
-        Path | None,
-        Field(description="Key file of the secrets; empty: secrets.key in the data folder"),
-    ] = None
-    runs_per_user: Annotated[
-        int, Field(ge=0, description="Limit of concurrent runs per user; 0: none")
-    ] = 0
-    devices_per_user: Annotated[
-        int, Field(ge=0, description="Limit of devices in use per user; 0: none")
-    ] = 0
-    queued_per_user: Annotated[
-        int, Field(ge=0, description="Limit of queued runs per user; 0: none")
-    ] = 0
-    reserve_after_seconds: Annotated[
-        float,
-        Field(
-            ge=0,
-            allow_inf_nan=False,
-            description="Waiting time in seconds after which devices are reserved for the first "
-            "queued multi-device run",
-        ),
-    ] = 300.0
-    lease_seconds: Annotated[
-        float,
-        Field(
-            gt=0,
-            description="Duration of a node's lease in seconds: for that long, a node "
-            "without contact counts as alive",
-        ),
-    ] = 300.0
-    placement: Annotated[
-        Literal["boxes", "slurm", "kubernetes", "ray"],
-        Field(
-            description="How workers are started. boxes: by hand, with `halfstep worker`. slurm, "
-            "kubernetes, ray: for each run, by `halfstep placer`"
-        ),
-    ] = "boxes"
-    slurm_options: Annotated[
-        str,
-        Field(
-            max_length=2000,
-            description="Additional sbatch options: --partition=gpu --gres=gpu:{devices} …",
-        ),
-    ] = ""
-    kubernetes_image: Annotated[
-        str,
-        Field(validate_default=True, max_length=500, description="Image of the workers' pods"),
-    ] = ""
-    kubernetes_namespace: Annotated[
-        str, Field(pattern=KUBERNETES_NAME, description="Namespace of the workers' jobs")
-    ] = "default"
-    kubernetes_service_account: Annotated[
-        str,
-        Field(pattern=f"{KUBERNETES_NAME}|^$", description="Service account of the workers' pods"),
-    ] = ""
-    kubernetes_secret: Annotated[
-        str,
-        Field(
-            pattern=f"{KUBERNETES_NAME}|^$",
-            description="Secret with the environment of the workers' pods, such as "
-            "HALFSTEP_DATABASE_URL",
-        ),
-    ] = ""
-    kubernetes_resource: Annotated[
-        str,
-        Field(
-            pattern=r"^([a-z0-9.-]{1,253}/)?[\w.-]{0,63}$",
-            description="Resource name by which the pods request devices; empty: none",
-        ),
-    ] = "nvidia.com/gpu"
-    kubernetes_queue: Annotated[
-        str,
-        Field(
-            pattern=f"{KUBERNETES_NAME}|^$",
-            description="Kueue local queue of the jobs; empty: no Kueue",
-        ),
-    ] = ""
-    kubernetes_pod_template: Annotated[
-        Path | None,
-        Field(description="YAML file with a pod template, whose container `worker` is completed"),
-    ] = None
+    # Kueue local queue of the jobs; empty: no Kueue.
+    kubernetes_queue: Annotated[str, Field(pattern=f"{KUBERNETES_NAME}|^$")] = ""
+    # YAML file with a pod template, whose container `worker` is completed.
+    kubernetes_pod_template: Path | None = None
+    # Head of the Ray cluster: host:6379 on one of its machines, else ray://host:10001.
     ray_address: Annotated[
-        str,
-        Field(
-            validate_default=True,
-            pattern=r"^(auto|(ray://)?[\w.-]+:\d{1,5})?$",
-            description="Head of the Ray cluster: host:6379 on one of its machines, else "
-            "ray://host:10001",
-        ),
+        str, Field(validate_default=True, pattern=r"^(auto|(ray://)?[\w.-]+:\d{1,5})?$")
     ] = ""
-    ray_resource: Annotated[
-        str,
-        Field(pattern=r"^[\w.:-]{1,64}$", description="Ray resource name of devices"),
-    ] = "GPU"
-    placed_devices: Annotated[int, Field(ge=1, le=1024, description="Devices per cluster node")] = 8
-    max_pending_pilots: Annotated[
-        int, Field(ge=1, le=10_000, description="Limit of pending requests to the cluster")
-    ] = 20
-    network_interface: Annotated[
-        str,
-        Field(
-            pattern=r"^[\w.:-]{0,15}$",
-            description="Network interface for communication between nodes; empty: the one that "
-            "connects to the database",
-        ),
-    ] = ""
-    rank_timeout_seconds: Annotated[
-        float,
-        Field(
-            ge=0,
-            description="Timeout of collective operations between nodes in seconds; 0: two fifths "
-            "of a lease",
-        ),
-    ] = 0.0
-    max_attempts: Annotated[
-        int, Field(ge=1, description="Limit of killed attempts before a run fails")
-    ] = 10
-    max_stalled_attempts: Annotated[
-        int, Field(ge=1, description="Limit of consecutive killed attempts without a new step")
-    ] = 5
-    max_cached_checkouts: Annotated[
-        int, Field(ge=0, description="Limit of cached checkouts of ended commands")
-    ] = 20
-    trash_days: Annotated[
-        float, Field(ge=0, description="Days during which deleted runs can be restored")
-    ] = 7.0
-    backup_every_hours: Annotated[
-        float,
-        Field(
-            ge=0,
-            le=24 * 365,
-            description="Interval in hours at which a server backs up into HALFSTEP_BACKUP_FOLDER; "
-            "0: never",
-        ),
-    ] = 0.0
-    backup_folder: Annotated[
-        Path | None,
-        Field(description="Folder of these backups, best on another disk or machine"),
-    ] = None
-    backup_keep: Annotated[
-        int, Field(ge=1, le=1000, description="How many of these backups are kept, the newest ones")
-    ] = 7
-    reserve_disk_gb: Annotated[
-        float,
-        Field(
-            ge=0,
-            description="Free space in GB on the disk of the data folder below which a worker "
-            "starts no run and the log of running ones has a warning; 0: starts until it is full",
-        ),
-    ] = 1.0
-    stop_grace_seconds: Annotated[
-        float,
-        Field(
-            gt=0,
-            description="Time in seconds for runs to save a checkpoint when their worker stops",
-        ),
-    ] = 30.0
+    # Ray resource name of devices.
+    ray_resource: Annotated[str, Field(pattern=r"^[\w.:-]{1,64}$")] = "GPU"
+    # Devices per cluster node.
+    placed_devices: Annotated[int, Field(ge=1, le=1024)] = 8
+    # Limit of pending requests to the cluster.
+    max_pending_pilots: Annotated[int, Field(ge=1, le=10_000)] = 20
+    # Network interface for communication between nodes; empty: the one that connects to the
+    # database.
+    network_interface: Annotated[str, Field(pattern=r"^[\w.:-]{0,15}$")] = ""
+    # Timeout of collective operations between nodes in seconds; 0: two fifths of a lease.
+    rank_timeout_seconds: Annotated[float, Field(ge=0)] = 0.0
+    # Limit of killed attempts before a run fails.
+    max_attempts: Annotated[int, Field(ge=1)] = 10
+    # Limit of consecutive killed attempts without a new step.
+    max_stalled_attempts: Annotated[int, Field(ge=1)] = 5
+    # Limit of cached checkouts of ended commands.
+    max_cached_checkouts: Annotated[int, Field(ge=0)] = 20
+    # Days during which deleted runs can be restored.
+    trash_days: Annotated[float, Field(ge=0)] = 7.0
+    # Interval in hours at which a server backs up into HALFSTEP_BACKUP_FOLDER; 0: never.
+    backup_every_hours: Annotated[float, Field(ge=0, le=24 * 365)] = 0.0
+    # Folder of these backups, best on another disk or machine.
+    backup_folder: Path | None = None
+    # How many of these backups are kept, the newest ones.
+    backup_keep: Annotated[int, Field(ge=1, le=1000)] = 7
+    # Free space in GB on the disk of the data folder below which a worker starts no run and the log
+    # of running ones has a warning; 0: starts until it is full.
+    reserve_disk_gb: Annotated[float, Field(ge=0)] = 1.0
+    # Time in seconds for runs to save a checkpoint when their worker stops.
+    stop_grace_seconds: Annotated[float, Field(gt=0)] = 30.0
 
     @field_validator("trusted_proxies")
     @classmethod

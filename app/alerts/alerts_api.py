@@ -2,13 +2,14 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import Depends, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.auth.audit import audited, unaudited
 from app.auth.authentication import AdmittedEarly, SignedIn
-from app.auth.permissions import ACCOUNT, requires
+from app.auth.permissions import ACCOUNT
 from app.auth.project_parameters import in_project
+from app.auth.routing import Router
 from app.dependencies import Db, TheSettings
 from app.http.list_pages import After, Limit, ListPage
 from app.http.parameters import Body, RowId, RunId, Text
@@ -17,7 +18,7 @@ from db.access.permissions import Permission
 from db.alerts import alerts, channels, deliveries, rules
 from db.tables import AlertRule, Channel, Delivery
 
-router = APIRouter(tags=["alerts"])
+router = Router(tags=["alerts"])
 
 #: Alerts shown at once in a browser's notification.
 MOST_UNREAD = 5
@@ -26,9 +27,8 @@ MOST_UNREAD = 5
 class NewRule(Body):
     """A new alert rule."""
 
-    condition: Annotated[
-        Text, Field(description="A condition of docs/how-to/alerts.md: ended, collapsing, …")
-    ]
+    condition: Text
+    """A condition of docs/how-to/alerts.md: ended, collapsing, …"""
     scope: Annotated[
         Text,
         Field(
@@ -36,16 +36,13 @@ class NewRule(Body):
             "condition is one of the service"
         ),
     ] = ""
-    value: Annotated[float | None, Field(description="Threshold, for conditions that have one")] = (
-        None
-    )
+    value: float | None = None
+    """Threshold, for conditions that have one"""
     metric: Annotated[Text, Field(description="Metric, for metric_above and metric_below")] = ""
     run_id: Annotated[RunId | None, Field(description="Run, for the scope run")] = None
     project: Annotated[Text, Field(description="Project, for the scope project")] = ""
-    channel_ids: Annotated[
-        list[RowId] | None,
-        Field(description="Null: all enabled channels of the user", max_length=100),
-    ] = None
+    channel_ids: Annotated[list[RowId] | None, Field(max_length=100)] = None
+    """Null: all enabled channels of the user"""
 
 
 class RunRule(Body):
@@ -168,15 +165,13 @@ class Deliveries(ListPage):
     deliveries: list[DeliveryRow]
 
 
-@router.get("/alerts/rules")
-@requires(ACCOUNT)
+@router.get("/alerts/rules", ACCOUNT)
 def list_rules(session: Db, principal: SignedIn) -> list[RuleRow]:
     """List the user's rules."""
     return [_rule(row) for row in rules.rules(session, principal.user)]
 
 
-@router.post("/alerts/rules", status_code=201)
-@requires(ACCOUNT)
+@router.post("/alerts/rules", ACCOUNT, status_code=201)
 @audited("condition", "scope", "run_id")
 def make_rule(
     body: Annotated[
@@ -189,8 +184,7 @@ def make_rule(
     return _rule(rules.make(session, principal.user, **body.model_dump()))
 
 
-@router.post("/runs/{run_id}/alerts", status_code=201, tags=["runs"])
-@requires(ACCOUNT)
+@router.post("/runs/{run_id}/alerts", ACCOUNT, status_code=201, tags=["runs"])
 def make_rule_of_run(run_id: RunId, body: RunRule, session: Db, principal: SignedIn) -> RuleRow:
     """Create a rule for one run, with all enabled channels of the user."""
     made = rules.make(
@@ -202,22 +196,19 @@ def make_rule_of_run(run_id: RunId, body: RunRule, session: Db, principal: Signe
     return _rule(made)
 
 
-@router.patch("/alerts/rules/{rule_id}")
-@requires(ACCOUNT)
+@router.patch("/alerts/rules/{rule_id}", ACCOUNT)
 def switch_rule(rule_id: RowId, body: Switch, session: Db, principal: SignedIn) -> RuleRow:
     """Enable or disable a rule."""
     return _rule(rules.switch(session, principal.user, rule_id, is_on=body.is_on))
 
 
-@router.delete("/alerts/rules/{rule_id}", status_code=204)
-@requires(ACCOUNT)
+@router.delete("/alerts/rules/{rule_id}", ACCOUNT, status_code=204)
 def delete_rule(rule_id: RowId, session: Db, principal: SignedIn) -> None:
     """Delete a rule; its alerts stay."""
     rules.delete(session, principal.user, rule_id)
 
 
-@router.get("/alerts/inbox")
-@requires(ACCOUNT)
+@router.get("/alerts/inbox", ACCOUNT)
 def list_alerts(
     session: Db, principal: SignedIn, after: After = "", limit: Limit = 100
 ) -> AlertList:
@@ -227,8 +218,7 @@ def list_alerts(
     return AlertList(alerts=rows, total=page.total, next=page.next)
 
 
-@router.get("/alerts/inbox/unread")
-@requires(ACCOUNT)
+@router.get("/alerts/inbox/unread", ACCOUNT)
 def list_unread_alerts(
     session: Db, principal: SignedIn, after: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0
 ) -> UnreadAlerts:
@@ -238,16 +228,14 @@ def list_unread_alerts(
     return UnreadAlerts(unread=alerts.unread(session, principal.user), newest=rows)
 
 
-@router.post("/alerts/inbox/reading", status_code=204)
+@router.post("/alerts/inbox/reading", ACCOUNT, status_code=204)
 @unaudited("Marks the user's own alerts as read.")
-@requires(ACCOUNT)
 def mark_alerts_read(body: Reading, session: Db, principal: SignedIn) -> None:
     """Mark the user's alerts up to the given one as read."""
     alerts.read(session, principal.user, body.up_to)
 
 
-@router.get("/alerts/channels")
-@requires(ACCOUNT)
+@router.get("/alerts/channels", ACCOUNT)
 def list_channels(session: Db, principal: SignedIn) -> list[ChannelRow]:
     """List the user's channels."""
     return [
@@ -263,8 +251,7 @@ async def _forbidden(body: NewChannel, settings: TheSettings, _user: AdmittedEar
 ForbiddenAddress = Annotated[str, Depends(_forbidden)]
 
 
-@router.post("/alerts/channels", status_code=201)
-@requires(ACCOUNT)
+@router.post("/alerts/channels", ACCOUNT, status_code=201)
 def make_channel(
     body: NewChannel,
     forbidden: ForbiddenAddress,
@@ -278,23 +265,20 @@ def make_channel(
     return CreatedChannel(**ChannelRow.model_validate(row).model_dump(), secret=secret)
 
 
-@router.patch("/alerts/channels/{channel_id}")
-@requires(ACCOUNT)
+@router.patch("/alerts/channels/{channel_id}", ACCOUNT)
 def switch_channel(channel_id: RowId, body: Switch, session: Db, principal: SignedIn) -> ChannelRow:
     """Enable or disable a channel. Alerts to a disabled channel are not delivered."""
     row = channels.switch(session, principal.user, channel_id, is_on=body.is_on)
     return ChannelRow.model_validate(row)
 
 
-@router.delete("/alerts/channels/{channel_id}", status_code=204)
-@requires(ACCOUNT)
+@router.delete("/alerts/channels/{channel_id}", ACCOUNT, status_code=204)
 def delete_channel(channel_id: RowId, session: Db, principal: SignedIn) -> None:
     """Delete a channel and its deliveries."""
     channels.delete(session, principal.user, channel_id)
 
 
-@router.post("/alerts/channels/{channel_id}/tests", status_code=201)
-@requires(ACCOUNT)
+@router.post("/alerts/channels/{channel_id}/tests", ACCOUNT, status_code=201)
 def test_channel(
     channel_id: RowId, session: Db, settings: TheSettings, principal: SignedIn
 ) -> DeliveryRow:
@@ -303,8 +287,7 @@ def test_channel(
     return _delivery(row, channels.mine(session, principal.user, channel_id))
 
 
-@router.get("/alerts/deliveries")
-@requires(ACCOUNT)
+@router.get("/alerts/deliveries", ACCOUNT)
 def list_deliveries(
     session: Db, principal: SignedIn, after: After = "", limit: Limit = 100
 ) -> Deliveries:

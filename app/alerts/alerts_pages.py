@@ -3,19 +3,18 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Form, Request
+from fastapi import Depends, Form
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
-from sqlalchemy.orm import Session
 
 from app.alerts import smtp
 from app.auth.audit import audited, unaudited
-from app.auth.authentication import AdmittedEarly, Principal, SignedIn
-from app.auth.permissions import ACCOUNT, requires
+from app.auth.authentication import AdmittedEarly, SignedIn
+from app.auth.permissions import ACCOUNT
 from app.auth.project_parameters import form_project
+from app.auth.routing import Router
 from app.dependencies import Db, Posted, TheSettings
-from app.html.flash import back_to
-from app.html.rendering import page
-from app.http.parameters import RowId, RunId, Text, as_run_id
+from app.html.rendering import Context
+from app.http.parameters import FormText, RowId, RunId, Text, as_run_id
 from app.http.url_policy import forbidden
 from db.access.permissions import Permission
 from db.alerts import alerts, channels, deliveries, rules
@@ -24,7 +23,7 @@ from db.alerts.service_conditions import SERVICE_CONDITIONS
 from db.errors import Invalid
 from db.settings import Settings
 
-router = APIRouter()
+router = Router()
 
 ROWS_SHOWN = 50
 #: Initial values of the forms; channels: the selected ones, None for all enabled ones.
@@ -45,36 +44,25 @@ class Entered:
     secret: str = ""  # of a webhook that was just created
 
 
-@router.get("/alerts")
-@requires(ACCOUNT)
+@router.get("/alerts", ACCOUNT)
 def show_alerts(
-    request: Request,
-    session: Db,
-    settings: TheSettings,
-    principal: SignedIn,
-    run: Text = "",
-    after: Text = "",
-    deliveries_after: Text = "",
+    context: Context, run: Text = "", after: Text = "", deliveries_after: Text = ""
 ) -> HTMLResponse:
     """Show the page. run: initial run in the form of a new rule."""
     entered = Entered(rule=RULE | ({"scope": rules.RUN, "run_id": run} if run else {}))
-    return _alerts(request, session, settings, principal, entered, after, deliveries_after)
+    return _alerts(context, entered, after, deliveries_after)
 
 
-@router.post("/alerts/rules")
-@requires(ACCOUNT)
+@router.post("/alerts/rules", ACCOUNT)
 @audited("condition", "scope", "run_id")
 def make_rule(
-    request: Request,
-    session: Db,
-    settings: TheSettings,
-    principal: SignedIn,
+    context: Context,
     project: Annotated[str | None, form_project(Permission.VIEW_RUN, none="")],
-    condition: Annotated[Text, Form()] = "",
-    scope: Annotated[Text, Form()] = "",
-    value: Annotated[Text, Form()] = "",
-    metric: Annotated[Text, Form()] = "",
-    run_id: Annotated[Text, Form()] = "",
+    condition: FormText = "",
+    scope: FormText = "",
+    value: FormText = "",
+    metric: FormText = "",
+    run_id: FormText = "",
     channel: Annotated[list[RowId] | None, Form()] = None,
 ) -> Response:
     """Create a rule from the form."""
@@ -82,8 +70,8 @@ def make_rule(
     fields |= {"metric": metric, "project": project or ""}
     try:
         rules.make(
-            session,
-            principal.user,
+            context.session,
+            context.user,
             **fields,
             value=_number(condition, value.strip()),
             run_id=as_run_id("run_id", run_id.strip()) if scope == rules.RUN else None,
@@ -92,52 +80,34 @@ def make_rule(
     except Invalid as error:
         fields |= {"value": value, "run_id": run_id}
         entered = Entered(rule={**fields, "channels": channel or []}, errors=error.errors)
-        return _alerts(request, session, settings, principal, entered)
-    return back_to(request, "/alerts#rules", "The rule is added.")
+        return _alerts(context, entered)
+    return context.redirect("/alerts#rules", "The rule is added.")
 
 
-@router.post("/runs/{run_id}/alerts")
-@requires(ACCOUNT)
-def make_rule_of_run(
-    request: Request,
-    run_id: RunId,
-    session: Db,
-    principal: SignedIn,
-    condition: Annotated[Text, Form()] = "",
-) -> RedirectResponse:
+@router.post("/runs/{run_id}/alerts", ACCOUNT)
+def make_rule_of_run(run_id: RunId, context: Context, condition: FormText = "") -> RedirectResponse:
     """Create a rule for a run, in a browser without JavaScript."""
-    rules.make(session, principal.user, condition=condition, scope=rules.RUN, run_id=run_id)
-    return back_to(request, "/alerts#rules", "The rule is added.")
+    rules.make(context.session, context.user, condition=condition, scope=rules.RUN, run_id=run_id)
+    return context.redirect("/alerts#rules", "The rule is added.")
 
 
-@router.post("/alerts/rules/{rule_id}/switch")
-@requires(ACCOUNT)
-def switch_rule(
-    request: Request,
-    rule_id: RowId,
-    session: Db,
-    principal: SignedIn,
-    on: Annotated[Text, Form()] = "",
-) -> RedirectResponse:
+@router.post("/alerts/rules/{rule_id}/switch", ACCOUNT)
+def switch_rule(rule_id: RowId, context: Context, on: FormText = "") -> RedirectResponse:
     """Enable or disable a rule."""
-    rules.switch(session, principal.user, rule_id, is_on=bool(on))
+    rules.switch(context.session, context.user, rule_id, is_on=bool(on))
     text = "The rule is enabled." if on else "The rule is disabled."
-    return back_to(request, "/alerts#rules", text)
+    return context.redirect("/alerts#rules", text)
 
 
-@router.post("/alerts/rules/{rule_id}/deletion")
-@requires(ACCOUNT)
-def delete_rule(
-    request: Request, rule_id: RowId, session: Db, principal: SignedIn
-) -> RedirectResponse:
+@router.post("/alerts/rules/{rule_id}/deletion", ACCOUNT)
+def delete_rule(rule_id: RowId, context: Context) -> RedirectResponse:
     """Delete a rule."""
-    rules.delete(session, principal.user, rule_id)
-    return back_to(request, "/alerts#rules", "The rule is deleted.")
+    rules.delete(context.session, context.user, rule_id)
+    return context.redirect("/alerts#rules", "The rule is deleted.")
 
 
-@router.post("/alerts/inbox/reading")
+@router.post("/alerts/inbox/reading", ACCOUNT)
 @unaudited("Marks the user's own alerts as read.")
-@requires(ACCOUNT)
 def mark_alerts_read(
     session: Db, principal: SignedIn, up_to: Annotated[RowId, Form()]
 ) -> RedirectResponse:
@@ -146,9 +116,8 @@ def mark_alerts_read(
     return RedirectResponse("/alerts", status_code=303)
 
 
-@router.get("/alerts/channels")
-@requires(ACCOUNT)
-def lead_back(_principal: SignedIn) -> RedirectResponse:
+@router.get("/alerts/channels", ACCOUNT)
+def lead_back() -> RedirectResponse:
     """Redirect to the channels: the page after creating a channel has this URL."""
     return RedirectResponse("/alerts#channels", status_code=303)
 
@@ -162,66 +131,49 @@ async def _forbidden(posted: Posted, settings: TheSettings, _user: AdmittedEarly
 ForbiddenAddress = Annotated[str, Depends(_forbidden)]
 
 
-@router.post("/alerts/channels")
-@requires(ACCOUNT)
+@router.post("/alerts/channels", ACCOUNT)
 def make_channel(
-    request: Request,
     forbidden: ForbiddenAddress,
-    session: Db,
-    settings: TheSettings,
-    principal: SignedIn,
-    kind: Annotated[Text, Form()] = "",
-    name: Annotated[Text, Form()] = "",
+    context: Context,
+    kind: FormText = "",
+    name: FormText = "",
     address: Annotated[str, Form()] = "",
 ) -> Response:
     """Create a channel; a webhook's secret is shown once."""
     fields = {"kind": kind, "name": name}
     try:
-        key_file = settings.secrets_key
+        key_file = context.settings.secrets_key
         checked = {**fields, "address": address, "forbidden": forbidden}
-        _row, secret = channels.make(session, key_file, principal.user, **checked)
+        _row, secret = channels.make(context.session, key_file, context.user, **checked)
     except Invalid as error:
         # The address may be a secret, so the form does not repeat it.
         entered = Entered(channel=fields, errors=error.errors)
-        return _alerts(request, session, settings, principal, entered)
+        return _alerts(context, entered)
     if secret:
-        return _alerts(request, session, settings, principal, Entered(secret=secret))
-    return back_to(request, "/alerts#channels", "The channel is added.")
+        return _alerts(context, Entered(secret=secret))
+    return context.redirect("/alerts#channels", "The channel is added.")
 
 
-@router.post("/alerts/channels/{channel_id}/switch")
-@requires(ACCOUNT)
-def switch_channel(
-    request: Request,
-    channel_id: RowId,
-    session: Db,
-    principal: SignedIn,
-    on: Annotated[Text, Form()] = "",
-) -> RedirectResponse:
+@router.post("/alerts/channels/{channel_id}/switch", ACCOUNT)
+def switch_channel(channel_id: RowId, context: Context, on: FormText = "") -> RedirectResponse:
     """Enable or disable a channel."""
-    channels.switch(session, principal.user, channel_id, is_on=bool(on))
+    channels.switch(context.session, context.user, channel_id, is_on=bool(on))
     text = "The channel is enabled." if on else "The channel is disabled."
-    return back_to(request, "/alerts#channels", text)
+    return context.redirect("/alerts#channels", text)
 
 
-@router.post("/alerts/channels/{channel_id}/deletion")
-@requires(ACCOUNT)
-def delete_channel(
-    request: Request, channel_id: RowId, session: Db, principal: SignedIn
-) -> RedirectResponse:
+@router.post("/alerts/channels/{channel_id}/deletion", ACCOUNT)
+def delete_channel(channel_id: RowId, context: Context) -> RedirectResponse:
     """Delete a channel."""
-    channels.delete(session, principal.user, channel_id)
-    return back_to(request, "/alerts#channels", "The channel is deleted.")
+    channels.delete(context.session, context.user, channel_id)
+    return context.redirect("/alerts#channels", "The channel is deleted.")
 
 
-@router.post("/alerts/channels/{channel_id}/tests")
-@requires(ACCOUNT)
-def test_channel(
-    request: Request, channel_id: RowId, session: Db, settings: TheSettings, principal: SignedIn
-) -> RedirectResponse:
+@router.post("/alerts/channels/{channel_id}/tests", ACCOUNT)
+def test_channel(channel_id: RowId, context: Context) -> RedirectResponse:
     """Send a test through a channel."""
-    deliveries.test(session, principal.user, channel_id, settings.address)
-    return back_to(request, "/alerts#deliveries", "A test is being sent.")
+    deliveries.test(context.session, context.user, channel_id, context.settings.address)
+    return context.redirect("/alerts#deliveries", "A test is being sent.")
 
 
 def _number(condition: str, text: str) -> float | None:
@@ -235,22 +187,15 @@ def _number(condition: str, text: str) -> float | None:
 
 
 def _alerts(
-    request: Request,
-    session: Session,
-    settings: Settings,
-    principal: Principal,
-    entered: Entered,
-    after: str = "",
-    deliveries_after: str = "",
+    context: Context, entered: Entered, after: str = "", deliveries_after: str = ""
 ) -> HTMLResponse:
-    user = principal.user
+    session = context.session
+    user = context.user
     rows = alerts.list_alerts(session, user, after=after, limit=ROWS_SHOWN)
     sent = deliveries.list_deliveries(session, user, after=deliveries_after, limit=ROWS_SHOWN)
     mine = channels.list_channels(session, user)
-    return page(
-        request,
+    return context.render(
         "alerts/alerts.html",
-        principal=principal,
         status_code=422 if entered.errors else 200,
         alerts=[row for (row,) in rows.rows],
         older=rows.next,
@@ -262,8 +207,8 @@ def _alerts(
         older_deliveries=sent.next,
         conditions=CONDITIONS,
         service_conditions=SERVICE_CONDITIONS if user.is_admin else {},
-        sends_mail=_sends_mail(settings),
-        server_url=settings.address,
+        sends_mail=_sends_mail(context.settings),
+        server_url=context.settings.address,
         entered=entered,
     )
 

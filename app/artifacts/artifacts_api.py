@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi import Depends, Path, Query, Request, Response
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 from starlette.exceptions import HTTPException
@@ -16,8 +16,9 @@ from starlette.requests import ClientDisconnect
 from app.artifacts.artifact_uploads import BlobUpload
 from app.auth.audit import audited, set_detail, unaudited
 from app.auth.authentication import SignedIn, Uploader
-from app.auth.permissions import SIGNED_IN, check_project, requires
-from app.auth.project_parameters import in_project, query_project
+from app.auth.permissions import SIGNED_IN, check_project
+from app.auth.project_parameters import ListedProject, in_project, query_project
+from app.auth.routing import Router
 from app.dependencies import Db, TheSettings, ingesting
 from app.files.downloads import MEDIA_TYPES, OCTETS, send
 from app.files.file_names import without_specials
@@ -41,7 +42,7 @@ from db.telemetry import damage
 from halfstep.artifacts import names
 from halfstep.artifacts.manifest import Entry
 
-router = APIRouter(tags=["artifacts"])
+router = Router(tags=["artifacts"])
 
 SHA256 = "^[0-9a-f]{64}$"
 Name = Annotated[
@@ -176,16 +177,9 @@ class SavedVersion(BaseModel):
     missing: Annotated[list[str], Field(description="SHA-256 of the files to upload")]
 
 
-@router.get("/artifacts")
-@requires(SIGNED_IN)
+@router.get("/artifacts", SIGNED_IN)
 def list_artifacts(
-    session: Db,
-    _principal: SignedIn,
-    project: Annotated[
-        str | None, query_project(Permission.VIEW_RUN, description="Only of this project")
-    ],
-    after: After = "",
-    limit: Limit = 100,
+    session: Db, project: ListedProject, after: After = "", limit: Limit = 100
 ) -> ArtifactList:
     """List artifacts of the visible projects, newest first."""
     found = artifact_versions.list_artifacts(session, project, after=after, limit=limit)
@@ -194,13 +188,11 @@ def list_artifacts(
     return ArtifactList(total=found.total, next=found.next, artifacts=rows)
 
 
-@router.get("/artifacts/version")
-@requires(SIGNED_IN, for_uploads=True)
+@router.get("/artifacts/version", SIGNED_IN, for_uploads=True)
 def find_version(
     session: Db,
     settings: TheSettings,
-    _principal: SignedIn,
-    name: Annotated[Text, Query()],
+    name: Text,
     project: Annotated[str, query_project(Permission.VIEW_RUN, default=projects.DEFAULT)],
     version: Annotated[
         Text, Query(description="v3, an alias such as latest, or @ and the start of the digest")
@@ -216,9 +208,8 @@ def find_version(
     return _detail(session, row, collection)
 
 
-@router.get("/artifacts/{collection_id}")
-@requires(SIGNED_IN)
-def get_artifact(collection_id: RowId, session: Db, _principal: SignedIn) -> ArtifactDetail:
+@router.get("/artifacts/{collection_id}", SIGNED_IN)
+def get_artifact(collection_id: RowId, session: Db) -> ArtifactDetail:
     """Return an artifact with its versions."""
     collection = artifact_versions.collection_of(session, collection_id)
     rows = artifact_versions.versions(session, collection_id)
@@ -226,22 +217,17 @@ def get_artifact(collection_id: RowId, session: Db, _principal: SignedIn) -> Art
     return ArtifactDetail(**summary.model_dump(), items=version_summaries(session, rows))
 
 
-@router.get("/artifact-versions/{version_id}")
-@requires(SIGNED_IN)
-def get_version(
-    version_id: RowId, session: Db, settings: TheSettings, _principal: SignedIn
-) -> VersionDetail:
+@router.get("/artifact-versions/{version_id}", SIGNED_IN)
+def get_version(version_id: RowId, session: Db, settings: TheSettings) -> VersionDetail:
     """Return a version with its files."""
     note_lost_files(session, settings, version_id)
     return _detail(session, *artifact_versions.get(session, version_id))
 
 
-@router.get("/artifact-versions/{version_id}/diff")
-@requires(SIGNED_IN)
+@router.get("/artifact-versions/{version_id}/diff", SIGNED_IN)
 def compare_versions(
     version_id: RowId,
     session: Db,
-    _principal: SignedIn,
     against: Annotated[RowId, Query(description="Id of the earlier version")],
 ) -> VersionDiff:
     """Return the files that differ from another version."""
@@ -255,9 +241,8 @@ def compare_versions(
     )
 
 
-@router.get("/artifact-versions/{version_id}/lineage")
-@requires(SIGNED_IN)
-def get_lineage(version_id: RowId, session: Db, _principal: SignedIn) -> LineageGraph:
+@router.get("/artifact-versions/{version_id}/lineage", SIGNED_IN)
+def get_lineage(version_id: RowId, session: Db) -> LineageGraph:
     """Return the runs and versions before and after a version."""
     artifact_versions.get(session, version_id)
     graph = lineage(session, version_id)
@@ -266,8 +251,13 @@ def get_lineage(version_id: RowId, session: Db, _principal: SignedIn) -> Lineage
 
 
 @router.head("/artifact-versions/{version_id}/files/{path:path}", include_in_schema=False)
-@router.get("/artifact-versions/{version_id}/files/{path:path}", response_class=Response)
-@requires(SIGNED_IN, lasts=DOWNLOAD, for_uploads=True)
+@router.get(
+    "/artifact-versions/{version_id}/files/{path:path}",
+    SIGNED_IN,
+    lasts=DOWNLOAD,
+    for_uploads=True,
+    response_class=Response,
+)
 def download_version_file(
     version_id: RowId,
     path: str,
@@ -293,8 +283,7 @@ def download_version_file(
     return send(request, settings, blob, name, headers, redirects=redirects)
 
 
-@router.post("/artifacts", status_code=201)
-@requires(SIGNED_IN, token_permission=Permission.SUBMIT_RUN)
+@router.post("/artifacts", SIGNED_IN, token_permission=Permission.SUBMIT_RUN, status_code=201)
 @audited("project", "name", "type")
 def save_version(
     body: Annotated[NewVersion, in_project(NewVersion, Permission.SUBMIT_RUN)],
@@ -344,8 +333,12 @@ async def _piece(request: Request, _user: Uploader) -> bytes:
 UploadedPiece = Annotated[bytes, Depends(_piece)]
 
 
-@router.put("/artifact-versions/{version_id}/blobs/{sha256}", openapi_extra=OCTETS_BODY)
-@requires(SIGNED_IN, token_permission=Permission.SUBMIT_RUN)
+@router.put(
+    "/artifact-versions/{version_id}/blobs/{sha256}",
+    SIGNED_IN,
+    token_permission=Permission.SUBMIT_RUN,
+    openapi_extra=OCTETS_BODY,
+)
 @unaudited("Content of a version, whose creation is recorded.")
 async def upload_blob(
     version_id: RowId,
@@ -367,11 +360,12 @@ async def upload_blob(
     return FilePosition(offset=end, stored=end == size)
 
 
-@router.put("/artifact-versions/{version_id}/aliases/{alias}")
-@requires(SIGNED_IN, token_permission=Permission.SUBMIT_RUN)
-def set_alias(
-    version_id: RowId, alias: Annotated[Alias, Path()], session: Db, _principal: SignedIn
-) -> VersionSummary:
+@router.put(
+    "/artifact-versions/{version_id}/aliases/{alias}",
+    SIGNED_IN,
+    token_permission=Permission.SUBMIT_RUN,
+)
+def set_alias(version_id: RowId, alias: Annotated[Alias, Path()], session: Db) -> VersionSummary:
     """Give an alias to a version; another version of the artifact loses it."""
     version, collection = artifact_versions.get(session, version_id)
     check_project(session, Permission.SUBMIT_RUN, collection.project)
@@ -381,11 +375,13 @@ def set_alias(
     return version_summaries(session, [version])[0]
 
 
-@router.delete("/artifacts/{collection_id}/aliases/{alias}", status_code=204)
-@requires(SIGNED_IN, token_permission=Permission.SUBMIT_RUN)
-def remove_alias(
-    collection_id: RowId, alias: Annotated[Alias, Path()], session: Db, _principal: SignedIn
-) -> None:
+@router.delete(
+    "/artifacts/{collection_id}/aliases/{alias}",
+    SIGNED_IN,
+    token_permission=Permission.SUBMIT_RUN,
+    status_code=204,
+)
+def remove_alias(collection_id: RowId, alias: Annotated[Alias, Path()], session: Db) -> None:
     """Remove an alias of an artifact."""
     collection = artifact_versions.collection_of(session, collection_id)
     check_project(session, Permission.SUBMIT_RUN, collection.project)
@@ -393,12 +389,15 @@ def remove_alias(
     set_detail(session, f"{collection.name} without {alias}")
 
 
-@router.delete("/artifact-versions/{version_id}", status_code=204)
-@requires(SIGNED_IN, token_permission=Permission.DELETE_RUN)
+@router.delete(
+    "/artifact-versions/{version_id}",
+    SIGNED_IN,
+    token_permission=Permission.DELETE_RUN,
+    status_code=204,
+)
 def delete_version(
     version_id: RowId,
     session: Db,
-    _principal: SignedIn,
     force: Annotated[bool, Query(description="Delete even if ended runs used it")] = False,
 ) -> None:
     """Delete a version; its content too, within an hour, unless another version has it.

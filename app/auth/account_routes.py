@@ -1,29 +1,30 @@
 """The user's own account: routes of API tokens, and the page with password and sign-ins."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Form, Request
+from fastapi import Form
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy.orm import Session
 
 from app.auth import audit, permissions
 from app.auth.audit import audited
-from app.auth.authentication import AtBrowser, Principal, SignedIn, sign_in
+from app.auth.authentication import AtBrowser, SignedIn, sign_in
 from app.auth.login_throttling import client_of
-from app.auth.permissions import ACCOUNT, requires
+from app.auth.permissions import ACCOUNT
 from app.auth.project_parameters import form_project, in_project
+from app.auth.routing import Router
 from app.dependencies import Db, Hashing
-from app.html.rendering import page
+from app.html.rendering import Context
 from app.http.list_pages import After, Limit, ListPage
-from app.http.parameters import Body, RowId, Text
+from app.http.parameters import Body, FormText, RowId, Text
 from db.access import accounts, login_attempts, projects
 from db.access.permissions import Permission
 from db.errors import Invalid
 from db.tables import FULL, LARGEST_ID, ONE_RUN, SignInSession, User
 
-api = APIRouter(prefix="/tokens", tags=["tokens"])
-pages = APIRouter(prefix="/account")
+api = Router(prefix="/tokens", tags=["tokens"])
+pages = Router(prefix="/account")
 
 
 class TokenName(Body):
@@ -38,13 +39,11 @@ class TokenName(Body):
             "run: only upload one watched run."
         ),
     ] = "full"
-    project: Annotated[
-        Text | None, Field(description="Project that the token is limited to; null: all")
-    ] = None
+    project: Text | None = None
+    """Project that the token is limited to; null: all"""
     run_id: Annotated[RowId | None, Field(description="For kind run: the run to upload")] = None
-    days: Annotated[int | None, Field(description="Days until it expires; null: never")] = (
-        accounts.TOKEN_DAYS
-    )
+    days: int | None = accounts.TOKEN_DAYS
+    """Days until it expires; null: never"""
 
 
 class TokenRow(BaseModel):
@@ -74,8 +73,7 @@ class Tokens(ListPage):
     tokens: list[TokenRow]
 
 
-@api.get("")
-@requires(ACCOUNT)
+@api.get("", ACCOUNT)
 def list_tokens(session: Db, principal: SignedIn, after: After = "", limit: Limit = 1000) -> Tokens:
     """List the user's tokens."""
     listed = accounts.page_of_api_tokens(session, principal.user, after=after, limit=limit)
@@ -83,8 +81,7 @@ def list_tokens(session: Db, principal: SignedIn, after: After = "", limit: Limi
     return Tokens(tokens=tokens, total=listed.total, next=listed.next)
 
 
-@api.post("", status_code=201)
-@requires(ACCOUNT)
+@api.post("", ACCOUNT, status_code=201)
 @audited("name", "kind", "project", "run_id", "days")
 def make_token(
     body: Annotated[TokenName, in_project(TokenName, Permission.VIEW_RUN, is_invalid=True)],
@@ -105,8 +102,7 @@ def make_token(
     return NewToken(**TokenRow.model_validate(row).model_dump(), token=token)
 
 
-@api.delete("/{token_id}", status_code=204)
-@requires(ACCOUNT)
+@api.delete("/{token_id}", ACCOUNT, status_code=204)
 def revoke_token(token_id: RowId, session: Db, principal: SignedIn) -> None:
     """Revoke one of the user's tokens."""
     name = accounts.delete_api_token(session, principal.user, token_id)
@@ -130,22 +126,16 @@ KINDS = {
 }
 
 
-@pages.get("")
-@requires(ACCOUNT)
-def show_account(
-    request: Request, session: Db, principal: SignedIn, at_browser: AtBrowser, changed: Text = ""
-) -> HTMLResponse:
+@pages.get("", ACCOUNT)
+def show_account(context: Context, at_browser: AtBrowser, changed: Text = "") -> HTMLResponse:
     """Show the account page. changed: "password" after a change of it."""
-    return _account(request, session, principal, at_browser, changed=changed)
+    return _account(context, at_browser, changed=changed)
 
 
-@pages.post("/password")
-@requires(ACCOUNT)
+@pages.post("/password", ACCOUNT)
 def set_password(
-    request: Request,
     _hashing: Hashing,
-    session: Db,
-    principal: SignedIn,
+    context: Context,
     at_browser: AtBrowser,
     password: Annotated[str, Form()] = "",
     current: Annotated[str, Form()] = "",
@@ -155,40 +145,38 @@ def set_password(
     Requires the current password, to protect an unattended browser, unless it has just signed in
     by a link, or no password is set.
     """
-    user = session.get_one(User, principal.user.id)
+    session = context.session
+    user = session.get_one(User, context.user.id)
     try:
         if accounts.needs_current_password(session, user, at_browser):
-            client = client_of(request, user.name)
+            client = client_of(context.request, user.name)
             login_attempts.take(session, **client)
             accounts.check_current_password(user, current)
             login_attempts.release(session, **client)
         accounts.set_password(session, user, password)
     except Invalid as error:
-        return _account(request, session, principal, at_browser, errors=error.errors)
-    response = RedirectResponse("/account?changed=password", status_code=303)
-    sign_in(request, response, session, user)
+        return _account(context, at_browser, errors=error.errors)
+    response = context.redirect("/account?changed=password")
+    sign_in(context.request, response, session, user)
     return response
 
 
-@pages.post("/tokens")
-@requires(ACCOUNT)
+@pages.post("/tokens", ACCOUNT)
 @audited("name", "kind", "project", "run_id", "days")
 def post_token(
-    request: Request,
-    session: Db,
-    principal: SignedIn,
+    context: Context,
     at_browser: AtBrowser,
     project: Annotated[str | None, form_project(Permission.VIEW_RUN, none=ANY)],
-    name: Annotated[Text, Form()] = "",
-    kind: Annotated[Text, Form()] = FULL,
-    run_id: Annotated[Text, Form()] = "",
-    days: Annotated[Text, Form()] = str(accounts.TOKEN_DAYS),
+    name: FormText = "",
+    kind: FormText = FULL,
+    run_id: FormText = "",
+    days: FormText = str(accounts.TOKEN_DAYS),
 ) -> HTMLResponse:
     """Create a token and show it once."""
     try:
         token, _row = accounts.make_api_token(
-            session,
-            principal.user,
+            context.session,
+            context.user,
             name,
             kind,
             project=project,
@@ -198,12 +186,11 @@ def post_token(
     except Invalid as error:
         given = {"name": name, "kind": kind, "run_id": run_id, "days": days}
         given["project"] = ANY if project is None else project
-        return _account(request, session, principal, at_browser, errors=error.errors, given=given)
-    return _account(request, session, principal, at_browser, token=token)
+        return _account(context, at_browser, errors=error.errors, given=given)
+    return _account(context, at_browser, token=token)
 
 
-@pages.post("/tokens/{token_id}/revocation")
-@requires(ACCOUNT)
+@pages.post("/tokens/{token_id}/revocation", ACCOUNT)
 def post_revocation(
     token_id: RowId, session: Db, principal: SignedIn, _at_browser: AtBrowser
 ) -> RedirectResponse:
@@ -222,8 +209,7 @@ def _number(field: str, text: str, most: int) -> int | None:
     return int(text)
 
 
-@pages.post("/sign-ins/deletion")
-@requires(ACCOUNT)
+@pages.post("/sign-ins/deletion", ACCOUNT)
 def end_sign_ins(session: Db, principal: SignedIn, at_browser: AtBrowser) -> RedirectResponse:
     """Sign out the user's other browsers."""
     accounts.end_sign_ins(session, principal.user, but=at_browser)
@@ -231,21 +217,19 @@ def end_sign_ins(session: Db, principal: SignedIn, at_browser: AtBrowser) -> Red
 
 
 def _account(
-    request: Request,
-    session: Session,
-    principal: Principal,
+    context: Context,
     at_browser: SignInSession,
     *,
     errors: dict[str, str] | None = None,
-    **shown: str | dict[str, str],
+    changed: str = "",
+    token: str = "",
+    given: Mapping[str, str] = NEW_TOKEN,
 ) -> HTMLResponse:
-    """Show the page. shown: changed, token, and given: fields of a token not created."""
-    user = session.get_one(User, principal.user.id)
-    return page(
-        request,
+    """Show the page. given: fields of a token that was not created."""
+    session, principal = context.session, context.principal
+    user = session.get_one(User, context.user.id)
+    return context.render(
         "auth/account.html",
-        principal=principal,
-        status_code=422 if errors else 200,
         asks_current=accounts.needs_current_password(session, user, at_browser),
         has_password=user.password_hash is not None,
         tokens=accounts.api_tokens(session, principal.user),
@@ -254,6 +238,8 @@ def _account(
         sign_ins=accounts.sign_ins(session, principal.user),
         this=at_browser.token_hash,
         roles=projects.memberships(session, principal.user),
-        errors=errors or {},
-        **{"changed": "", "token": "", "given": NEW_TOKEN} | shown,
+        errors=errors,
+        changed=changed,
+        token=token,
+        given=given,
     )

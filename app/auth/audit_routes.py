@@ -5,15 +5,15 @@ from collections.abc import Iterator
 from datetime import UTC, date, datetime, time
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query
 from fastapi.responses import HTMLResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
-from app.auth.authentication import SignedIn
-from app.auth.permissions import ADMIN, requires
+from app.auth.permissions import ADMIN
+from app.auth.routing import Router
 from app.dependencies import Db, TheDatabase
-from app.html.rendering import page
+from app.html.rendering import Context
 from app.http.active_requests import EXPORT
 from app.http.list_pages import After, Limit, ListPage
 from app.http.parameters import RunId, Text, as_run_id
@@ -22,8 +22,8 @@ from db.errors import Invalid
 from db.paging import Page
 from db.tables import AuditEvent
 
-api = APIRouter(prefix="/audit", tags=["people"])
-pages = APIRouter()
+api = Router(prefix="/audit", tags=["people"])
+pages = Router()
 
 
 class AuditEventRow(BaseModel):
@@ -57,11 +57,9 @@ def _row(action: AuditEvent, name: str | None) -> AuditEventRow:
     return AuditEventRow.model_validate({**vars(action), "user": name})
 
 
-@api.get("")
-@requires(ADMIN)
+@api.get("", ADMIN)
 def list_audit_events(
     session: Db,
-    _principal: SignedIn,
     run: Annotated[RunId | None, Query(description="Only events of this run")] = None,
     user: Annotated[Text, Query(description="Only events of this user")] = "",
     since: Since = None,
@@ -85,9 +83,8 @@ def conditions(session: Session, run: int | None, user: str, since: date | None)
     return {"run_id": run, "user_id": row.id if row else None, "since": begin}
 
 
-@api.get("/export")
-@requires(ADMIN, lasts=EXPORT)
-def export_audit_log(database: TheDatabase, _principal: SignedIn) -> StreamingResponse:
+@api.get("/export", ADMIN, lasts=EXPORT)
+def export_audit_log(database: TheDatabase) -> StreamingResponse:
     """Export the audit log as JSON lines, oldest first."""
 
     def lines() -> Iterator[str]:
@@ -98,37 +95,23 @@ def export_audit_log(database: TheDatabase, _principal: SignedIn) -> StreamingRe
     return StreamingResponse(lines(), media_type="application/jsonl")
 
 
-@pages.get("/audit")
-@requires(ADMIN)
+@pages.get("/audit", ADMIN)
 def show_audit_log(
-    request: Request,
-    session: Db,
-    principal: SignedIn,
-    run: Annotated[Text, Query()] = "",
-    user: Text = "",
-    since: Annotated[Text, Query()] = "",
-    after: Text = "",
+    context: Context, run: Text = "", user: Text = "", since: Text = "", after: Text = ""
 ) -> HTMLResponse:
     """Show a page of events, newest first.
 
     run, user, since: as in the API, but empty values are allowed, as a form sends them.
     """
-    filters: dict[str, Any] = {"run": run.strip(), "user": user.strip(), "since": since.strip()}
     events, errors = Page([], 0, None), dict[str, str]()
     try:
-        checked = conditions(session, _run(run), user, _day(since))
-        events = audit.list_events(session, **checked, after=after, limit=100)
+        checked = conditions(context.session, _run(run), user, _day(since))
+        events = audit.list_events(context.session, **checked, after=after, limit=100)
     except Invalid as error:
         errors = error.errors
-    code = 422 if errors else 200
-    return page(
-        request,
-        "auth/audit.html",
-        principal=principal,
-        status_code=code,
-        events=events,
-        errors=errors,
-        **filters,
+    run, user, since = run.strip(), user.strip(), since.strip()
+    return context.render(
+        "auth/audit.html", events=events, errors=errors, run=run, user=user, since=since
     )
 
 

@@ -101,13 +101,14 @@ class Principal:
         return self.sign_in.csrf_token if self.sign_in else ""
 
 
-def _require_sign_in(
+def require_sign_in(
     request: Request,
     session: Db,
     posted: Posted,
     detail: audit.Detail,
     background: BackgroundTasks,
 ) -> Principal:
+    """Authenticate a request, check what its route requires, and record it in the audit log."""
     token = bearer_token(request)
     if token is not None:
         known = _full_token(request, session, token)
@@ -314,7 +315,7 @@ def _note_use(database: Database, token: str, noting: set[str]) -> None:
         noting.discard(token)
 
 
-SignedIn = Annotated[Principal, Depends(_require_sign_in)]
+SignedIn = Annotated[Principal, Depends(require_sign_in)]
 
 
 def _at_browser(principal: SignedIn) -> SignInSession:

@@ -1,8 +1,9 @@
-"""Permissions of routes: each route declares the permission that it requires with `requires`.
+"""Permissions of routes: each declares what it requires, with app.auth.routing or `requires`.
 
-Only a route with the parameter `SignedIn`, `Uploader` or `AdmittedEarly` (app.auth.authentication)
-checks what it declares: without one it is public. With one and without a declaration it requires an
-admin. Tests walk all routes and fail on one that has no declaration, or needs no sign-in.
+A route of app.auth.routing checks what it declares. Another one does so only with the parameter
+`SignedIn`, `Uploader` or `AdmittedEarly` (app.auth.authentication): without one it is public. With
+one and without a declaration it requires an admin. Tests walk all routes and fail on one that has
+no declaration, or needs no sign-in.
 """
 
 from collections.abc import Callable

@@ -55,6 +55,11 @@ def errors_of(
     return {FIELD: f"{name[:100]!r} is not valid; allowed: {names}"}
 
 
+def _declare(dependency: Any, field: str) -> Any:
+    dependency.__dict__["project_field"] = field
+    return Depends(dependency)
+
+
 def in_project(
     model: type[Model],
     permission: Permission,
@@ -108,8 +113,15 @@ def query_project(
     return _declare(project_of_query, alias)
 
 
+#: A visible project of a page, or None for all; and the same of a list, as the API describes it.
+VisibleProject = Annotated[str | None, query_project(Permission.VIEW_RUN)]
+ListedProject = Annotated[
+    str | None, query_project(Permission.VIEW_RUN, description="Only of this project")
+]
+
+
 def form_project(
-    permission: Permission, *, default: str | None = None, action: str = "", none: str | None = None
+    permission: Permission, *, default: str | None = None, none: str | None = None
 ) -> Any:
     """Declare a field of a form that names a project.
 
@@ -126,14 +138,9 @@ def form_project(
             name = projects.DEFAULT if FIELD in posted else default
         if name is None or name == none:
             return None
-        return resolve(session, permission, name, action)
+        return resolve(session, permission, name)
 
     return _declare(project_of_form, FIELD)
-
-
-def _declare(dependency: Any, field: str) -> Any:
-    dependency.__dict__["project_field"] = field
-    return Depends(dependency)
 
 
 def project_field(dependency: object) -> str | None:

@@ -2,23 +2,23 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Form, Request
+from fastapi import Form
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import BaseModel, Field
-from sqlalchemy.orm import Session
 
-from app.auth.authentication import Principal, SignedIn
-from app.auth.permissions import ADMIN, RUN_COMMANDS, requires
+from app.auth.authentication import SignedIn
+from app.auth.permissions import ADMIN, RUN_COMMANDS
+from app.auth.routing import Router
 from app.dependencies import Db, TheSettings
-from app.html.rendering import page
+from app.html.rendering import Context
 from app.http.list_pages import After, Limit, ListPage
-from app.http.parameters import Body, Text
+from app.http.parameters import Body, FormText
 from db.access import secrets
 from db.errors import Invalid
 from db.paging import page_of_list
 
-api = APIRouter(prefix="/secrets", tags=["secrets"])
-pages = APIRouter(prefix="/secrets")
+api = Router(prefix="/secrets", tags=["secrets"])
+pages = Router(prefix="/secrets")
 
 
 class SecretValue(Body):
@@ -41,11 +41,8 @@ class Secrets(ListPage):
     secrets: list[SecretRow]
 
 
-@api.get("")
-@requires(RUN_COMMANDS)
-def list_secrets(
-    session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
-) -> Secrets:
+@api.get("", RUN_COMMANDS)
+def list_secrets(session: Db, after: After = "", limit: Limit = 1000) -> Secrets:
     """List the names of the secrets."""
     listed = page_of_list(secrets.list_secrets(session), after=after, limit=limit)
     rows = [
@@ -54,8 +51,7 @@ def list_secrets(
     return Secrets(secrets=rows, total=listed.total, next=listed.next)
 
 
-@api.put("/{name}", status_code=204)
-@requires(ADMIN)
+@api.put("/{name}", ADMIN, status_code=204)
 def set_secret(
     name: str, secret: SecretValue, session: Db, settings: TheSettings, principal: SignedIn
 ) -> None:
@@ -63,60 +59,47 @@ def set_secret(
     secrets.put(session, settings.secrets_key, principal.user, name, secret.value)
 
 
-@api.delete("/{name}", status_code=204)
-@requires(ADMIN)
-def delete_secret(name: str, session: Db, _principal: SignedIn) -> None:
+@api.delete("/{name}", ADMIN, status_code=204)
+def delete_secret(name: str, session: Db) -> None:
     """Delete a secret; commands that still name it fail when they start."""
     secrets.delete(session, name)
 
 
-@pages.get("")
-@requires(RUN_COMMANDS)
-def show_secrets(request: Request, session: Db, principal: SignedIn) -> HTMLResponse:
+@pages.get("", RUN_COMMANDS)
+def show_secrets(context: Context) -> HTMLResponse:
     """Show the names of the secrets, each with the user who set it."""
-    return _secrets(request, session, principal)
+    return _secrets(context)
 
 
-@pages.post("")
-@requires(ADMIN)
+@pages.post("", ADMIN)
 def post_secret(
-    request: Request,
-    session: Db,
-    settings: TheSettings,
-    principal: SignedIn,
-    name: Annotated[Text, Form()] = "",
-    value: Annotated[str, Form()] = "",
+    context: Context, name: FormText = "", value: Annotated[str, Form()] = ""
 ) -> Response:
     """Create or replace a secret. A form sends CR LF line ends, which keys do not have."""
     try:
         text = value.replace("\r\n", "\n").strip()
-        secrets.put(session, settings.secrets_key, principal.user, name.strip(), text)
+        secrets.put(
+            context.session,
+            context.settings.secrets_key,
+            context.user,
+            name.strip(),
+            text,
+        )
     except Invalid as error:
-        return _secrets(request, session, principal, name, error.errors)
-    return RedirectResponse("/secrets", status_code=303)
+        return _secrets(context, name, error.errors)
+    return context.redirect("/secrets")
 
 
-@pages.post("/{name}/deletion")
-@requires(ADMIN)
-def post_deletion(name: str, session: Db, _principal: SignedIn) -> RedirectResponse:
+@pages.post("/{name}/deletion", ADMIN)
+def post_deletion(name: str, session: Db) -> RedirectResponse:
     """Delete a secret."""
     secrets.delete(session, name)
     return RedirectResponse("/secrets", status_code=303)
 
 
 def _secrets(
-    request: Request,
-    session: Session,
-    principal: Principal,
-    name: str = "",
-    errors: dict[str, str] | None = None,
+    context: Context, name: str = "", errors: dict[str, str] | None = None
 ) -> HTMLResponse:
-    return page(
-        request,
-        "auth/secrets.html",
-        principal=principal,
-        status_code=422 if errors else 200,
-        secrets=secrets.list_secrets(session),
-        name=name,
-        errors=errors or {},
+    return context.render(
+        "auth/secrets.html", secrets=secrets.list_secrets(context.session), name=name, errors=errors
     )

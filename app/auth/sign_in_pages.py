@@ -15,7 +15,7 @@ from app.auth.sso import MINUTES, Claims, Provider, SsoFailed
 from app.dependencies import Db, Hashing, TheDatabase, TheSettings
 from app.html.rendering import page
 from app.http.credentials import cookie_of, is_secure
-from app.http.parameters import Text
+from app.http.parameters import FormText, Text
 from db.access import accounts, login_attempts, oidc_role_mapping
 from db.access.login_attempts import TooManyAttempts
 from db.errors import InvalidCredentials, NotFound
@@ -65,7 +65,7 @@ def enter(
 def redeem_link(
     request: Request,
     database: TheDatabase,
-    token: Annotated[Text, Form()] = "",
+    token: FormText = "",
     next: Annotated[str, Form()] = "/runs",  # noqa: A002
 ) -> Response:
     """Sign in by a link, unless another site sent the request."""
@@ -185,7 +185,7 @@ def sign_in_with_password(
     _hashing: Hashing,
     database: TheDatabase,
     settings: TheSettings,
-    name: Annotated[Text, Form()] = "",
+    name: FormText = "",
     password: Annotated[str, Form()] = "",
     next: Annotated[str, Form()] = "/",  # noqa: A002
 ) -> Response:

@@ -2,25 +2,24 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Form, Request
-from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from fastapi.responses import HTMLResponse, Response
 from pydantic import BaseModel, Field
-from sqlalchemy.orm import Session
 
 from app.auth.audit import audited
-from app.auth.authentication import AtBrowser, Principal, SignedIn
-from app.auth.permissions import ADMIN, requires
+from app.auth.authentication import AtBrowser
+from app.auth.permissions import ADMIN
 from app.auth.project_parameters import form_project, in_project
+from app.auth.routing import Router
 from app.dependencies import Db
-from app.html.rendering import page
-from app.http.parameters import Body, RowId, Text
+from app.html.rendering import Context
+from app.http.parameters import Body, FormText, RowId, Text
 from app.http.path_prefix import public_address
 from db.access import accounts, people, projects
 from db.access.permissions import MEMBER, ROLES, Permission
 from db.errors import HalfstepError, Invalid
 
-api = APIRouter(prefix="/users", tags=["people"])
-pages = APIRouter(prefix="/people")
+api = Router(prefix="/users", tags=["people"])
+pages = Router(prefix="/people")
 
 
 class Account(BaseModel):
@@ -67,9 +66,8 @@ class Change(Body):
     change: people.Change
 
 
-@api.get("")
-@requires(ADMIN)
-def list_users(session: Db, _principal: SignedIn, after: Text = "", limit: int = 200) -> Accounts:
+@api.get("", ADMIN)
+def list_users(session: Db, after: Text = "", limit: int = 200) -> Accounts:
     """List the accounts."""
     limit = max(1, min(limit, 1000))
     rows = people.list_people(session, after=after, limit=limit)
@@ -79,13 +77,11 @@ def list_users(session: Db, _principal: SignedIn, after: Text = "", limit: int =
     )
 
 
-@api.post("", status_code=201)
-@requires(ADMIN)
+@api.post("", ADMIN, status_code=201)
 @audited("name", "role", "project")
 def invite(
     body: Annotated[Invitation, in_project(Invitation, Permission.MANAGE_MEMBERS)],
     session: Db,
-    _principal: SignedIn,
     _at_browser: AtBrowser,
 ) -> Invited:
     """Create an account. Requires a browser, since a stolen token could otherwise create one."""
@@ -94,12 +90,9 @@ def invite(
     return Invited(id=user.id, name=user.name, link=f"/?token={token}")
 
 
-@api.patch("/{user_id}")
-@requires(ADMIN)
+@api.patch("/{user_id}", ADMIN)
 @audited("change")
-def change_user(
-    user_id: RowId, body: Change, session: Db, _principal: SignedIn, _at_browser: AtBrowser
-) -> Account:
+def change_user(user_id: RowId, body: Change, session: Db, _at_browser: AtBrowser) -> Account:
     """Change or remove an account."""
     user = people.get(session, user_id)
     people.CHANGES[body.change](session, user)
@@ -122,78 +115,63 @@ def _account(user: Any, roles: dict[str, str]) -> Account:
     )
 
 
-@pages.get("")
-@requires(ADMIN)
-def show_people(request: Request, session: Db, principal: SignedIn) -> HTMLResponse:
+@pages.get("", ADMIN)
+def show_people(context: Context) -> HTMLResponse:
     """Show all accounts with their roles."""
-    return _people(request, session, principal)
+    return _people(context)
 
 
-@pages.post("")
-@requires(ADMIN)
+@pages.post("", ADMIN)
 @audited("name", "role", "project")
 def post_invitation(
-    request: Request,
-    session: Db,
-    principal: SignedIn,
+    context: Context,
     _at_browser: AtBrowser,
     project: Annotated[str, form_project(Permission.MANAGE_MEMBERS, default=projects.DEFAULT)],
-    name: Annotated[Text, Form()] = "",
-    role: Annotated[Text, Form()] = MEMBER,
+    name: FormText = "",
+    role: FormText = MEMBER,
 ) -> HTMLResponse:
     """Create an account and show its sign-in link once."""
     try:
-        with session.begin_nested():
-            user = people.invite(session, name, project=project, role=role)
-            token = accounts.make_link_token(session, user)
+        with context.session.begin_nested():
+            user = people.invite(context.session, name, project=project, role=role)
+            token = accounts.make_link_token(context.session, user)
     except Invalid as error:
-        return _people(request, session, principal, name=name, errors=error.errors)
-    return _people(request, session, principal, invited=user.name, token=token)
+        return _people(context, name=name, errors=error.errors)
+    return _people(context, invited=user.name, token=token)
 
 
-@pages.post("/{user_id}/{change}")
-@requires(ADMIN)
+@pages.post("/{user_id}/{change}", ADMIN)
 def change(
-    user_id: RowId,
-    change: people.Change,
-    request: Request,
-    session: Db,
-    principal: SignedIn,
-    _at_browser: AtBrowser,
+    user_id: RowId, change: people.Change, context: Context, _at_browser: AtBrowser
 ) -> Response:
     """Change an account; a reset shows a new sign-in link once."""
-    user = people.get(session, user_id)
+    user = people.get(context.session, user_id)
     try:
-        people.CHANGES[change](session, user)
+        people.CHANGES[change](context.session, user)
     except HalfstepError as error:
-        return _people(request, session, principal, errors={"change": str(error)})
+        return _people(context, errors={"change": str(error)})
     if change == "reset":
-        token = accounts.make_link_token(session, user)
-        return _people(request, session, principal, invited=user.name, token=token)
-    return RedirectResponse("/people", status_code=303)
+        token = accounts.make_link_token(context.session, user)
+        return _people(context, invited=user.name, token=token)
+    return context.redirect("/people")
 
 
 def _people(
-    request: Request,
-    session: Session,
-    principal: Principal,
+    context: Context,
     *,
     name: str = "",
     invited: str = "",
     token: str = "",
     errors: dict[str, str] | None = None,
 ) -> HTMLResponse:
-    session.flush()
-    return page(
-        request,
+    context.session.flush()
+    return context.render(
         "auth/users.html",
-        principal=principal,
-        status_code=422 if errors else 200,
-        people=people.list_people(session),
-        projects=[row.name for row in projects.list_projects(session)],
+        people=people.list_people(context.session),
+        projects=[row.name for row in projects.list_projects(context.session)],
         roles=ROLES,
         name=name,
         invited=invited,
-        link=f"{public_address(request)}/?token={token}" if token else "",
-        errors=errors or {},
+        link=f"{public_address(context.request)}/?token={token}" if token else "",
+        errors=errors,
     )

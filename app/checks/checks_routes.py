@@ -2,19 +2,18 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from pydantic import BaseModel, Field
 
 from app.auth.audit import audited
 from app.auth.authentication import SignedIn
-from app.auth.permissions import SIGNED_IN, requires
-from app.auth.project_parameters import in_project, query_project
+from app.auth.permissions import SIGNED_IN
+from app.auth.project_parameters import ListedProject, VisibleProject, in_project
+from app.auth.routing import Router
 from app.checks.check_view import view_of
 from app.checks.checks import ACTION, WRITE, check_deletable, may_delete, parse_report, to_row
 from app.dependencies import Db
-from app.html.flash import back_to
-from app.html.rendering import page
+from app.html.rendering import Context
 from app.http.list_pages import After, Limit, ListPage
 from app.http.parameters import Body, RowId, Text
 from db.access import projects
@@ -23,8 +22,8 @@ from db.runs import check_reports
 from db.tables import CheckReport, User
 from halfstep.check.report import from_content
 
-api = APIRouter(prefix="/checks", tags=["checks"])
-pages = APIRouter(prefix="/checks")
+api = Router(prefix="/checks", tags=["checks"])
+pages = Router(prefix="/checks")
 
 Content = Annotated[dict[str, Any], Field(description="As `halfstep check --json` prints it")]
 Sources = Annotated[dict[str, str], Field(description="Texts of the files that rows name")]
@@ -65,16 +64,9 @@ class Checks(ListPage):
     checks: list[CheckRow]
 
 
-@api.get("")
-@requires(SIGNED_IN)
+@api.get("", SIGNED_IN)
 def list_checks(
-    session: Db,
-    _principal: SignedIn,
-    project: Annotated[
-        str | None, query_project(Permission.VIEW_RUN, description="Only of this project")
-    ],
-    after: After = "",
-    limit: Limit = 100,
+    session: Db, project: ListedProject, after: After = "", limit: Limit = 100
 ) -> Checks:
     """List the uploaded reports of visible projects."""
     names = None if project is None else [project]
@@ -83,8 +75,7 @@ def list_checks(
     return Checks(checks=rows, total=listed.total, next=listed.next)
 
 
-@api.post("", status_code=201)
-@requires(SIGNED_IN, token_permission=Permission.SUBMIT_RUN, for_uploads=True)
+@api.post("", SIGNED_IN, token_permission=Permission.SUBMIT_RUN, for_uploads=True, status_code=201)
 @audited("project")
 def upload_check(
     body: Annotated[NewCheck, in_project(NewCheck, WRITE, action=ACTION)],
@@ -97,17 +88,15 @@ def upload_check(
     return CheckRow(**_row(check_reports.add(session, report), principal.user.name))
 
 
-@api.get("/{check_id}")
-@requires(SIGNED_IN)
-def get_check(check_id: RowId, session: Db, _principal: SignedIn) -> CheckContent:
+@api.get("/{check_id}", SIGNED_IN)
+def get_check(check_id: RowId, session: Db) -> CheckContent:
     """Return an uploaded report with its sources."""
     report = check_reports.get(session, check_id)
     author = session.get_one(User, report.user_id).name
     return CheckContent(**_row(report, author), report=report.report, sources=report.sources)
 
 
-@api.delete("/{check_id}", status_code=204)
-@requires(SIGNED_IN)
+@api.delete("/{check_id}", SIGNED_IN, status_code=204)
 def delete_check(check_id: RowId, session: Db, principal: SignedIn) -> None:
     """Delete an uploaded report; this cannot be undone.
 
@@ -126,61 +115,49 @@ def _row(report: CheckReport, author: str) -> dict[str, Any]:
 PAGE_SIZE = 50
 
 
-@pages.get("")
-@requires(SIGNED_IN)
-def show_checks(
-    request: Request,
-    session: Db,
-    principal: SignedIn,
-    project: Annotated[str | None, query_project(Permission.VIEW_RUN)],
-    after: After = "",
-) -> HTMLResponse:
+@pages.get("", SIGNED_IN)
+def show_checks(context: Context, project: VisibleProject, after: After = "") -> HTMLResponse:
     """List the reports of one visible project, or of all."""
+    session = context.session
     only = None if project is None else [project]
     listed = check_reports.list_reports(session, only, after=after, limit=PAGE_SIZE)
-    return page(
-        request,
+    return context.render(
         "checks/checks.html",
-        principal=principal,
         rows=listed.rows,
         next=listed.next,
         projects=[
-            project.name for project in projects.list_projects(session, principal.grants.projects)
+            project.name
+            for project in projects.list_projects(session, context.principal.grants.projects)
         ],
         project=project,
     )
 
 
-@pages.get("/{check_id}")
-@requires(SIGNED_IN)
-def show_check(check_id: RowId, request: Request, session: Db, principal: SignedIn) -> HTMLResponse:
+@pages.get("/{check_id}", SIGNED_IN)
+def show_check(check_id: RowId, context: Context) -> HTMLResponse:
     """Show a report: the source with marked lines, and the findings."""
-    row = check_reports.get(session, check_id)
-    return page(
-        request,
+    row = check_reports.get(context.session, check_id)
+    return context.render(
         "checks/check.html",
-        principal=principal,
         check=row,
         view=view_of(from_content(row.report), row.sources),
-        author=session.get_one(User, row.user_id).name,
-        may_delete=may_delete(row, principal.grants),
+        author=context.session.get_one(User, row.user_id).name,
+        may_delete=may_delete(row, context.principal.grants),
     )
 
 
-@pages.get("/{check_id}/report.json")
-@requires(SIGNED_IN)
-def download_check(check_id: RowId, session: Db, _principal: SignedIn) -> JSONResponse:
+@pages.get("/{check_id}/report.json", SIGNED_IN)
+def download_check(check_id: RowId, session: Db) -> JSONResponse:
     """Return a report as `halfstep check --json` prints it, for --baseline."""
     row = check_reports.get(session, check_id)
     headers = {"Content-Disposition": f'attachment; filename="check-{check_id}.json"'}
     return JSONResponse(row.report, headers=headers)
 
 
-@pages.post("/{check_id}/deletion")
-@requires(SIGNED_IN)
-def post_deletion(check_id: RowId, request: Request, session: Db, principal: SignedIn) -> Response:
+@pages.post("/{check_id}/deletion", SIGNED_IN)
+def post_deletion(check_id: RowId, context: Context) -> Response:
     """Delete a report."""
-    row = check_reports.get(session, check_id)
-    check_deletable(session, row, principal.grants)
-    check_reports.delete(session, row)
-    return back_to(request, "/checks", "The check is deleted.")
+    row = check_reports.get(context.session, check_id)
+    check_deletable(context.session, row, context.principal.grants)
+    check_reports.delete(context.session, row)
+    return context.redirect("/checks", "The check is deleted.")

@@ -2,19 +2,20 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
 from app.auth.authentication import SignedIn
-from app.auth.permissions import SIGNED_IN, requires
+from app.auth.permissions import SIGNED_IN
+from app.auth.routing import Router
 from app.compare import comparison
 from app.compare.equivalence import LARGEST
 from app.compare.parity import Conclusion, ParityQuery, Value, parity_of
 from app.compare.parity_sentences import sentence
 from app.dependencies import Db, TheSettings
 from app.http.list_pages import Limit
-from app.http.parameters import Body, Name, RowId, RunId, Step, Text, as_run_ids
+from app.http.parameters import Body, DocumentedModel, Name, RowId, RunId, Step, Text, as_run_ids
 from app.http.responses import serialize
 from app.runs.summary import Number, RunSummary
 from app.telemetry.metric_names import NamedMetrics
@@ -33,7 +34,7 @@ from db.errors import Invalid
 from db.runs import comparisons, runs
 from db.settings import Settings
 
-router = APIRouter(tags=["comparisons"])
+router = Router(tags=["comparisons"])
 
 #: Limit of series in one response.
 MOST_SERIES = 30
@@ -109,14 +110,12 @@ class ComparedRun(BaseModel):
     ]
 
 
-class RunComparison(BaseModel):
+class RunComparison(DocumentedModel):
     """A comparison of runs, in the requested order."""
 
     runs: list[ComparedRun]
-    differences: Annotated[
-        dict[str, list[Any]],
-        Field(description="Settings that differ, by path, with the values in the order of runs"),
-    ]
+    differences: dict[str, list[Any]]
+    """Settings that differ, by path, with the values in the order of runs"""
     missing: Annotated[list[int], Field(description="Ids of runs that do not exist")]
 
 
@@ -134,7 +133,7 @@ class Interval(BaseModel):
     high: float
 
 
-class FurtherPairs(BaseModel):
+class FurtherPairs(DocumentedModel):
     """Estimated number of further seeds; null: more than 1,000."""
 
     about: Annotated[
@@ -144,14 +143,12 @@ class FurtherPairs(BaseModel):
             "the standard deviation are as measured"
         ),
     ]
-    least: Annotated[
-        int | None,
-        Field(description="With the lower limit of the 80 % interval of the standard deviation"),
-    ]
+    least: int | None
+    """With the lower limit of the 80 % interval of the standard deviation"""
     most: Annotated[int | None, Field(description="With its upper limit")]
 
 
-class PairedTest(BaseModel):
+class PairedTest(DocumentedModel):
     """Differences of the pairs: value - reference_value.
 
     In seconds for time_to_target, else in the unit of the metric. Numbers are null if they are not
@@ -163,13 +160,10 @@ class PairedTest(BaseModel):
     difference: Annotated[float | None, Field(description="Mean of the differences")]
     deviation: Annotated[float | None, Field(description="Their standard deviation")]
     interval: Annotated[Interval | None, Field(description="95 % t-interval of the mean")]
-    equivalence_interval: Annotated[
-        Interval | None,
-        Field(description="90 % t-interval: equivalent if it is within the margin"),
-    ]
-    further: Annotated[
-        FurtherPairs | None, Field(description="If the conclusion is undecided, with a margin")
-    ]
+    equivalence_interval: Interval | None
+    """90 % t-interval: equivalent if it is within the margin"""
+    further: FurtherPairs | None
+    """If the conclusion is undecided, with a margin"""
 
 
 class ParityPair(BaseModel):
@@ -186,79 +180,59 @@ class ParityPair(BaseModel):
     reference_value: Number
 
 
-class CurveRange(BaseModel):
+class CurveRange(DocumentedModel):
     """Steps over which the curves of all pairs are compared."""
 
     first: int
     last: int
     points: Annotated[int, Field(description="Steps of which each of these runs has a value")]
-    buckets: Annotated[
-        int | None,
-        Field(
-            description="Buckets of steps whose means are used, above 5,000 points; null: single "
-            "points"
-        ),
-    ]
+    buckets: int | None
+    """Buckets of steps whose means are used, above 5,000 points; null: single points"""
 
 
-class ParityGroup(BaseModel):
+class ParityGroup(DocumentedModel):
     """A group of runs compared with the reference."""
 
     name: str
-    combination: Annotated[
-        dict[str, str],
-        Field(description="In a grid: values of the further settings that its runs share"),
-    ]
-    conclusion: Annotated[
-        Conclusion,
-        Field(description="lower or higher if it is unknown which is better"),
-    ]
+    combination: dict[str, str]
+    """In a grid: values of the further settings that its runs share"""
+    conclusion: Conclusion
+    """lower or higher if it is unknown which is better"""
     sentence: str
-    also_differ: Annotated[
-        list[str], Field(description="What else differs between the runs of a pair")
-    ]
+    also_differ: list[str]
+    """What else differs between the runs of a pair"""
     range: Annotated[CurveRange | None, Field(description="For area, if it is known")]
     result: PairedTest
     pairs: list[ParityPair]
 
 
-class Parity(BaseModel):
+class Parity(DocumentedModel):
     """Groups of runs compared with one of them, paired by seed."""
 
     metric: str
     value: Value
     target: Annotated[float | None, Field(description="In the unit of the metric")]
-    margin: Annotated[
-        float | None, Field(description="In seconds for time_to_target, else as the metric")
-    ]
-    is_low: Annotated[
-        bool | None, Field(description="Lower values are better, as times are; null if unknown")
-    ]
+    margin: float | None
+    """In seconds for time_to_target, else as the metric"""
+    is_low: bool | None
+    """Lower values are better, as times are; null if unknown"""
     setting: Annotated[str, Field(description="Setting that the groups differ in")]
     seed: Annotated[str, Field(description="Setting that the runs of a pair share")]
-    paired_by: Annotated[
-        list[str], Field(description="The seed, and in a grid the settings of the combinations")
-    ]
+    paired_by: list[str]
+    """The seed, and in a grid the settings of the combinations"""
     settings: Annotated[list[str], Field(description="Settings that can be given as `group`")]
     reference: Annotated[str, Field(description="Group: fp32, or that of the first run")]
     groups: list[ParityGroup]
     reason: Annotated[str, Field(description="Why there are no groups; else empty")]
-    unpaired: Annotated[
-        list[int], Field(description="Ids of runs in no pair; all, if there are no groups")
-    ]
+    unpaired: list[int]
+    """Ids of runs in no pair; all, if there are no groups"""
 
 
 class ComparedPrecisions(Body):
     """Request to queue a run in each precision."""
 
-    seeds: Annotated[
-        int,
-        Field(
-            ge=1,
-            le=comparison.MOST_SEEDS,
-            description="Number of seeds, from the run's on: a group for each",
-        ),
-    ] = 1
+    seeds: Annotated[int, Field(ge=1, le=comparison.MOST_SEEDS)] = 1
+    """Number of seeds, from the run's on: a group for each"""
 
 
 class QueuedComparison(Comparison):
@@ -288,8 +262,7 @@ class SeriesOfRuns(BaseModel):
     ]
 
 
-@router.post("/runs/{run_id}/comparison", status_code=201)
-@requires(Permission.SUBMIT_RUN)
+@router.post("/runs/{run_id}/comparison", Permission.SUBMIT_RUN, status_code=201)
 def compare(
     run_id: RunId,
     session: Db,
@@ -310,22 +283,17 @@ def compare(
     return QueuedComparison(**vars(group), queued=[run.id for run in queued])
 
 
-@router.get("/groups/{group_id}")
-@requires(SIGNED_IN)
-def get_group(
-    group_id: RowId, session: Db, settings: TheSettings, _principal: SignedIn
-) -> Comparison:
+@router.get("/groups/{group_id}", SIGNED_IN)
+def get_group(group_id: RowId, session: Db, settings: TheSettings) -> Comparison:
     """Return the comparison of a group."""
     return _group(session, group_id, settings)
 
 
-@router.get("/comparison")
-@requires(SIGNED_IN)
+@router.get("/comparison", SIGNED_IN)
 def get_comparison(
     runs: Runs,
     session: Db,
     settings: TheSettings,
-    _principal: SignedIn,
     metric: NamedMetrics = [],  # noqa: B006 - FastAPI copies it
 ) -> RunComparison:
     """Compare runs: results of each, and the settings in which they differ.
@@ -336,12 +304,10 @@ def get_comparison(
     return RunComparison(**_fields(comparison.of_runs(session, ids, settings, metric)))
 
 
-@router.get("/comparison/metrics/names")
-@requires(SIGNED_IN)
+@router.get("/comparison/metrics/names", SIGNED_IN)
 def get_metric_names(
     runs: Runs,
     session: Db,
-    _principal: SignedIn,
     search: Annotated[Text, Query(description="Words that the names contain")] = "",
     after: Name = "",
     limit: Limit = MOST_NAMES,
@@ -360,13 +326,11 @@ def drawable_names(
     )
 
 
-@router.get("/comparison/parity")
-@requires(SIGNED_IN)
+@router.get("/comparison/parity", SIGNED_IN)
 def get_parity(
     runs: Runs,
     session: Db,
     settings: TheSettings,
-    _principal: SignedIn,
     metric: Annotated[Name, Query(description="Default: the first metric, else the loss")] = "",
     margin: Margin = None,
     group: Annotated[
@@ -393,12 +357,10 @@ def get_parity(
     return Parity.model_validate({**vars(parity), **derived}, from_attributes=True)
 
 
-@router.get("/comparison/series", response_model=SeriesOfRuns)
-@requires(SIGNED_IN)
+@router.get("/comparison/series", SIGNED_IN, response_model=SeriesOfRuns)
 def get_series_of_runs(
     runs: Runs,
     session: Db,
-    _principal: SignedIn,
     series: Annotated[
         list[Text],
         Query(description=f"Any of {', '.join(SERIES)}, and names of metrics"),

@@ -5,13 +5,14 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Depends, Form, Query, Request
+from fastapi import Depends, Form, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
 from pydantic import BeforeValidator
 from sqlalchemy.orm import Session
 
 from app.auth.authentication import Principal, SignedIn
-from app.auth.permissions import SIGNED_IN, requires
+from app.auth.permissions import SIGNED_IN
+from app.auth.routing import Router
 from app.compare import comparison
 from app.compare.comparison import (
     AXES,
@@ -34,8 +35,8 @@ from app.compare.parity import (
 )
 from app.compare.parity_sentences import sentence
 from app.compare.shared_links_pages import sharing_panel
-from app.dependencies import Db, TheSettings
-from app.html.rendering import page
+from app.dependencies import Db
+from app.html.rendering import Context
 from app.http.parameters import Name, RunId, Text, as_run_ids
 from app.live.run_updates import list_cursor
 from app.runs.chart_preferences_api import SEVERAL_RUNS, preferences
@@ -46,7 +47,7 @@ from db.queue.pending_reasons import Queue
 from db.runs import comparisons, groups, notes, runs
 from db.telemetry import latest_metrics
 
-router = APIRouter()
+router = Router()
 
 USUAL = 4
 LIKELY_SHOWN = 16
@@ -107,8 +108,7 @@ def _view(
 TheView = Annotated[View, Depends(_view)]
 
 
-@router.post("/runs/{run_id}/comparison")
-@requires(Permission.SUBMIT_RUN)
+@router.post("/runs/{run_id}/comparison", Permission.SUBMIT_RUN)
 def queue_comparison(
     run_id: RunId,
     session: Db,
@@ -128,33 +128,23 @@ def queue_comparison(
     return RedirectResponse(f"/compare?{urlencode(query, safe=',')}#parity", status_code=303)
 
 
-@router.get("/compare")
-@requires(SIGNED_IN)
-def compare(
-    request: Request,
-    session: Db,
-    settings: TheSettings,
-    principal: SignedIn,
-    view: TheView,
-    runs: Annotated[str, Query()] = "",
-) -> HTMLResponse:
+@router.get("/compare", SIGNED_IN)
+def compare(context: Context, view: TheView, runs: Annotated[str, Query()] = "") -> HTMLResponse:
     """Compare runs; the browser fetches the page again while they change."""
     ids = as_run_ids("runs", runs, most=MOST_RUNS)
-    queue = Queue.read(session)
-    view = _with_pinned(session, principal, view, ids)
-    compared = comparison.of_runs(session, ids, settings, view.metrics, queue)
+    queue = Queue.read(context.session)
+    view = _with_pinned(context.session, context.principal, view, ids)
+    compared = comparison.of_runs(context.session, ids, context.settings, view.metrics, queue)
     return _page(
-        request,
-        session,
-        principal,
+        context,
         "compare/compare.html",
         compared,
         view,
         queue,
         is_free=True,
-        note="" if compared.missing else notes.read(session, notes.of_runs(ids)),
+        note="" if compared.missing else notes.read(context.session, notes.of_runs(ids)),
         note_of=f"runs={','.join(map(str, ids))}",
-        may_write=not compared.missing and _may_write(principal, compared),
+        may_write=not compared.missing and _may_write(context.principal, compared),
     )
 
 
@@ -165,51 +155,27 @@ def _may_write(principal: Principal, compared: Comparison) -> bool:
     )
 
 
-@router.get("/groups/{group_id}")
-@requires(SIGNED_IN)
-def show_group(
-    group_id: RunId,
-    request: Request,
-    session: Db,
-    settings: TheSettings,
-    principal: SignedIn,
-    view: TheView,
-) -> HTMLResponse:
+@router.get("/groups/{group_id}", SIGNED_IN)
+def show_group(group_id: RunId, context: Context, view: TheView) -> HTMLResponse:
     """Compare the runs of a group, with ratios."""
-    queue = Queue.read(session)
-    ids = [run.id for run, _owner in groups.members(session, group_id)]
-    view = _with_pinned(session, principal, view, ids)
-    compared = comparison.of_group(session, group_id, settings, view.metrics, queue)
+    queue = Queue.read(context.session)
+    ids = [run.id for run, _owner in groups.members(context.session, group_id)]
+    view = _with_pinned(context.session, context.principal, view, ids)
+    compared = comparison.of_group(context.session, group_id, context.settings, view.metrics, queue)
     return _page(
-        request,
-        session,
-        principal,
-        "compare/group.html",
-        compared,
-        view,
-        queue,
-        is_free=False,
-        group_id=group_id,
+        context, "compare/group.html", compared, view, queue, is_free=False, group_id=group_id
     )
 
 
 def _page(
-    request: Request,
-    session: Session,
-    principal: Principal,
-    template: str,
-    compared: Comparison,
-    view: View,
-    queue: Queue,
-    **values: Any,
+    context: Context, template: str, compared: Comparison, view: View, queue: Queue, **values: Any
 ) -> HTMLResponse:
+    session, principal = context.session, context.principal
     ids = compared.ids
     marks = pending_reasons.live_marks(session, ids, queue)
     newest = runs.newest_id(session)
-    return page(
-        request,
+    return context.render(
         template,
-        principal=principal,
         likely=comparisons.likely(session, ids, most=LIKELY_SHOWN),
         most_runs=MOST_RUNS,
         preferences=preferences(session, principal.user, SEVERAL_RUNS),

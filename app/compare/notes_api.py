@@ -2,13 +2,13 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
 from app.auth.audit import audited
 from app.auth.authentication import SignedIn
-from app.auth.permissions import SIGNED_IN, requires
-from app.auth.project_parameters import in_project, query_project
+from app.auth.permissions import SIGNED_IN
+from app.auth.project_parameters import VisibleProject, in_project
+from app.auth.routing import Router
 from app.compare.notes import subject_of
 from app.dependencies import Db
 from app.http.parameters import Body, Text, flaw
@@ -16,7 +16,7 @@ from db.access.permissions import Permission
 from db.errors import Invalid
 from db.runs import notes
 
-router = APIRouter(prefix="/notes", tags=["runs"])
+router = Router(prefix="/notes", tags=["runs"])
 
 Project = Annotated[
     Text | None, Field(description="'' is the Default project; null: the note is on runs")
@@ -36,27 +36,18 @@ class NewNote(Body):
     note: str
     project: Project = None
     runs: Runs = ""
-    seen: Annotated[
-        str | None,
-        Field(description="Text before the edit: 409 if it has changed since; null: no check"),
-    ] = None
+    seen: str | None = None
+    """Text before the edit: 409 if it has changed since; null: no check"""
 
 
-@router.get("")
-@requires(SIGNED_IN)
-def read_note(
-    session: Db,
-    _principal: SignedIn,
-    project: Annotated[str | None, query_project(Permission.VIEW_RUN)],
-    runs: Annotated[Text, Query()] = "",
-) -> Note:
+@router.get("", SIGNED_IN)
+def read_note(session: Db, project: VisibleProject, runs: Text = "") -> Note:
     """Return the note on a project, or on a comparison of runs."""
     subject, _page = subject_of(session, Permission.VIEW_RUN, project, runs)
     return Note(note=notes.read(session, subject))
 
 
-@router.put("")
-@requires(SIGNED_IN)
+@router.put("", SIGNED_IN)
 @audited("project", "runs")
 def write_note(
     body: Annotated[NewNote, in_project(NewNote, Permission.SUBMIT_RUN)],

@@ -3,74 +3,65 @@
 from typing import Annotated
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Form, Query, Request
+from fastapi import Form
 from fastapi.responses import HTMLResponse, Response
 
 from app.auth.audit import audited
-from app.auth.authentication import Principal, SignedIn
-from app.auth.permissions import SIGNED_IN, requires
+from app.auth.permissions import SIGNED_IN
 from app.auth.project_parameters import form_project, query_project
+from app.auth.routing import Router
 from app.compare.comparison import MOST_RUNS
 from app.compare.notes import subject_of
-from app.dependencies import Db
-from app.html.flash import back_to
-from app.html.rendering import page
-from app.http.parameters import Text, as_run_ids, flaw
+from app.html.rendering import Context
+from app.http.parameters import FormText, Text, as_run_ids, flaw
 from db.access.permissions import Permission
 from db.errors import Changed, Invalid
 from db.runs import notes
 from db.runs.run_metadata import LENGTHS
 
-router = APIRouter(prefix="/notes")
+router = Router(prefix="/notes")
 
 
-@router.get("")
-@requires(SIGNED_IN)
+@router.get("", SIGNED_IN)
 def edit_note(
-    request: Request,
-    session: Db,
-    principal: SignedIn,
+    context: Context,
     project: Annotated[str | None, query_project(Permission.SUBMIT_RUN)],
-    runs: Annotated[Text, Query()] = "",
+    runs: Text = "",
 ) -> HTMLResponse:
     """Show the form to edit the note of a project, or of a comparison of runs."""
-    subject, back = subject_of(session, Permission.SUBMIT_RUN, project, runs)
-    text = notes.read(session, subject)
-    return _page(request, principal, project, runs, back, text=text, seen=text)
+    subject, back = subject_of(context.session, Permission.SUBMIT_RUN, project, runs)
+    text = notes.read(context.session, subject)
+    return _page(context, project, runs, back, text=text, seen=text)
 
 
-@router.post("")
-@requires(SIGNED_IN)
+@router.post("", SIGNED_IN)
 @audited("project", "runs")
 def write_note(
-    request: Request,
-    session: Db,
-    principal: SignedIn,
+    context: Context,
     project: Annotated[str | None, form_project(Permission.SUBMIT_RUN)],
-    runs: Annotated[Text, Form()] = "",
+    runs: FormText = "",
     note: Annotated[str, Form()] = "",
     seen: Annotated[str, Form()] = "",
 ) -> Response:
     """Save a note, or show the form with its errors."""
-    subject, back = subject_of(session, Permission.SUBMIT_RUN, project, runs)
+    subject, back = subject_of(context.session, Permission.SUBMIT_RUN, project, runs)
     problem = flaw(note)
     try:
         if not problem:
-            notes.write(session, principal.user, subject, note, seen)
-            return back_to(request, back, "The note is saved.")
+            notes.write(context.session, context.user, subject, note, seen)
+            return context.redirect(back, "The note is saved.")
     except Invalid as error:
         problem = error.errors["note"]
     except Changed:
-        seen = notes.read(session, subject)
+        seen = notes.read(context.session, subject)
         text = "Another user has changed this in the meantime: their text is shown above. Save"
         problem = f"{text} again to replace it with yours."
-        return _page(request, principal, project, runs, back, note, seen, problem, others=seen)
-    return _page(request, principal, project, runs, back, note, seen, problem)
+        return _page(context, project, runs, back, note, seen, problem, others=seen)
+    return _page(context, project, runs, back, note, seen, problem)
 
 
 def _page(
-    request: Request,
-    principal: Principal,
+    context: Context,
     project: str | None,
     typed: str,
     back: str,
@@ -79,10 +70,8 @@ def _page(
     problem: str = "",
     others: str = "",
 ) -> HTMLResponse:
-    return page(
-        request,
+    return context.render(
         "compare/note.html",
-        principal=principal,
         status_code=422 if problem else 200,
         project=project,
         runs=typed,

@@ -2,14 +2,15 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
 from app.auth import audit
 from app.auth.audit import audited
 from app.auth.authentication import AtBrowser, SignedIn
-from app.auth.permissions import ACCOUNT, check, requires
+from app.auth.permissions import ACCOUNT, check
+from app.auth.routing import Router
 from app.compare.comparison import MOST_RUNS
 from app.dependencies import Db
 from app.http.list_pages import After, Limit, ListPage
@@ -21,7 +22,7 @@ from db.errors import Invalid
 from db.runs import runs as run_rows
 from db.tables import LARGEST_ID
 
-router = APIRouter(prefix="/links", tags=["links"])
+router = Router(prefix="/links", tags=["links"])
 
 
 class LinkRow(BaseModel):
@@ -41,13 +42,8 @@ class NewLink(Body):
     """Runs, or a report, and lifetime of a new link."""
 
     runs: Annotated[list[RunId], Field(default_factory=list, max_length=MOST_RUNS)]
-    report: Annotated[
-        RowId | None,
-        Field(
-            description="Report that the link shows, with those of its runs that the link's "
-            "creator may share"
-        ),
-    ] = None
+    report: RowId | None = None
+    """Report that the link shows, with those of its runs that the link's creator may share"""
     days: Annotated[int, Field(description="1, 7, 30 or 90")] = 7
 
 
@@ -63,11 +59,9 @@ class Links(ListPage):
     links: list[LinkRow]
 
 
-@router.get("")
-@requires(ACCOUNT)
+@router.get("", ACCOUNT)
 def list_links(
     session: Db,
-    _principal: SignedIn,
     runs: Annotated[str, Query(description="Comma-separated run ids")] = "",
     report: Annotated[int | None, Query(ge=1, le=LARGEST_ID, description="Or a report")] = None,
     after: After = "",
@@ -84,8 +78,7 @@ def list_links(
     return Links(links=[_row(*row) for row in page.rows], total=page.total, next=page.next)
 
 
-@router.post("", status_code=201)
-@requires(ACCOUNT)
+@router.post("", ACCOUNT, status_code=201)
 @audited("runs", "report", "days")
 def make_link(
     body: NewLink, session: Db, principal: SignedIn, _at_browser: AtBrowser
@@ -102,8 +95,7 @@ def make_link(
     return CreatedLink(**fields, address=address_of(secret))
 
 
-@router.delete("/{link_id}", status_code=204)
-@requires(ACCOUNT)
+@router.delete("/{link_id}", ACCOUNT, status_code=204)
 def revoke_link(link_id: RowId, session: Db, principal: SignedIn) -> None:
     """Revoke one of the user's links, or one to a run of a project that the user maintains."""
     shared_links.revoke(session, link_id, principal.grants)

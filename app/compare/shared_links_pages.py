@@ -1,21 +1,21 @@
 """Forms to create and revoke read-only links, on the pages of runs, comparisons and reports."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Form, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
 from sqlalchemy.orm import Session
 
 from app.auth import audit
 from app.auth.audit import audited
 from app.auth.authentication import AtBrowser, Principal, SignedIn, local_path
-from app.auth.permissions import ACCOUNT, requires
+from app.auth.permissions import ACCOUNT
+from app.auth.routing import Router
 from app.compare.comparison import MOST_RUNS
 from app.compare.shared_links_api import address_of, check_one_subject, check_shareable
 from app.dependencies import Db
-from app.html.rendering import page
-from app.http.parameters import RowId, Text, as_run_id, as_run_ids
+from app.html.rendering import Context
+from app.http.parameters import FormText, RowId, as_run_id, as_run_ids
 from app.http.path_prefix import public_address
 from app.reports import reports
 from app.runs.summary import RunSummary
@@ -24,24 +24,22 @@ from db.access.permissions import Permission
 from db.errors import Invalid
 from db.tables import Report, Run
 
-router = APIRouter(prefix="/links")
+router = Router(prefix="/links")
 
 SHOWN = 50
 
 
-@router.post("")
-@requires(ACCOUNT)
+@router.post("", ACCOUNT)
 @audited("runs", "report", "days")
 def make_link(
-    request: Request,
-    session: Db,
-    principal: SignedIn,
+    context: Context,
     _at_browser: AtBrowser,
-    runs: Annotated[Text, Form()] = "",
-    report: Annotated[Text, Form()] = "",
-    days: Annotated[Text, Form()] = "",
+    runs: FormText = "",
+    report: FormText = "",
+    days: FormText = "",
 ) -> HTMLResponse:
     """Create a link and show it once."""
+    session = context.session
     report_id = as_run_id("report", report) if report else None
     check_one_subject(runs, report_id)
     ids: list[int] = []
@@ -52,29 +50,25 @@ def make_link(
     secret, errors = "", dict[str, str]()
     try:
         secret, _link = shared_links.make(
-            session, principal.user, ids, _days(days), report_id=report_id
+            session, context.user, ids, _days(days), report_id=report_id
         )
         if ids:
             audit.set_runs(session, ids)
     except Invalid as error:
         errors = error.errors
     sharing = _sharing(session, ids) if ids else _report_sharing(session, report_id or 0)
-    return page(
-        request,
+    return context.render(
         "compare/shared_made.html",
-        principal=principal,
-        status_code=422 if errors else 200,
-        address=f"{public_address(request)}{address_of(secret)}" if secret else "",
+        address=f"{public_address(context.request)}{address_of(secret)}" if secret else "",
         sharing=sharing,
         errors=errors,
         back=sharing["back"],
     )
 
 
-@router.post("/{link_id}/revocation")
-@requires(ACCOUNT)
+@router.post("/{link_id}/revocation", ACCOUNT)
 def revoke_link(
-    link_id: RowId, session: Db, principal: SignedIn, back: Annotated[Text, Form()] = "/runs"
+    link_id: RowId, session: Db, principal: SignedIn, back: FormText = "/runs"
 ) -> RedirectResponse:
     """Revoke a link, and redirect back."""
     shared_links.revoke(session, link_id, principal.grants)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Form, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from sqlalchemy.orm import Session
 
@@ -27,7 +27,7 @@ from app.html.chart_pages import chart
 from app.html.markdown import SharedReport
 from app.html.rendering import page
 from app.http.credentials import cookie_name, is_secure
-from app.http.parameters import Name, RowId, RunId, Step, Text, as_run_ids
+from app.http.parameters import FormText, Name, RowId, RunId, Step, Text, as_run_ids
 from app.live.run_updates import list_skipped_steps
 from app.reports import report_html
 from app.runs.key_figures import key_figures
@@ -108,10 +108,7 @@ def open_link(request: Request) -> HTMLResponse:
 @router.post("")
 @unaudited("Moves a secret into a cookie: nothing is stored.")
 def redeem(
-    request: Request,
-    database: TheDatabase,
-    settings: TheSettings,
-    secret: Annotated[Text, Form()] = "",
+    request: Request, database: TheDatabase, settings: TheSettings, secret: FormText = ""
 ) -> Response:
     """Move a link's secret, or a pasted link, into a cookie. Can be repeated."""
     check_came_from_here(request)
@@ -251,10 +248,7 @@ def get_series_of_runs(
 @router.get("/{link_id}/charts.svg")
 @requires(SHARED_LINK)
 def show_chart(
-    session: Db,
-    shown: ByLink,
-    runs: Annotated[Text, Query()],
-    series: Annotated[Text, Query(max_length=200)] = "loss",
+    session: Db, shown: ByLink, runs: Text, series: Annotated[Text, Query(max_length=200)] = "loss"
 ) -> Response:
     """Draw one series or metric of the runs as an image."""
     ids = as_run_ids("runs", runs, most=chart_links.MOST_RUNS)

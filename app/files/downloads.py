@@ -12,12 +12,12 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import obstore
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 from obstore.store import ObjectStore
 
 from app.auth.authentication import SignedIn
-from app.auth.permissions import requires
+from app.auth.routing import Router
 from app.dependencies import Db, TheDatabase, TheSettings
 from app.files.file_names import artifact_name, file_name, log_name
 from app.http.active_requests import DOWNLOAD
@@ -34,7 +34,7 @@ from db.settings import Settings
 if TYPE_CHECKING:
     from obstore import GetResult
 
-router = APIRouter()
+router = Router()
 logger = logging.getLogger(__name__)
 
 #: Seconds to retry a store that does not answer, before the error.
@@ -68,8 +68,9 @@ PATH = "/runs/{run_id}/checkpoints/{checkpoint_id}/download"
 
 
 @router.head(PATH, include_in_schema=False)
-@router.get(PATH, response_class=Response, tags=["checkpoints"])
-@requires(Permission.DOWNLOAD_FILES, lasts=DOWNLOAD)
+@router.get(
+    PATH, Permission.DOWNLOAD_FILES, lasts=DOWNLOAD, response_class=Response, tags=["checkpoints"]
+)
 def download(
     request: Request,
     run_id: RunId,
@@ -91,8 +92,13 @@ ARTIFACT_PATH = "/runs/{run_id}/artifacts/{artifact_id}/download"
 
 
 @router.head(ARTIFACT_PATH, include_in_schema=False)
-@router.get(ARTIFACT_PATH, response_class=Response, tags=["artifacts"])
-@requires(Permission.DOWNLOAD_FILES, lasts=DOWNLOAD)
+@router.get(
+    ARTIFACT_PATH,
+    Permission.DOWNLOAD_FILES,
+    lasts=DOWNLOAD,
+    response_class=Response,
+    tags=["artifacts"],
+)
 def download_artifact(
     request: Request,
     run_id: RunId,
@@ -118,10 +124,11 @@ def download_artifact(
 LOG_PATH = "/runs/{run_id}/log/download"
 
 
-@router.get(LOG_PATH, response_class=Response, tags=["runs"])
-@requires(Permission.DOWNLOAD_FILES, lasts=DOWNLOAD)
+@router.get(
+    LOG_PATH, Permission.DOWNLOAD_FILES, lasts=DOWNLOAD, response_class=Response, tags=["runs"]
+)
 def download_log(
-    run_id: RunId, session: Db, settings: TheSettings, database: TheDatabase, _principal: SignedIn
+    run_id: RunId, session: Db, settings: TheSettings, database: TheDatabase
 ) -> StreamingResponse:
     """Download the whole log of a run, gzipped.
 

@@ -1,10 +1,10 @@
 """Images of reports, sent so that a browser shows them and does nothing else with them."""
 
 import obstore
-from fastapi import APIRouter, Response
+from fastapi import Response
 
-from app.auth.authentication import SignedIn
-from app.auth.permissions import SIGNED_IN, requires
+from app.auth.permissions import SIGNED_IN
+from app.auth.routing import Router
 from app.dependencies import Db, TheSettings
 from app.files.downloads import RETRY_SECONDS
 from app.http.parameters import RowId
@@ -15,7 +15,7 @@ from db.runs import reports
 from db.settings import Settings
 from db.tables import ReportImage
 
-router = APIRouter()
+router = Router()
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; sandbox",
@@ -24,10 +24,11 @@ HEADERS = {
 }
 
 
-@router.get("/reports/{report_id}/images/{image_id}", response_class=Response, tags=["reports"])
-@requires(SIGNED_IN)
+@router.get(
+    "/reports/{report_id}/images/{image_id}", SIGNED_IN, response_class=Response, tags=["reports"]
+)
 def download_image(
-    report_id: RowId, image_id: RowId, session: Db, settings: TheSettings, _principal: SignedIn
+    report_id: RowId, image_id: RowId, session: Db, settings: TheSettings
 ) -> Response:
     """Return an image of a report."""
     reports.get(session, report_id)

@@ -7,15 +7,16 @@ from functools import partial
 from typing import Annotated
 
 import obstore
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
 from app.artifacts.artifact_uploads import BlobUpload
 from app.auth import audit
 from app.auth.authentication import Uploader
-from app.auth.permissions import SIGNED_IN, requires
+from app.auth.permissions import SIGNED_IN
 from app.auth.project_parameters import resolve
+from app.auth.routing import Router
 from app.dependencies import TheSettings
 from app.files.downloads import RETRY_SECONDS
 from app.files.file_uploads import take_file
@@ -35,7 +36,7 @@ from db.settings import Settings
 from db.tables import User
 from halfstep.artifacts.manifest import Entry
 
-router = APIRouter(tags=["reports"])
+router = Router(tags=["reports"])
 
 #: Name of the artifact with the images of a project's note.
 NOTE_IMAGES = "note-images"
@@ -70,8 +71,7 @@ class UploadedImage(BaseModel):
     sha256: str
 
 
-@router.post("/runs/{run_id}/images", status_code=201, openapi_extra=BODY)
-@requires(Permission.CONTROL_RUN)
+@router.post("/runs/{run_id}/images", Permission.CONTROL_RUN, status_code=201, openapi_extra=BODY)
 async def upload_run_image(
     run_id: RunId, request: Request, settings: TheSettings, user: Uploader, image: Encoded
 ) -> UploadedImage:
@@ -79,8 +79,13 @@ async def upload_run_image(
     return await run_in_threadpool(partial(_store_of_run, request, settings, user, run_id, image))
 
 
-@router.post("/reports/{report_id}/images", status_code=201, openapi_extra=BODY)
-@requires(SIGNED_IN, token_permission=Permission.SUBMIT_RUN)
+@router.post(
+    "/reports/{report_id}/images",
+    SIGNED_IN,
+    token_permission=Permission.SUBMIT_RUN,
+    status_code=201,
+    openapi_extra=BODY,
+)
 async def upload_report_image(
     report_id: RowId, request: Request, settings: TheSettings, user: Uploader, image: Encoded
 ) -> UploadedImage:
@@ -89,8 +94,13 @@ async def upload_report_image(
     return await run_in_threadpool(work)
 
 
-@router.post("/projects/images", status_code=201, openapi_extra=BODY)
-@requires(SIGNED_IN, token_permission=Permission.SUBMIT_RUN)
+@router.post(
+    "/projects/images",
+    SIGNED_IN,
+    token_permission=Permission.SUBMIT_RUN,
+    status_code=201,
+    openapi_extra=BODY,
+)
 async def upload_project_image(
     request: Request,
     settings: TheSettings,

@@ -20,7 +20,7 @@ from app.dependencies import Db, TheSettings, ingesting
 from app.files import spool_ingest as pieces
 from app.files.file_uploads import FileUpload, take_file
 from app.files.spool_ingest import SpoolPosition
-from app.http.parameters import RowId, find_outsized, flaws
+from app.http.parameters import DocumentedModel, RowId, find_outsized, flaws
 from app.telemetry.environment import Git, SourceFile
 from db.access import projects
 from db.errors import Invalid
@@ -47,29 +47,21 @@ PathText = Annotated[str, Field(max_length=PATH_CHARACTERS)]
 class WatchedRun(BaseModel):
     """A watched run and the attempt to upload."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
-    id: Annotated[
-        str, Field(pattern="^[0-9a-f]{32}$", description="Identifier chosen by the client")
-    ]
+    id: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+    """Identifier chosen by the client"""
     attempt: RowId = 1
     name: Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS)]
     project: ShortText | None = None
     config: Annotated[dict[str, Any] | None, Field(description="Reported by its script")] = None
     tags: Annotated[list[ShortText], Field(max_length=50)] = []
-    started: Annotated[
-        AwareDatetime,
-        Field(
-            default_factory=lambda: datetime.now(UTC),
-            description="Start of the run, by its machine's clock; default: now",
-        ),
-    ]
+    started: Annotated[AwareDatetime, Field(default_factory=lambda: datetime.now(UTC))]
+    """Start of the run, by its machine's clock; default: now"""
     host: ShortText = ""
     versions: Annotated[dict[ShortText, ShortText], Field(max_length=50)] = {}
-    command: Annotated[
-        list[PathText],
-        Field(max_length=MOST_WORDS, description="Command line of its script, without secrets"),
-    ] = []
+    command: Annotated[list[PathText], Field(max_length=MOST_WORDS)] = []
+    """Command line of its script, without secrets"""
     folder: Annotated[PathText, Field(description="Working directory of the command")] = ""
 
 
@@ -97,25 +89,19 @@ class Begun(Position):
     page: Annotated[str, Field(description="Path of its page on this server")]
 
 
-class End(BaseModel):
+class End(DocumentedModel):
     """End of an attempt's process."""
 
     status: Literal["finished", "failed", "terminated", "interrupted", "vanished"]
     step: Annotated[int, Field(ge=0, le=LARGEST_COUNT, description="The last recorded step")]
-    error: Annotated[
-        str | None, Field(max_length=TEXT_CHARACTERS, description="The traceback, if it raised")
-    ] = None
-    exit_code: Annotated[
-        int | None,
-        Field(ge=-255, le=255, description="Exit code, negative for a signal; null: unknown"),
-    ] = None
-    preemption: Annotated[
-        ShortText | None,
-        Field(description="By which signal of which batch system's job it was ended, if it was"),
-    ] = None
-    lost_bytes: Annotated[
-        int | None, Field(ge=0, le=LARGEST_COUNT, description="Damaged bytes of its spool")
-    ] = None
+    error: Annotated[str | None, Field(max_length=TEXT_CHARACTERS)] = None
+    """The traceback, if it raised"""
+    exit_code: Annotated[int | None, Field(ge=-255, le=255)] = None
+    """Exit code, negative for a signal; null: unknown"""
+    preemption: ShortText | None = None
+    """By which signal of which batch system's job it was ended, if it was"""
+    lost_bytes: Annotated[int | None, Field(ge=0, le=LARGEST_COUNT)] = None
+    """Damaged bytes of its spool"""
 
 
 class Source(BaseModel):

@@ -4,14 +4,15 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request
+from fastapi import Path, Request
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from app.auth import audit
 from app.auth.authentication import Uploader
-from app.auth.permissions import ANY_SUBMITTER, requires
+from app.auth.permissions import ANY_SUBMITTER
+from app.auth.routing import Router
 from app.dependencies import TheSettings, ingesting
 from app.files.weight_uploads import Stored, Upload
 from db.access.permissions import Permission
@@ -19,7 +20,7 @@ from db.database import Database
 from db.files import uploads
 from db.tables import User
 
-router = APIRouter(tags=["runs"])
+router = Router(tags=["runs"])
 
 #: Bytes per write: a thread for each packet would cost more than the packet.
 PIECE_BYTES = 1 << 20
@@ -35,10 +36,11 @@ class Uploaded(BaseModel):
 
 @router.put(
     "/uploads/{name:path}",
+    ANY_SUBMITTER,
+    token_permission=Permission.SUBMIT_RUN,
     status_code=201,
     openapi_extra={"requestBody": {"required": True, "content": {"application/octet-stream": {}}}},
 )
-@requires(ANY_SUBMITTER, token_permission=Permission.SUBMIT_RUN)
 async def upload_weights(
     name: Annotated[str, Path(max_length=1000, description="Ends in .safetensors or .pt")],
     request: Request,

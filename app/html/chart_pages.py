@@ -2,11 +2,11 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 from sqlalchemy.orm import Session
 
-from app.auth.authentication import SignedIn
-from app.auth.permissions import SIGNED_IN, requires
+from app.auth.permissions import SIGNED_IN
+from app.auth.routing import Router
 from app.compare import run_colors
 from app.compare.comparison_api import series_of
 from app.dependencies import Db
@@ -14,19 +14,15 @@ from app.html import chart_links
 from app.http.parameters import Text, as_run_ids
 from db.runs import runs as runs_of
 
-router = APIRouter()
+router = Router()
 
 #: The image has its own style, and loads nothing else.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
 
 
-@router.get("/charts.svg")
-@requires(SIGNED_IN)
+@router.get("/charts.svg", SIGNED_IN)
 def show_chart(
-    session: Db,
-    _principal: SignedIn,
-    runs: Annotated[Text, Query()],
-    series: Annotated[Text, Query(max_length=200)] = "loss",
+    session: Db, runs: Text, series: Annotated[Text, Query(max_length=200)] = "loss"
 ) -> Response:
     """Draw one series or metric of the visible runs among these."""
     ids = as_run_ids("runs", runs, most=chart_links.MOST_RUNS)

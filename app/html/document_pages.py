@@ -1,26 +1,25 @@
 """Pages of the documentation."""
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from app.auth.authentication import SignedIn
-from app.auth.permissions import SIGNED_IN, requires
+from app.auth.permissions import SIGNED_IN
+from app.auth.routing import Router
 from app.html.documents import NAMES, documents
 from app.html.rendering import page
 from db.errors import NotFound
 
-router = APIRouter(prefix="/help")
+router = Router(prefix="/help")
 
 
-@router.get("")
-@requires(SIGNED_IN)
-def show_first(_principal: SignedIn) -> RedirectResponse:
+@router.get("", SIGNED_IN)
+def show_first() -> RedirectResponse:
     """Redirect to the first document, which lists the others."""
     return RedirectResponse(f"/help/{NAMES[0]}")
 
 
-@router.get("/{name}")
-@requires(SIGNED_IN)
+@router.get("/{name}", SIGNED_IN)
 def show_document(request: Request, name: str, principal: SignedIn) -> HTMLResponse:
     """Show a document, with links to the others."""
     by_name = documents()

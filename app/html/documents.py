@@ -4,7 +4,6 @@ Links between documents lead to their pages; links to other files of the source 
 """
 
 import re
-from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -13,9 +12,10 @@ from types import MappingProxyType
 from typing import Any
 
 from markdown_it import MarkdownIt
-from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 from markupsafe import Markup
+
+from app.html.markdown import BaseRenderer, Env, Tokens
 
 #: Names in URLs, in the order of the list.
 NAMES = (
@@ -101,16 +101,12 @@ def _plain(heading: Token) -> str:
     return "".join(child.content for child in heading.children or ())
 
 
-class _Renderer(RendererHTML):
-    def heading_open(
-        self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]
-    ) -> str:
+class _Renderer(BaseRenderer):
+    def heading_open(self, tokens: Tokens, idx: int, options: Any, env: Env) -> str:
         tokens[idx].attrSet("id", slug(tokens[idx + 1]))
         return self.renderToken(tokens, idx, options, env)
 
-    def link_open(
-        self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]
-    ) -> str:
+    def link_open(self, tokens: Tokens, idx: int, options: Any, env: Env) -> str:
         target = str(tokens[idx].attrGet("href"))
         if match := _DOCUMENT.fullmatch(target):
             tokens[idx].attrSet("href", f"/help/{match[1]}{match[2] or ''}")
@@ -122,20 +118,6 @@ class _Renderer(RendererHTML):
 
     def image(self, *_: Any) -> str:
         return ""  # images are only for the README
-
-    def fence(self, *arguments: Any) -> str:
-        return super().fence(*arguments).replace("<pre>", '<pre tabindex="0">', 1)
-
-    def table_open(
-        self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]
-    ) -> str:
-        table = self.renderToken(tokens, idx, options, env)
-        return f'<div class="table-scroll" tabindex="0">{table}'
-
-    def table_close(
-        self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]
-    ) -> str:
-        return f"{self.renderToken(tokens, idx, options, env)}</div>"
 
 
 _parser = MarkdownIt("commonmark", {"html": False}, renderer_cls=_Renderer).enable("table")

@@ -10,7 +10,7 @@ image. Items that begin with [ ] or [x] are a task list. In a report, fenced blo
 import re
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
@@ -32,6 +32,9 @@ _PICTURE = re.compile(
 _TASK = re.compile(r"\[([ xX])\] ")
 _PLACE = re.compile(r"(?:https?://|mailto:|/(?!/)|#)", re.IGNORECASE)
 
+
+Tokens: TypeAlias = Sequence[Token]
+Env: TypeAlias = MutableMapping[str, Any]
 
 #: Kinds of fenced blocks that a report draws.
 BLOCKS = ("panel", "runs")
@@ -74,37 +77,47 @@ def blocks_of(text: str) -> Iterator[Block | Chart]:
                 yield child.meta["chart"]
 
 
-class _Renderer(RendererHTML):
-    def link_open(
-        self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]
-    ) -> str:
+class BaseRenderer(RendererHTML):
+    """Renderer of blocks that scroll sideways, also by keys."""
+
+    def fence(self, tokens: Tokens, idx: int, options: Any, env: Env) -> str:
+        """Render a fenced block."""
+        whole = super().fence(tokens, idx, options, env)
+        return whole.replace("<pre>", '<pre tabindex="0">', 1)
+
+    def table_open(self, tokens: Tokens, idx: int, options: Any, env: Env) -> str:
+        """Render the beginning of a table."""
+        return (
+            f'<div class="table-scroll" tabindex="0">{self.renderToken(tokens, idx, options, env)}'
+        )
+
+    def table_close(self, tokens: Tokens, idx: int, options: Any, env: Env) -> str:
+        """Render the end of a table."""
+        return f"{self.renderToken(tokens, idx, options, env)}</div>"
+
+
+class _Renderer(BaseRenderer):
+    def link_open(self, tokens: Tokens, idx: int, options: Any, env: Env) -> str:
         tokens[idx].attrSet("rel", "noopener noreferrer nofollow")
         return self.renderToken(tokens, idx, options, env)
 
-    def heading_open(
-        self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]
-    ) -> str:
+    def heading_open(self, tokens: Tokens, idx: int, options: Any, env: Env) -> str:
         tokens[idx].tag = f"h{min(int(tokens[idx].tag[1:]) + LEVEL, 6)}"
         return self.renderToken(tokens, idx, options, env)
 
     heading_close = heading_open
 
-    def fence(
-        self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]
-    ) -> str:
+    def fence(self, tokens: Tokens, idx: int, options: Any, env: Env) -> str:
         kind = tokens[idx].info.strip()
         if kind in BLOCKS and "draw" in env:
             drawn: str = env["draw"](Block(kind, tokens[idx].content))
             return drawn
-        whole = super().fence(tokens, idx, options, env)
-        return whole.replace("<pre>", '<pre tabindex="0">', 1)
+        return super().fence(tokens, idx, options, env)
 
     def code_block(self, *arguments: Any) -> str:
         return super().code_block(*arguments).replace("<pre>", '<pre tabindex="0">', 1)
 
-    def image(
-        self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]
-    ) -> str:
+    def image(self, tokens: Tokens, idx: int, options: Any, env: Env) -> str:
         address = str(tokens[idx].attrGet("src"))
         text = self.renderInlineAsText(tokens[idx].children or [], options, env)
         match, shared = _PICTURE.fullmatch(address), env.get("shared")
@@ -118,16 +131,12 @@ class _Renderer(RendererHTML):
             address, text
         )
 
-    def task(
-        self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]
-    ) -> str:
+    def task(self, tokens: Tokens, idx: int, options: Any, env: Env) -> str:
         is_done = tokens[idx].meta["is_done"]
         state = ' aria-label="Done" checked' if is_done else ' aria-label="To do"'
         return f'<input type="checkbox" disabled{state}> '
 
-    def chart(
-        self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]
-    ) -> str:
+    def chart(self, tokens: Tokens, idx: int, options: Any, env: Env) -> str:
         chart: Chart = tokens[idx].meta["chart"]
         shared: SharedReport | None = env.get("shared")
         if shared is not None:
@@ -138,18 +147,6 @@ class _Renderer(RendererHTML):
             '<a class="chart" href="{}"><img src="{}" alt="{}" width="480" height="220" '
             'loading="lazy"></a>'
         ).format(tokens[idx].meta["address"], chart.address, chart.words)
-
-    def table_open(
-        self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]
-    ) -> str:
-        return '<div class="table-scroll" tabindex="0">' + self.renderToken(
-            tokens, idx, options, env
-        )
-
-    def table_close(
-        self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]
-    ) -> str:
-        return self.renderToken(tokens, idx, options, env) + "</div>"
 
 
 class _Parser(MarkdownIt):

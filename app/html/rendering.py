@@ -1,20 +1,28 @@
 """Rendering of templates to pages, and to fragments for live streams."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+from urllib.parse import quote
 
-from fastapi import Request
-from fastapi.responses import HTMLResponse
+from fastapi import Depends, Request
+from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import DictLoader, Environment, StrictUndefined
+from sqlalchemy.orm import Session
 
 from app.auth import audit
-from app.auth.authentication import Principal
+from app.auth.authentication import Principal, SignedIn
+from app.dependencies import Db
 from app.files.file_names import file_name
 from app.html import formats
 from app.html.documents import term
 from app.html.markdown import markdown
+from app.http.credentials import is_secure
 from app.http.path_prefix import with_prefix
 from db.runs.outcomes import OUTCOMES
+from db.settings import Settings
+from db.tables import User
 from db.telemetry import damage
 
 _FOLDER = Path(__file__).parents[1] / "templates"
@@ -32,6 +40,63 @@ _environment = Environment(
 _environment.filters.update(formats.FILTERS)
 _environment.filters["markdown"] = markdown
 _environment.globals.update(file_name=file_name, outcomes=OUTCOMES, term=term)
+
+#: A flash message: the next page announces the result of a form, also to screen readers, since a
+#: page load by itself announces nothing. Read and deleted by page.js; expires if no page reads it.
+FLASH_COOKIE, FLASH_SECONDS = "halfstep-done", 30
+
+
+@dataclass(frozen=True)
+class PageContext:
+    """A signed-in user's request for a page, and the responses to it."""
+
+    request: Request
+    session: Session
+    principal: Principal
+
+    @property
+    def user(self) -> User:
+        """The signed-in user."""
+        return self.principal.user
+
+    @property
+    def settings(self) -> Settings:
+        """The server's settings."""
+        settings: Settings = self.request.app.state.settings
+        return settings
+
+    def render(
+        self,
+        template: str,
+        *,
+        errors: Mapping[str, str] | None = None,
+        status_code: int = 200,
+        **values: Any,
+    ) -> HTMLResponse:
+        """Render a whole page. errors: of its form, by field; the status is then 422."""
+        code, values["errors"] = (422 if errors else status_code), errors or {}
+        return page(self.request, template, principal=self.principal, status_code=code, **values)
+
+    def redirect(self, address: str, message: str = "") -> RedirectResponse:
+        """Redirect to a page, which announces the message."""
+        response = RedirectResponse(address, status_code=303)
+        if message:
+            response.set_cookie(
+                FLASH_COOKIE,
+                quote(message, safe=""),
+                max_age=FLASH_SECONDS,
+                samesite="strict",
+                secure=is_secure(self.request),
+            )
+        return response
+
+
+async def _context(request: Request, session: Db, principal: SignedIn) -> PageContext:
+    return PageContext(request, session, principal)
+
+
+#: Signs the user in as `SignedIn` does.
+Context = Annotated[PageContext, Depends(_context)]
 
 
 def page(

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, RedirectResponse, Response
-from pydantic import BaseModel, Field
+from pydantic import Field
 from sqlalchemy.exc import DBAPIError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -33,6 +33,7 @@ from app.auth.permissions import Forbidden
 from app.auth.sso import SsoFailed
 from app.html.rendering import page
 from app.http.active_requests import AccessRevoked, TooManyAtOnce
+from app.http.parameters import DocumentedModel
 from app.http.rate_limit import RateLimited
 from app.runs.filters import BadFilter
 from db import errors
@@ -82,7 +83,7 @@ PROBLEM_TYPE = "application/problem+json"
 FAILED = "An error occurred on the server. Its log has the details."
 
 
-class Problem(BaseModel):
+class Problem(DocumentedModel):
     """A problem (RFC 9457), with a code for programs and the invalid fields."""
 
     type: str = "about:blank"
@@ -90,18 +91,14 @@ class Problem(BaseModel):
     status: int
     detail: Annotated[str, Field(description="Error message")]
     code: Annotated[str, Field(description="Error code: not_found, invalid, …")]
-    errors: Annotated[
-        dict[str, str] | None, Field(description="Messages by path of the invalid fields")
-    ] = None
-    words: Annotated[
-        list[int] | None, Field(description="Numbers of the invalid terms of a filter, from 1")
-    ] = None
-    sequence: Annotated[int | None, Field(description="For a spool: the file to continue from")] = (
-        None
-    )
-    offset: Annotated[
-        int | None, Field(description="For an upload: the offset to continue from")
-    ] = None
+    errors: dict[str, str] | None = None
+    """Messages by path of the invalid fields"""
+    words: list[int] | None = None
+    """Numbers of the invalid terms of a filter, from 1"""
+    sequence: int | None = None
+    """For a spool: the file to continue from"""
+    offset: int | None = None
+    """For an upload: the offset to continue from"""
 
 
 class Failures:

@@ -3,13 +3,15 @@
 from typing import Annotated
 
 from fastapi import Query
-from pydantic import BaseModel, Field
+from pydantic import Field
+
+from app.http.parameters import DocumentedModel
 
 After = Annotated[str, Query(description="`next` of the previous page; empty for the first")]
 Limit = Annotated[int, Query(ge=1, le=5000)]
 
 
-class ListPage(BaseModel):
+class ListPage(DocumentedModel):
     """Base of list responses."""
 
     total: Annotated[int, Field(description="Items on all pages")]

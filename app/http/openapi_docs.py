@@ -3,28 +3,27 @@
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse
 
 from app.auth.authentication import SignedIn
-from app.auth.permissions import SIGNED_IN, requires
+from app.auth.permissions import SIGNED_IN
+from app.auth.routing import Router
 from app.html.rendering import page
 from app.http.credentials import cookie_name
 from app.http.http_errors import PROBLEM_TYPE, Problem
 from app.http.path_prefix import public_address
 
-router = APIRouter(include_in_schema=False)
+router = Router(include_in_schema=False)
 
 
-@router.get("/openapi.json")
-@requires(SIGNED_IN)
-def openapi(request: Request, _principal: SignedIn) -> dict[str, Any]:
+@router.get("/openapi.json", SIGNED_IN)
+def openapi(request: Request) -> dict[str, Any]:
     """Return the OpenAPI description."""
     return describe(request.app)
 
 
-@router.get("/docs")
-@requires(SIGNED_IN)
+@router.get("/docs", SIGNED_IN)
 def docs(request: Request, principal: SignedIn) -> HTMLResponse:
     """Show the API reference."""
     description = describe(request.app)

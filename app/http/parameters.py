@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Annotated, Any
 
 from annotated_types import Interval
-from fastapi import Request
+from fastapi import Form, Request
 from fastapi.dependencies.models import Dependant
 from pydantic import AfterValidator, BaseModel, ConfigDict
 from pydantic_core import PydanticCustomError
@@ -145,13 +145,21 @@ def _named(text: str) -> str:
     return text
 
 
-class Body(BaseModel):
+class DocumentedModel(BaseModel):
+    """Base of models: the text below a field is its description."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class Body(DocumentedModel):
     """Base of request bodies; unknown fields are rejected."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 Text = Annotated[str, AfterValidator(_text)]
+#: The same in a field of a form.
+FormText = Annotated[Text, Form()]
 #: Name of a column, a setting or a metric.
 Name = Annotated[str, AfterValidator(_named)]
 #: Sort key of runs: such a name, descending with a "-" prefix.

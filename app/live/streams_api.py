@@ -3,13 +3,14 @@
 from collections.abc import AsyncIterator
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Query
+from fastapi import Depends, Header, Query
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
 from app.auth.authentication import SignedIn
-from app.auth.permissions import SIGNED_IN, requires
+from app.auth.permissions import SIGNED_IN
+from app.auth.routing import Router
 from app.dependencies import Db, TheDatabase, TheLive, TheRunStates, TheSettings
 from app.http.active_requests import STREAM
 from app.http.parameters import RunId, Text
@@ -19,7 +20,7 @@ from app.telemetry.metric_names import Chosen
 from db.access.permissions import Permission
 from db.runs import runs
 
-router = APIRouter(prefix="/runs", tags=["live"])
+router = Router(prefix="/runs", tags=["live"])
 
 EVERYTHING = ",".join(run_updates.PARTS)
 ALLOWED = (*run_updates.PARTS, run_updates.FIRST_CHARTS)
@@ -44,8 +45,7 @@ Parts = Annotated[
 ]
 
 
-@router.get("/live", response_class=EventSourceResponse)
-@requires(SIGNED_IN, lasts=STREAM)
+@router.get("/live", SIGNED_IN, lasts=STREAM, response_class=EventSourceResponse)
 async def stream_list(
     database: TheDatabase,
     settings: TheSettings,
@@ -69,8 +69,7 @@ def _existing(run_id: RunId, session: Db) -> int:
     return runs.get(session, run_id).id
 
 
-@router.get("/{run_id}/live", response_class=EventSourceResponse)
-@requires(Permission.VIEW_RUN, lasts=STREAM)
+@router.get("/{run_id}/live", Permission.VIEW_RUN, lasts=STREAM, response_class=EventSourceResponse)
 async def stream_run(
     database: TheDatabase,
     settings: TheSettings,

@@ -2,19 +2,19 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Form, Query, Request
+from fastapi import Form
 from fastapi.responses import HTMLResponse, Response
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
 from app.auth.audit import audited
-from app.auth.authentication import Principal, SignedIn
-from app.auth.permissions import ACCOUNT, ADMIN, SIGNED_IN, requires
+from app.auth.authentication import SignedIn
+from app.auth.permissions import ACCOUNT, ADMIN, SIGNED_IN
 from app.auth.project_parameters import form_project, in_project, query_project
+from app.auth.routing import Router
 from app.dependencies import Db, Posted
-from app.html.flash import back_to
-from app.html.rendering import page
-from app.http.parameters import Body, Text
+from app.html.rendering import Context
+from app.http.parameters import Body, FormText, Text
 from db.access import people, permissions, projects
 from db.access.permissions import ROLES, Permission
 from db.errors import Conflict, Invalid, NotFound
@@ -22,8 +22,8 @@ from db.queue import quotas
 from db.runs import notes
 from db.tables import Project
 
-api = APIRouter(prefix="/projects", tags=["people"])
-pages = APIRouter(prefix="/projects")
+api = Router(prefix="/projects", tags=["people"])
+pages = Router(prefix="/projects")
 
 
 class ProjectChange(Body):
@@ -39,14 +39,10 @@ class Quota(Body):
     name: Text
     devices: Annotated[float | None, Field(description="Concurrent devices in use")] = None
     queued: Annotated[float | None, Field(description="Runs in the queue")] = None
-    stored_gib: Annotated[
-        float | None,
-        Field(description="Checkpoints, artifacts, images of reports, including the trash"),
-    ] = None
-    share: Annotated[
-        float,
-        Field(description="Weight: the project with the fewest devices per share goes first"),
-    ] = 1.0
+    stored_gib: float | None = None
+    """Checkpoints, artifacts, images of reports, including the trash"""
+    share: float = 1.0
+    """Weight: the project with the fewest devices per share goes first"""
 
 
 class ProjectRow(BaseModel):
@@ -84,23 +80,20 @@ class Member(Body):
     role: Annotated[Text, Field(description="viewer, member or maintainer")]
 
 
-@api.get("")
-@requires(SIGNED_IN)
+@api.get("", SIGNED_IN)
 def list_projects(session: Db, principal: SignedIn) -> list[ProjectRow]:
     """List the visible projects."""
     return _rows(session, projects.list_projects(session, principal.grants.projects))
 
 
-@api.post("", status_code=201)
-@requires(ADMIN)
+@api.post("", ADMIN, status_code=201)
 @audited("name")
-def make_project(body: ProjectName, session: Db, _principal: SignedIn) -> ProjectRow:
+def make_project(body: ProjectName, session: Db) -> ProjectRow:
     """Create a project. For admins."""
     return _rows(session, [projects.make(session, body.name)])[0]
 
 
-@api.patch("")
-@requires(SIGNED_IN)
+@api.patch("", SIGNED_IN)
 @audited("name", "viewers_download")
 def change_project(
     body: Annotated[
@@ -108,7 +101,6 @@ def change_project(
         in_project(ProjectChange, Permission.MANAGE_MEMBERS, field="name", action="change"),
     ],
     session: Db,
-    _principal: SignedIn,
 ) -> ProjectRow:
     """Change the permissions of viewers. For maintainers."""
     project = projects.get(session, body.name)
@@ -116,37 +108,31 @@ def change_project(
     return _rows(session, [project])[0]
 
 
-@api.patch("/name")
-@requires(ADMIN)
+@api.patch("/name", ADMIN)
 @audited("name", "new_name")
 def rename_project(
     body: Annotated[Rename, in_project(Rename, Permission.MANAGE_MEMBERS, field="name")],
     session: Db,
-    _principal: SignedIn,
 ) -> ProjectRow:
     """Rename a project with its runs, sweeps, roles, tokens and rules. For admins."""
     return _rows(session, [projects.rename(session, body.name, body.new_name)])[0]
 
 
-@api.delete("", status_code=204)
-@requires(ADMIN)
+@api.delete("", ADMIN, status_code=204)
 @audited("name")
 def delete_project(
     session: Db,
-    _principal: SignedIn,
     name: Annotated[str, query_project(Permission.MANAGE_MEMBERS, alias="name", is_required=True)],
 ) -> None:
     """Delete a project without runs, with its sweeps. For admins."""
     projects.delete_empty(session, name)
 
 
-@api.put("/quota")
-@requires(ADMIN)
+@api.put("/quota", ADMIN)
 @audited("name", "devices", "queued", "stored_gib", "share")
 def set_quota(
     body: Annotated[Quota, in_project(Quota, Permission.MANAGE_MEMBERS, field="name")],
     session: Db,
-    _principal: SignedIn,
 ) -> ProjectRow:
     """Set the limits of a project; omitted ones are removed. For admins."""
     project = projects.get(session, body.name)
@@ -164,11 +150,9 @@ def _rows(session: Session, rows: list[Project]) -> list[ProjectRow]:
     ]
 
 
-@api.get("/roles")
-@requires(SIGNED_IN)
+@api.get("/roles", SIGNED_IN)
 def list_members(
     session: Db,
-    _principal: SignedIn,
     project: Annotated[str, query_project(Permission.VIEW_RUN, default=projects.DEFAULT)],
 ) -> list[Member]:
     """List the members of a visible project with their roles."""
@@ -176,26 +160,22 @@ def list_members(
     return [Member(project=project, user=user.name, role=role) for user, role in rows]
 
 
-@api.put("/roles", status_code=204)
-@requires(ACCOUNT)
+@api.put("/roles", ACCOUNT, status_code=204)
 @audited("user", "role", "project")
 def set_role(
     body: Annotated[Member, in_project(Member, Permission.MANAGE_MEMBERS)],
     session: Db,
-    _principal: SignedIn,
 ) -> None:
     """Grant a user a role, which replaces the previous one. For maintainers."""
     user = people.named(session, body.user)
     projects.set_role(session, user, body.project, body.role)
 
 
-@api.delete("/roles", status_code=204)
-@requires(ACCOUNT)
+@api.delete("/roles", ACCOUNT, status_code=204)
 @audited("user", "role", "project")
 def take_role(
     session: Db,
-    _principal: SignedIn,
-    user: Annotated[Text, Query()],
+    user: Text,
     project: Annotated[str, query_project(Permission.MANAGE_MEMBERS, default=projects.DEFAULT)],
 ) -> None:
     """Revoke a user's role. For maintainers."""
@@ -205,149 +185,106 @@ def take_role(
 ManagedProject = Annotated[str, form_project(Permission.MANAGE_MEMBERS, default=projects.DEFAULT)]
 
 
-@pages.get("")
-@requires(SIGNED_IN)
-def show_projects(request: Request, session: Db, principal: SignedIn) -> HTMLResponse:
+@pages.get("", SIGNED_IN)
+def show_projects(context: Context) -> HTMLResponse:
     """Show the visible projects with their members."""
-    return _projects(request, session, principal)
+    return _projects(context)
 
 
-@pages.post("")
-@requires(ADMIN)
+@pages.post("", ADMIN)
 @audited("name")
-def post_project(
-    request: Request, session: Db, principal: SignedIn, name: Annotated[Text, Form()] = ""
-) -> Response:
+def post_project(context: Context, name: FormText = "") -> Response:
     """Create a project."""
     try:
-        projects.make(session, name)
+        projects.make(context.session, name)
     except Invalid as error:
-        return _projects(request, session, principal, name=name, errors=error.errors)
-    return back_to(request, "/projects", "The project is created.")
+        return _projects(context, name=name, errors=error.errors)
+    return context.redirect("/projects", "The project is created.")
 
 
-@pages.post("/name")
-@requires(ADMIN)
+@pages.post("/name", ADMIN)
 @audited("project", "new_name")
-def post_name(
-    request: Request,
-    session: Db,
-    principal: SignedIn,
-    project: ManagedProject,
-    new_name: Annotated[Text, Form()] = "",
-) -> Response:
+def post_name(context: Context, project: ManagedProject, new_name: FormText = "") -> Response:
     """Rename a project."""
     try:
-        projects.rename(session, project, new_name)
+        projects.rename(context.session, project, new_name)
     except Invalid as error:
         errors = {"new_name": error.errors["name"]}
         typed = {"new_name": new_name}
-        return _projects(request, session, principal, errors=errors, at=project, typed=typed)
-    return back_to(request, "/projects", f"The project is renamed to {new_name}.")
+        return _projects(context, errors=errors, at=project, typed=typed)
+    return context.redirect("/projects", f"The project is renamed to {new_name}.")
 
 
-@pages.post("/deletion")
-@requires(ADMIN)
+@pages.post("/deletion", ADMIN)
 @audited("project")
-def post_deletion(
-    request: Request, session: Db, principal: SignedIn, project: ManagedProject
-) -> Response:
+def post_deletion(context: Context, project: ManagedProject) -> Response:
     """Delete an empty project."""
     try:
-        projects.delete_empty(session, project)
+        projects.delete_empty(context.session, project)
     except (Conflict, Invalid) as error:
         errors = {"deletion": str(error)}
-        return _projects(request, session, principal, errors=errors, at=project)
-    return back_to(request, "/projects", f"The project {project} is deleted.")
+        return _projects(context, errors=errors, at=project)
+    return context.redirect("/projects", f"The project {project} is deleted.")
 
 
-@pages.post("/change")
-@requires(SIGNED_IN)
+@pages.post("/change", SIGNED_IN)
 @audited("project", "viewers_download")
 def post_change(
-    request: Request,
-    session: Db,
-    _principal: SignedIn,
-    project: ManagedProject,
-    viewers_download: Annotated[bool, Form()] = False,
+    context: Context, project: ManagedProject, viewers_download: Annotated[bool, Form()] = False
 ) -> Response:
     """Change the permissions of viewers."""
-    projects.get(session, project).viewers_download = viewers_download
-    return back_to(request, "/projects", "Saved.")
+    projects.get(context.session, project).viewers_download = viewers_download
+    return context.redirect("/projects", "Saved.")
 
 
-@pages.post("/quota")
-@requires(ADMIN)
+@pages.post("/quota", ADMIN)
 @audited("project", "devices", "queued", "stored_gib", "share")
-def post_quota(
-    request: Request,
-    session: Db,
-    principal: SignedIn,
-    posted: Posted,
-    project: ManagedProject,
-) -> Response:
+def post_quota(context: Context, posted: Posted, project: ManagedProject) -> Response:
     """Set the limits of a project; an empty field is no limit."""
-    row = projects.get(session, project)
+    row = projects.get(context.session, project)
     typed = {name: str(posted.get(name, "")).strip() for name in quotas.BOUNDS}
     try:
         quotas.set_limits(row, typed)
     except Invalid as error:
-        return _projects(request, session, principal, errors=error.errors, at=project, typed=typed)
-    return back_to(request, "/projects", "The limits are set.")
+        return _projects(context, errors=error.errors, at=project, typed=typed)
+    return context.redirect("/projects", "The limits are set.")
 
 
-@pages.post("/roles")
-@requires(ACCOUNT)
+@pages.post("/roles", ACCOUNT)
 @audited("user", "role", "project")
 def post_role(
-    request: Request,
-    session: Db,
-    principal: SignedIn,
-    project: ManagedProject,
-    user: Annotated[Text, Form()] = "",
-    role: Annotated[Text, Form()] = "",
+    context: Context, project: ManagedProject, user: FormText = "", role: FormText = ""
 ) -> Response:
     """Grant a user a role in a project."""
     try:
-        projects.set_role(session, people.named(session, user), project, role)
+        projects.set_role(context.session, people.named(context.session, user), project, role)
     except Invalid as error:
-        return _projects(request, session, principal, errors=error.errors, at=project)
+        return _projects(context, errors=error.errors, at=project)
     except NotFound as error:
-        return _projects(request, session, principal, errors={"user": str(error)}, at=project)
-    return back_to(request, "/projects", "The role is granted.")
+        return _projects(context, errors={"user": str(error)}, at=project)
+    return context.redirect("/projects", "The role is granted.")
 
 
-@pages.post("/roles/deletion")
-@requires(ACCOUNT)
+@pages.post("/roles/deletion", ACCOUNT)
 @audited("user", "role", "project")
-def post_role_deletion(
-    request: Request,
-    session: Db,
-    _principal: SignedIn,
-    project: ManagedProject,
-    user: Annotated[Text, Form()] = "",
-) -> Response:
+def post_role_deletion(context: Context, project: ManagedProject, user: FormText = "") -> Response:
     """Revoke a user's role in a project."""
-    projects.take_role(session, people.named(session, user), project)
-    return back_to(request, "/projects", "The role is revoked.")
+    projects.take_role(context.session, people.named(context.session, user), project)
+    return context.redirect("/projects", "The role is revoked.")
 
 
 def _projects(
-    request: Request,
-    session: Session,
-    principal: Principal,
+    context: Context,
     *,
     name: str = "",
     at: str = "",
     errors: dict[str, str] | None = None,
     typed: dict[str, str] | None = None,
 ) -> HTMLResponse:
+    session, principal = context.session, context.principal
     shown = projects.list_projects(session, principal.grants.projects)
-    return page(
-        request,
+    return context.render(
         "projects/projects.html",
-        principal=principal,
-        status_code=422 if errors else 200,
         projects=[(row, projects.members(session, row.name)) for row in shown],
         may_manage={
             row.name for row in shown if principal.grants.may(Permission.MANAGE_MEMBERS, row.name)
@@ -362,5 +299,5 @@ def _projects(
         at=at,
         used=quotas.read_usage(session, [row.name for row in shown]),
         typed=typed or {},
-        errors=errors or {},
+        errors=errors,
     )

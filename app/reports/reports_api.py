@@ -2,14 +2,14 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
 from app.auth.audit import audited
 from app.auth.authentication import SignedIn
-from app.auth.permissions import SIGNED_IN, requires
-from app.auth.project_parameters import in_project, query_project
+from app.auth.permissions import SIGNED_IN
+from app.auth.project_parameters import ListedProject, in_project
+from app.auth.routing import Router
 from app.dependencies import Db
 from app.http.list_pages import After, Limit, ListPage
 from app.http.parameters import Body, RowId, Text
@@ -18,7 +18,7 @@ from db.access.permissions import Permission
 from db.runs import reports
 from db.tables import Report, User
 
-router = APIRouter(prefix="/reports", tags=["reports"])
+router = Router(prefix="/reports", tags=["reports"])
 
 Version = Annotated[
     int, Field(ge=1, description="Version before the edit: 409 if there is a newer one")
@@ -74,16 +74,9 @@ class Reports(ListPage):
     reports: list[ReportRow]
 
 
-@router.get("")
-@requires(SIGNED_IN)
+@router.get("", SIGNED_IN)
 def list_reports(
-    session: Db,
-    _principal: SignedIn,
-    project: Annotated[
-        str | None, query_project(Permission.VIEW_RUN, description="Only of this project")
-    ],
-    after: After = "",
-    limit: Limit = 100,
+    session: Db, project: ListedProject, after: After = "", limit: Limit = 100
 ) -> Reports:
     """List the reports of visible projects."""
     names = None if project is None else [project]
@@ -92,8 +85,7 @@ def list_reports(
     return Reports(reports=rows, total=page.total, next=page.next)
 
 
-@router.post("", status_code=201)
-@requires(SIGNED_IN, token_permission=Permission.SUBMIT_RUN)
+@router.post("", SIGNED_IN, token_permission=Permission.SUBMIT_RUN, status_code=201)
 @audited("title", "project")
 def create_report(
     body: Annotated[NewReport, in_project(NewReport, WRITE, action=ACTION)],
@@ -105,15 +97,13 @@ def create_report(
     return _content(session, create(session, principal.user, body.project, content))
 
 
-@router.get("/{report_id}")
-@requires(SIGNED_IN)
-def get_report(report_id: RowId, session: Db, _principal: SignedIn) -> ReportContent:
+@router.get("/{report_id}", SIGNED_IN)
+def get_report(report_id: RowId, session: Db) -> ReportContent:
     """Return a report."""
     return _content(session, reports.get(session, report_id))
 
 
-@router.put("/{report_id}")
-@requires(SIGNED_IN, token_permission=Permission.SUBMIT_RUN)
+@router.put("/{report_id}", SIGNED_IN, token_permission=Permission.SUBMIT_RUN)
 @audited("title", "version")
 def change_report(
     report_id: RowId, body: ChangedReport, session: Db, principal: SignedIn
@@ -125,24 +115,21 @@ def change_report(
     return _content(session, report)
 
 
-@router.delete("/{report_id}", status_code=204)
-@requires(SIGNED_IN)
+@router.delete("/{report_id}", SIGNED_IN, status_code=204)
 def delete_report(report_id: RowId, session: Db, principal: SignedIn) -> None:
     """Move a report to the trash. Requires its author, or permission to delete runs. Idempotent."""
     check_deletable(session, report_id, principal.grants)
     reports.delete(session, report_id)
 
 
-@router.post("/{report_id}/restoration", status_code=204)
-@requires(SIGNED_IN)
+@router.post("/{report_id}/restoration", SIGNED_IN, status_code=204)
 def restore_report(report_id: RowId, session: Db, principal: SignedIn) -> None:
     """Restore a report from the trash. Idempotent."""
     check_deletable(session, report_id, principal.grants)
     reports.restore(session, report_id)
 
 
-@router.post("/{report_id}/erasure", status_code=202)
-@requires(SIGNED_IN)
+@router.post("/{report_id}/erasure", SIGNED_IN, status_code=202)
 def erase_report(report_id: RowId, session: Db, principal: SignedIn) -> None:
     """Delete a report in the trash with its images and links; this cannot be undone."""
     check_deletable(session, report_id, principal.grants)

@@ -3,21 +3,19 @@
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Form, Query, Request
-from fastapi.responses import HTMLResponse, RedirectResponse, Response
-from sqlalchemy.orm import Session
+from fastapi import Form, Query
+from fastapi.responses import HTMLResponse, Response
 
 from app.auth.audit import audited, unaudited
-from app.auth.authentication import Principal, SignedIn
-from app.auth.permissions import ANY_SUBMITTER, SIGNED_IN, requires
-from app.auth.project_parameters import query_project
+from app.auth.permissions import ANY_SUBMITTER, SIGNED_IN
+from app.auth.project_parameters import VisibleProject
+from app.auth.routing import Router
 from app.compare.comparison import AXES, SERIES
 from app.compare.shared_links_pages import report_sharing_panel
-from app.dependencies import Db, Posted, TheSettings
-from app.html.flash import back_to
-from app.html.rendering import page
+from app.dependencies import Posted
+from app.html.rendering import Context
 from app.http.list_pages import After
-from app.http.parameters import RowId, Text
+from app.http.parameters import FormText, RowId, Text
 from app.reports import blocks, report_html
 from app.reports.blocks import Panel
 from app.reports.reports import (
@@ -30,13 +28,12 @@ from app.reports.reports import (
 )
 from app.submission.submission import may_submit_to
 from db.access import projects
-from db.access.permissions import Permission
 from db.errors import Changed, Invalid
 from db.runs import reports
 from db.runs.reports import LENGTHS
 from db.tables import Report, User
 
-router = APIRouter(prefix="/reports")
+router = Router(prefix="/reports")
 
 PAGE_SIZE = 50
 #: Reports that the form to add a panel offers.
@@ -48,23 +45,15 @@ PANEL_KEYS = ("runs", "metrics", "title", "x", "smoothing", "y")
 EMPTY_PANEL = {"kind": "panel", **{f"panel_{key}": "" for key in PANEL_KEYS}}
 
 
-@router.get("")
-@requires(SIGNED_IN)
-def list_reports(
-    request: Request,
-    session: Db,
-    principal: SignedIn,
-    project: Annotated[str | None, query_project(Permission.VIEW_RUN)],
-    after: After = "",
-) -> HTMLResponse:
+@router.get("", SIGNED_IN)
+def list_reports(context: Context, project: VisibleProject, after: After = "") -> HTMLResponse:
     """List the reports of one visible project, or of all."""
+    session, principal = context.session, context.principal
     names = [project.name for project in projects.list_projects(session, principal.grants.projects)]
     only = None if project is None else [project]
     listed = reports.list_reports(session, only, after=after, limit=PAGE_SIZE)
-    return page(
-        request,
+    return context.render(
         "reports/reports.html",
-        principal=principal,
         rows=listed.rows,
         total=listed.total,
         next=listed.next,
@@ -74,28 +63,24 @@ def list_reports(
     )
 
 
-@router.get("/new")
-@requires(ANY_SUBMITTER)
+@router.get("/new", ANY_SUBMITTER)
 def new_report(
-    request: Request,
-    session: Db,
-    principal: SignedIn,
-    project: Annotated[str | None, query_project(Permission.VIEW_RUN)],
-    runs: Annotated[Text, Query()] = "",
+    context: Context,
+    project: VisibleProject,
+    runs: Text = "",
     metrics: Annotated[list[Text], Query()] = [],  # noqa: B006 - FastAPI copies it
-    x: Annotated[Text, Query()] = "step",
-    smoothing: Annotated[Text, Query()] = "",
+    x: Text = "step",
+    smoothing: Text = "",
 ) -> HTMLResponse:
     """Show the form of a new report, or the form to add a panel of these runs to a report."""
     values = {"project": project or "", "panel_runs": runs, "panel_metrics": ", ".join(metrics)}
     values |= {"panel_x": x, "panel_smoothing": smoothing}
-    return _new(request, session, principal, values)
+    return _new(context, values)
 
 
-@router.post("")
-@requires(ANY_SUBMITTER)
+@router.post("", ANY_SUBMITTER)
 @audited("report", "title", "project", "panel_runs")
-def add(request: Request, session: Db, posted: Posted, principal: SignedIn) -> Response:
+def add(context: Context, posted: Posted) -> Response:
     """Create a report, or add a panel to one."""
     values = {
         name: str(posted.get(name, "")) for name in ("report", "title", "project", *EMPTY_PANEL)
@@ -103,27 +88,23 @@ def add(request: Request, session: Db, posted: Posted, principal: SignedIn) -> R
     try:
         panel = _parse_panel(values) if values["panel_runs"].strip() else None
         if panel and values["report"].isdecimal() and len(values["report"]) < 10:
-            report = append(session, principal.user, int(values["report"]), panel)
-            return back_to(request, f"/reports/{report.id}", "The panel is added.")
+            report = append(context.session, context.user, int(values["report"]), panel)
+            return context.redirect(f"/reports/{report.id}", "The panel is added.")
         content = content_of(values["title"].strip() or UNTITLED, panel.block if panel else "")
-        report = create(session, principal.user, values["project"], content)
+        report = create(context.session, context.user, values["project"], content)
     except Invalid as error:
-        return _new(request, session, principal, values, error.errors)
-    return back_to(request, f"/reports/{report.id}/edit", "The report is created.")
+        return _new(context, values, error.errors)
+    return context.redirect(f"/reports/{report.id}/edit", "The report is created.")
 
 
-@router.get("/{report_id}")
-@requires(SIGNED_IN)
-def show_report(
-    report_id: RowId, request: Request, session: Db, settings: TheSettings, principal: SignedIn
-) -> HTMLResponse:
+@router.get("/{report_id}", SIGNED_IN)
+def show_report(report_id: RowId, context: Context) -> HTMLResponse:
     """Show a report, with live panels."""
+    session, principal = context.session, context.principal
     report = reports.get(session, report_id)
-    drawn = report_html.draw(session, settings, report.text)
-    return page(
-        request,
+    drawn = report_html.draw(session, context.settings, report.text)
+    return context.render(
         "reports/report.html",
-        principal=principal,
         report=report,
         drawn=drawn,
         author=session.get_one(User, report.user_id).name,
@@ -134,84 +115,60 @@ def show_report(
     )
 
 
-@router.get("/{report_id}/edit")
-@requires(SIGNED_IN)
-def edit_report(
-    report_id: RowId,
-    request: Request,
-    session: Db,
-    settings: TheSettings,
-    principal: SignedIn,
-) -> HTMLResponse:
+@router.get("/{report_id}/edit", SIGNED_IN)
+def edit_report(report_id: RowId, context: Context) -> HTMLResponse:
     """Show the editor of a report with its preview."""
-    report = writable(session, report_id)
+    report = writable(context.session, report_id)
     values = {"title": report.title, "text": report.text, "version": str(report.version)}
-    drawn = report_html.draw(session, settings, report.text)
-    return _editor(request, session, principal, report, values, drawn=drawn)
+    drawn = report_html.draw(context.session, context.settings, report.text)
+    return _editor(context, report, values, drawn=drawn)
 
 
-@router.post("/{report_id}")
-@requires(SIGNED_IN)
+@router.post("/{report_id}", SIGNED_IN)
 @audited("title", "version")
 def save_report(
     report_id: RowId,
-    request: Request,
-    session: Db,
-    settings: TheSettings,
-    principal: SignedIn,
+    context: Context,
     title: Annotated[str, Form()] = "",
     text: Annotated[str, Form()] = "",
-    version: Annotated[Text, Form()] = "",
+    version: FormText = "",
 ) -> Response:
     """Save a report, or show the editor with its errors."""
-    report = writable(session, report_id)
+    report = writable(context.session, report_id)
     values = {"title": title, "text": text, "version": version}
-    drawn = report_html.draw(session, settings, text[: LENGTHS["text"]])
+    drawn = report_html.draw(context.session, context.settings, text[: LENGTHS["text"]])
     try:
         content = content_of(title, text)
         seen = int(version) if version.isdecimal() and len(version) < 10 else 0
-        reports.edit(session, report_id, principal.user, content, version=seen)
+        reports.edit(context.session, report_id, context.user, content, version=seen)
     except Invalid as error:
-        return _editor(request, session, principal, report, values, error.errors, drawn=drawn)
+        return _editor(context, report, values, error.errors, drawn=drawn)
     except Changed:
         values["version"] = str(report.version)
         problem = "Another user has changed this in the meantime: their text is shown below. Save"
         errors = {"text": f"{problem} again to replace it with yours."}
-        return _editor(
-            request, session, principal, report, values, errors, others=report.text, drawn=drawn
-        )
-    return back_to(request, f"/reports/{report_id}", "The report is saved.")
+        return _editor(context, report, values, errors, others=report.text, drawn=drawn)
+    return context.redirect(f"/reports/{report_id}", "The report is saved.")
 
 
-@router.post("/{report_id}/cancellation")
-@requires(SIGNED_IN)
-def cancel_editing(
-    report_id: RowId, request: Request, session: Db, posted: Posted, principal: SignedIn
-) -> Response:
+@router.post("/{report_id}/cancellation", SIGNED_IN)
+def cancel_editing(report_id: RowId, context: Context, posted: Posted) -> Response:
     """Return to the report. A new one without content is deleted permanently."""
-    report = writable(session, report_id, lock=True)
+    report = writable(context.session, report_id, lock=True)
     typed = (str(posted.get("title", "")).strip(), str(posted.get("text", "")).strip())
     if {(report.title, report.text), typed} == {(UNTITLED, "")}:
-        check_deletable(session, report_id, principal.grants)
-        reports.delete(session, report_id)
-        reports.erase(session, report_id)
-        return back_to(request, "/reports", "The empty report is deleted.")
-    return RedirectResponse(f"/reports/{report_id}", status_code=303)
+        check_deletable(context.session, report_id, context.principal.grants)
+        reports.delete(context.session, report_id)
+        reports.erase(context.session, report_id)
+        return context.redirect("/reports", "The empty report is deleted.")
+    return context.redirect(f"/reports/{report_id}")
 
 
-@router.post("/{report_id}/preview")
-@requires(SIGNED_IN)
+@router.post("/{report_id}/preview", SIGNED_IN)
 @unaudited("Shows a preview: nothing is stored.")
-def preview(
-    report_id: RowId,
-    request: Request,
-    session: Db,
-    settings: TheSettings,
-    posted: Posted,
-    principal: SignedIn,
-) -> Response:
+def preview(report_id: RowId, context: Context, posted: Posted) -> Response:
     """Show the editor with a preview, or with a panel added to its text."""
-    report = writable(session, report_id)
+    report = writable(context.session, report_id)
     values = {
         name: str(posted.get(name, "")) for name in ("title", "text", "version", *EMPTY_PANEL)
     }
@@ -224,38 +181,33 @@ def preview(
         except Invalid as error:
             errors = error.errors
     text = values["text"][: LENGTHS["text"]]
-    drawn = report_html.draw(session, settings, text)
-    return _editor(request, session, principal, report, values, errors, drawn=drawn)
+    drawn = report_html.draw(context.session, context.settings, text)
+    return _editor(context, report, values, errors, drawn=drawn)
 
 
-@router.post("/{report_id}/deletion")
-@requires(SIGNED_IN)
-def delete_report(report_id: RowId, request: Request, session: Db, principal: SignedIn) -> Response:
+@router.post("/{report_id}/deletion", SIGNED_IN)
+def delete_report(report_id: RowId, context: Context) -> Response:
     """Move a report to the trash."""
-    check_deletable(session, report_id, principal.grants)
-    report = reports.delete(session, report_id)
+    check_deletable(context.session, report_id, context.principal.grants)
+    report = reports.delete(context.session, report_id)
     text = f"The report {report.title} is in the trash, where it can be restored."
-    return back_to(request, "/reports", text)
+    return context.redirect("/reports", text)
 
 
-@router.post("/{report_id}/restoration")
-@requires(SIGNED_IN)
-def restore_report(
-    report_id: RowId, request: Request, session: Db, principal: SignedIn
-) -> Response:
+@router.post("/{report_id}/restoration", SIGNED_IN)
+def restore_report(report_id: RowId, context: Context) -> Response:
     """Restore a report from the trash."""
-    check_deletable(session, report_id, principal.grants)
-    reports.restore(session, report_id)
-    return back_to(request, f"/reports/{report_id}", "The report is restored.")
+    check_deletable(context.session, report_id, context.principal.grants)
+    reports.restore(context.session, report_id)
+    return context.redirect(f"/reports/{report_id}", "The report is restored.")
 
 
-@router.post("/{report_id}/erasure")
-@requires(SIGNED_IN)
-def erase_report(report_id: RowId, request: Request, session: Db, principal: SignedIn) -> Response:
+@router.post("/{report_id}/erasure", SIGNED_IN)
+def erase_report(report_id: RowId, context: Context) -> Response:
     """Delete a report in the trash permanently."""
-    check_deletable(session, report_id, principal.grants)
-    reports.erase(session, report_id)
-    return back_to(request, "/trash", "The report is being deleted permanently.")
+    check_deletable(context.session, report_id, context.principal.grants)
+    reports.erase(context.session, report_id)
+    return context.redirect("/trash", "The report is being deleted permanently.")
 
 
 def _parse_panel(values: Mapping[str, str]) -> Panel:
@@ -272,22 +224,16 @@ def _parse_panel(values: Mapping[str, str]) -> Panel:
 
 
 def _new(
-    request: Request,
-    session: Session,
-    principal: Principal,
-    values: Mapping[str, str],
-    errors: Mapping[str, str] | None = None,
+    context: Context, values: Mapping[str, str], errors: Mapping[str, str] | None = None
 ) -> HTMLResponse:
-    names = may_submit_to(session, principal.grants)
+    session = context.session
+    names = may_submit_to(session, context.principal.grants)
     has_panel = bool(values.get("panel_runs"))
     offered = reports.list_reports(session, names, limit=MOST_OFFERED).rows if has_panel else []
-    return page(
-        request,
+    return context.render(
         "reports/new_report.html",
-        principal=principal,
-        status_code=422 if errors else 200,
         values={**EMPTY_PANEL, "report": "", "title": "", **values},
-        errors=errors or {},
+        errors=errors,
         projects=names,
         reports=[row[0] for row in offered],
         axes=AXES,
@@ -298,25 +244,20 @@ def _new(
 
 
 def _editor(
-    request: Request,
-    session: Session,
-    principal: Principal,
+    context: Context,
     report: Report,
     values: Mapping[str, str],
     errors: Mapping[str, str] | None = None,
     **more: Any,
 ) -> HTMLResponse:
     ids = {run_id for panel in blocks.panels_of(values["text"]) for run_id in panel.run_ids}
-    runs, _deleted = reports.drawn(session, ids)
-    return page(
-        request,
+    runs, _deleted = reports.drawn(context.session, ids)
+    return context.render(
         "reports/edit_report.html",
         run_names={run_id: run.name for run_id, run in runs.items()},
-        principal=principal,
-        status_code=422 if errors else 200,
         report=report,
         values={**EMPTY_PANEL, **values},
-        errors=errors or {},
+        errors=errors,
         axes=AXES,
         series=SERIES,
         most=LENGTHS,

@@ -2,17 +2,16 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from app.auth.authentication import SignedIn
-from app.auth.permissions import SIGNED_IN, requires
+from app.auth.permissions import SIGNED_IN
+from app.auth.routing import Router
 from app.dependencies import Db
 from app.runs import filters
 from db.runs import autocomplete
 from db.runs.run_filters import NUMBERS, SYNONYMS
 
-router = APIRouter(prefix="/runs", tags=["runs"])
+router = Router(prefix="/runs", tags=["runs"])
 
 
 class Completions(BaseModel):
@@ -27,9 +26,8 @@ class Completions(BaseModel):
     values: Annotated[dict[str, list[str]], Field(description="Values of each key")]
 
 
-@router.get("/autocomplete")
-@requires(SIGNED_IN)
-def get_completions(session: Db, _principal: SignedIn) -> Completions:
+@router.get("/autocomplete", SIGNED_IN)
+def get_completions(session: Db) -> Completions:
     """List completions for a filter, from the newest runs that you can view."""
     vocabulary = autocomplete.vocabulary(session)
     return Completions(

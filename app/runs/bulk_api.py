@@ -2,35 +2,32 @@
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from app.auth import audit
 from app.auth.audit import audited
 from app.auth.authentication import SignedIn
-from app.auth.permissions import SIGNED_IN, requires
+from app.auth.permissions import SIGNED_IN
 from app.auth.project_parameters import in_project
+from app.auth.routing import Router
 from app.dependencies import Db
 from app.http.parameters import Body, RunId, Text
 from app.runs import bulk
 from db.access.permissions import Permission
 from db.errors import Invalid
 
-router = APIRouter(prefix="/runs", tags=["runs"])
+router = Router(prefix="/runs", tags=["runs"])
 
 
 class BulkAction(Body):
     """An action and the runs to apply it to."""
 
-    action: Annotated[
-        Literal["add_tag", "remove_tag", "cancel", "delete", "restore", "erase", "move"],
-        Field(description="erase: delete runs in the trash permanently; move: to another project"),
-    ]
+    action: Literal["add_tag", "remove_tag", "cancel", "delete", "restore", "erase", "move"]
+    """erase: delete runs in the trash permanently; move: to another project"""
     runs: Annotated[list[RunId], Field(min_length=1, max_length=bulk.MOST_RUNS)]
     tag: Annotated[Text, Field(description="Tag to add or remove")] = ""
-    project: Annotated[Text | None, Field(description="Destination; '' is the Default project")] = (
-        None
-    )
+    project: Text | None = None
+    """Destination; '' is the Default project"""
 
 
 class RefusedRun(BaseModel):
@@ -47,8 +44,7 @@ class BulkResult(BaseModel):
     refused: list[RefusedRun]
 
 
-@router.post("/bulk")
-@requires(SIGNED_IN, token_permission=Permission.CONTROL_RUN)
+@router.post("/bulk", SIGNED_IN, token_permission=Permission.CONTROL_RUN)
 @audited("action", "tag", "project")
 def act_on_runs(
     body: Annotated[BulkAction, in_project(BulkAction, Permission.MOVE_RUN)],

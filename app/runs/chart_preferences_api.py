@@ -2,13 +2,14 @@
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import AfterValidator, BaseModel, Field
 from sqlalchemy.orm import Session
 
 from app.auth.audit import unaudited
 from app.auth.authentication import SignedIn
-from app.auth.permissions import ACCOUNT, requires
+from app.auth.permissions import ACCOUNT
+from app.auth.routing import Router
 from app.dependencies import Db
 from app.http.parameters import Body, Name
 from db.access import chart_preferences
@@ -16,7 +17,7 @@ from db.access.chart_preferences import PANELS, TOOLBAR
 from db.tables import User
 from halfstep.number_formats import number
 
-router = APIRouter(prefix="/preferences", tags=["account"])
+router = Router(prefix="/preferences", tags=["account"])
 
 #: Limit of panels that an arrangement names.
 MOST_PANELS = 200
@@ -53,14 +54,8 @@ class PanelArrangement(Body):
     collapsed: Annotated[Names, Field(description="Collapsed groups")]
     order: Names
     sizes: Annotated[dict[Name, PanelSize], Field(default_factory=dict, max_length=MOST_PANELS)]
-    ranges: Annotated[
-        dict[Name, Limits],
-        Field(
-            default_factory=dict,
-            max_length=MOST_PANELS,
-            description="Fixed y ranges; exponents on a log axis",
-        ),
-    ]
+    ranges: Annotated[dict[Name, Limits], Field(default_factory=dict, max_length=MOST_PANELS)]
+    """Fixed y ranges; exponents on a log axis"""
     logs: Annotated[Names, Field(description="Panels with a log axis by choice")]
     trimmed: Annotated[Names, Field(description="Panels whose y range ignores outliers")]
 
@@ -75,10 +70,8 @@ class Toolbar(Body):
     """The choices above the charts, of all runs."""
 
     x: Annotated[Name, Field(description="step, applied, time, examples, metric:NAME")] = "step"
-    loss: Annotated[
-        Literal["linear", "log"],
-        Field(description="Of an earlier version: the axis of panels not arranged since"),
-    ] = "linear"
+    loss: Literal["linear", "log"] = "linear"
+    """Of an earlier version: the axis of panels not arranged since"""
     smooth: Annotated[float, Field(ge=0, le=0.99)] = 0
 
 
@@ -98,8 +91,7 @@ class Preferences(BaseModel):
         return changed.isdisjoint(FIRST_PANELS)
 
 
-@router.get("")
-@requires(ACCOUNT)
+@router.get("", ACCOUNT)
 def read_preferences(
     session: Db, principal: SignedIn, recipe: Annotated[Name, Query()] = ""
 ) -> Preferences:
@@ -107,8 +99,7 @@ def read_preferences(
     return preferences(session, principal.user, recipe)
 
 
-@router.put("/panels", status_code=204)
-@requires(ACCOUNT)
+@router.put("/panels", ACCOUNT, status_code=204)
 @unaudited("The user's own arrangement of charts.")
 def write_panels(body: NewPanelArrangement, session: Db, principal: SignedIn) -> None:
     """Store the arrangement of a recipe's panels."""
@@ -116,8 +107,7 @@ def write_panels(body: NewPanelArrangement, session: Db, principal: SignedIn) ->
     chart_preferences.write(session, principal.user, f"{PANELS}{body.recipe}", content)
 
 
-@router.put("/toolbar", status_code=204)
-@requires(ACCOUNT)
+@router.put("/toolbar", ACCOUNT, status_code=204)
 @unaudited("The user's own arrangement of charts.")
 def write_toolbar(body: Toolbar, session: Db, principal: SignedIn) -> None:
     """Store the choices above the charts."""

@@ -2,16 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from markupsafe import Markup
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.html.formats import scale
 from db.files import checkpoints
 from db.health import causes, findings
-from db.tables import FLAGGED, Run, ScalerEvent, Step
+from db.tables import Run, ScalerEvent
 from db.telemetry import series, step_rows
 from db.telemetry.stored_events import StoredEvents
 from halfstep.diagnosis.defect import Defect
@@ -41,27 +41,16 @@ class DiagnosisEvidence:
 
 def diagnosis_evidence(session: Session, run: Run) -> DiagnosisEvidence:
     """Return the evidence of an ended run."""
-    lost = _first_flagged_step(session, run.id, "nonfinite")
+    lost = causes.first_flagged_step(session, run.id, "nonfinite")
     is_below = run.scale is not None and run.scale < 1
     below = _first_event(session, run.id, ScalerEvent.scale_after < 1) if is_below else None
     skips = series.skips(session, run.id, most=SKIPS_READ) if run.skipped else []
-    first = _first_flagged_step(session, run.id, "skipped") if run.skipped else None
+    first = causes.first_flagged_step(session, run.id, "skipped") if run.skipped else None
     streak = _last_streak([skip.step for skip in skips], run, first)
     rows = [*_loss(session, run, lost), *_skips(run, skips, streak), *_scale(session, run)]
     rows += _replay(StoredEvents(session, run).first(Replay, most=SKIPS_READ))
     below_at = below.step if below else None
     return DiagnosisEvidence(rows, list(_moments(session, run, lost, below_at, first, streak)))
-
-
-def _first_flagged_step(
-    session: Session, run_id: int, flag: Literal["nonfinite", "skipped"]
-) -> int | None:
-    query = (
-        select(func.min(Step.step))
-        .with_hint(Step, f"INDEXED BY ix_steps_{flag}", "sqlite")
-        .where(Step.run_id == run_id, FLAGGED[flag])
-    )
-    return session.scalar(query)
 
 
 def _first_event(session: Session, run_id: int, condition: Any) -> ScalerEvent | None:

@@ -2,11 +2,12 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import BaseModel, Field
 
 from app.auth.authentication import SignedIn
-from app.auth.permissions import SIGNED_IN, requires
+from app.auth.permissions import SIGNED_IN
+from app.auth.routing import Router
 from app.dependencies import Db
 from app.http.parameters import Name, Sort, Text
 from app.runs import columns, filters, grouping
@@ -15,7 +16,7 @@ from db.errors import Invalid
 from db.runs.grouping import GROUPED_BY, group_runs
 from db.runs.run_filters import SYNONYMS
 
-router = APIRouter(prefix="/runs", tags=["runs"])
+router = Router(prefix="/runs", tags=["runs"])
 
 
 class Spread(BaseModel):
@@ -64,8 +65,7 @@ class GroupList(BaseModel):
     notes: Annotated[list[str], Field(description="Names that no setting or metric has")]
 
 
-@router.get("/groups")
-@requires(SIGNED_IN)
+@router.get("/groups", SIGNED_IN)
 def list_groups(
     session: Db,
     principal: SignedIn,

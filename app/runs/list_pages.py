@@ -4,14 +4,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from fastapi.responses import HTMLResponse
 from sqlalchemy.orm import Session
 
-from app.auth.authentication import SignedIn
-from app.auth.permissions import SIGNED_IN, requires
-from app.dependencies import Db, TheSettings
-from app.html.rendering import page
+from app.auth.permissions import SIGNED_IN
+from app.auth.routing import Router
+from app.html.rendering import Context
 from app.http.parameters import Name, RowId, RunId, Sort, Text
 from app.http.path_prefix import public_address
 from app.live.run_updates import list_cursor
@@ -30,7 +29,7 @@ from db.runs.run_filters import Filter, InStatus, Term
 from db.tables import ENDED, Run
 from db.telemetry import latest_metrics, series
 
-router = APIRouter()
+router = Router()
 
 PAGE_SIZE = 50
 DENSITIES = ("compact", "regular", "roomy")
@@ -73,13 +72,9 @@ class ParsedFilter:
     mistakes: Sequence[filters.Mistake] = field(default_factory=list)
 
 
-@router.get("/runs")
-@requires(SIGNED_IN)
+@router.get("/runs", SIGNED_IN)
 def list_runs(
-    request: Request,
-    session: Db,
-    settings: TheSettings,
-    principal: SignedIn,
+    context: Context,
     filter_text: Annotated[str, Query(alias="filter")] = "",
     more: str = "",
     sort: Sort = NEWEST_FIRST,
@@ -102,6 +97,7 @@ def list_runs(
     ended: number of runs selected for cancellation that had ended already.
     deleted: id of the run that was just deleted.
     """
+    request, session, principal = context.request, context.session, context.principal
     shown, sort = columns.chosen(chosen), sort or NEWEST_FIRST
     parsed = _parse(f"{filter_text} {more}".strip(), principal.user.name)
     group_notes = grouping.notes(session, group) if group else []
@@ -145,14 +141,12 @@ def list_runs(
         return columns.list_address(**(present | position | changes))
 
     chips, invalid = filters.chips(parsed.text, parsed.mistakes)
-    return page(
-        request,
+    return context.render(
         "runs/runs.html",
         status_code=422 if parsed.mistakes else 200,
-        principal=principal,
         rows=[
             (summary, lines[summary.id], values[summary.id])
-            for summary in summarise_all(session, listed.rows, settings, queue)
+            for summary in summarise_all(session, listed.rows, context.settings, queue)
         ],
         listed=listed,
         newest=newest,
@@ -199,9 +193,9 @@ def list_runs(
         before=before or after,
         ended=ended,
         deleted=trash.restorable(session, deleted),
-        days=settings.trash_days,
+        days=context.settings.trash_days,
         trash_contents=in_trash,
-        disk=disk(settings),
+        disk=disk(context.settings),
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Annotated
 
-from fastapi import APIRouter, Form
+from fastapi import Form
 from fastapi.responses import RedirectResponse
 from sqlalchemy.orm import Session
 from starlette.datastructures import FormData
@@ -13,6 +13,7 @@ from app.auth.audit import audited
 from app.auth.authentication import SignedIn, local_path
 from app.auth.permissions import SIGNED_IN, check, requires
 from app.auth.project_parameters import form_project
+from app.auth.routing import Router
 from app.dependencies import Db, Posted
 from app.http.parameters import RunId, as_run_id
 from app.runs import continue_run
@@ -23,11 +24,10 @@ from db.queue import run_control
 from db.runs import runs
 from db.tables import User
 
-router = APIRouter()
+router = Router()
 
 
-@router.post("/runs/cancellation")
-@requires(SIGNED_IN)
+@router.post("/runs/cancellation", SIGNED_IN)
 def cancel_runs(session: Db, posted: Posted, principal: SignedIn) -> RedirectResponse:
     """Cancel the selected active runs."""
     cancelled, ended = [], 0
@@ -43,8 +43,7 @@ def cancel_runs(session: Db, posted: Posted, principal: SignedIn) -> RedirectRes
     return _back_to_list(posted, ended=ended)
 
 
-@router.post("/runs/{run_id}/place")
-@requires(Permission.PRIORITIZE_RUN)
+@router.post("/runs/{run_id}/place", Permission.PRIORITIZE_RUN)
 def move_to_front(
     run_id: RunId, session: Db, posted: Posted, principal: SignedIn
 ) -> RedirectResponse:
@@ -53,8 +52,7 @@ def move_to_front(
     return _back_to_list(posted)
 
 
-@router.post("/runs/{run_id}/priority")
-@requires(Permission.PRIORITIZE_RUN)
+@router.post("/runs/{run_id}/priority", Permission.PRIORITIZE_RUN)
 @audited("priority")
 def set_priority(
     run_id: RunId,
@@ -68,8 +66,7 @@ def set_priority(
     return _back_to_list(posted)
 
 
-@router.post("/runs/{run_id}/project")
-@requires(Permission.MOVE_RUN)
+@router.post("/runs/{run_id}/project", Permission.MOVE_RUN)
 @audited("project")
 def move_to_project(
     run_id: RunId,
@@ -82,15 +79,13 @@ def move_to_project(
     return _back(run_id)
 
 
-@router.post("/runs/{run_id}/continuation")
-@requires(Permission.SUBMIT_RUN)
+@router.post("/runs/{run_id}/continuation", Permission.SUBMIT_RUN)
 def continue_from_checkpoint(run_id: RunId, session: Db, principal: SignedIn) -> RedirectResponse:
     """Queue the remaining steps of a cancelled or failed run, and show the new run."""
     return _back(continue_run.continue_run(session, principal.user, run_id).id)
 
 
-@router.post("/runs/{run_id}/scale")
-@requires(Permission.CONTROL_RUN)
+@router.post("/runs/{run_id}/scale", Permission.CONTROL_RUN)
 @audited("scale")
 def set_scale(
     run_id: RunId, session: Db, principal: SignedIn, scale: Annotated[float, Form()]
@@ -100,8 +95,7 @@ def set_scale(
     return _back(run_id)
 
 
-@router.post("/runs/{run_id}/replays")
-@requires(Permission.CONTROL_RUN)
+@router.post("/runs/{run_id}/replays", Permission.CONTROL_RUN)
 @audited("step")
 def replay(
     run_id: RunId, session: Db, principal: SignedIn, step: Annotated[int, Form()]
@@ -111,8 +105,7 @@ def replay(
     return _back(run_id)
 
 
-@router.post("/runs/{run_id}/precision-diffs")
-@requires(Permission.CONTROL_RUN)
+@router.post("/runs/{run_id}/precision-diffs", Permission.CONTROL_RUN)
 def precision_diff(run_id: RunId, session: Db, principal: SignedIn) -> RedirectResponse:
     """Request a precision diff of the next step."""
     run_control.request_precision_diff(session, run_id, principal.user)

@@ -3,18 +3,18 @@
 import shlex
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import HTMLResponse, RedirectResponse
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app.auth.authentication import SignedIn
-from app.auth.permissions import SIGNED_IN, requires
+from app.auth.permissions import SIGNED_IN
+from app.auth.routing import Router
 from app.compare import comparison
 from app.compare.shared_links_pages import sharing_panel
-from app.dependencies import Db, TheSettings
+from app.dependencies import Db
 from app.files.file_keys import MEDIA, FileKey, file_keys
-from app.html.rendering import page
+from app.html.rendering import Context
 from app.http.parameters import RunId
 from app.live.run_updates import ARTIFACTS_SHOWN, labels_mark, list_skipped_steps, waiting_mark
 from app.projects.project_transfer import elsewhere
@@ -42,7 +42,7 @@ from db.telemetry import histograms, ingest, series, system, windows
 from halfstep.cli import command_line
 from halfstep.number_formats import quantity
 
-router = APIRouter()
+router = Router()
 
 #: Parameters that the view of the charts has in the URL.
 VIEW = {"x", "loss", "smooth", "range", "hide", "ylog", "ytrim"}
@@ -61,27 +61,19 @@ TABS = {
 FORMER_TABS = {"history": "configuration"}
 
 
-@router.get("/runs/watched/{watch_id}")
-@requires(SIGNED_IN)
-def find_watched_run(watch_id: str, session: Db, _principal: SignedIn) -> RedirectResponse:
+@router.get("/runs/watched/{watch_id}", SIGNED_IN)
+def find_watched_run(watch_id: str, session: Db) -> RedirectResponse:
     """Redirect to the page of a watched run by the identifier that its script knows at once."""
     return RedirectResponse(f"/runs/{runs.find_watched(session, watch_id)}", status_code=303)
 
 
-@router.get("/runs/{run_id}")
-@requires(Permission.VIEW_RUN)
-def show_run(
-    run_id: RunId,
-    request: Request,
-    session: Db,
-    settings: TheSettings,
-    principal: SignedIn,
-    chosen: Chosen,
-) -> HTMLResponse:
+@router.get("/runs/{run_id}", Permission.VIEW_RUN)
+def show_run(run_id: RunId, context: Context, chosen: Chosen) -> HTMLResponse:
     """Show a run; the live stream continues from the cursor on the page."""
+    session, principal, settings = context.session, context.principal, context.settings
     run, owner = runs.get_with_owner(session, run_id)
     keys = file_keys(artifacts.newest(session, run_id, most=ARTIFACTS_SHOWN))
-    tab = _tab(request.query_params.get("tab", ""), run, keys)
+    tab = _tab(context.request.query_params.get("tab", ""), run, keys)
     last = runs.last_change(session, run_id)
     metric_names = chosen.names(session, run_id)
     log = series.log_lines(session, run_id, most=LOG_LINES_SHOWN)
@@ -93,12 +85,10 @@ def show_run(
     has_diagnosis = bool(advice) and _has_ended_unwell(summary, advice[0])
     stepless = stepless_figures(session, run)
     charts = None  # no charts in a view that the server does not draw
-    if _is_usual_view(request, run) and arranged.has_usual_charts:
+    if _is_usual_view(context.request, run) and arranged.has_usual_charts:
         charts = static_charts(session, run, is_scaled=summary.is_scaled)
-    return page(
-        request,
+    return context.render(
         "run/run.html",
-        principal=principal,
         may=principal.permissions(run),
         destinations=elsewhere(session, principal, run.project),
         sharing=sharing_panel(session, principal, [run]),

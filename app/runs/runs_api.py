@@ -2,18 +2,19 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi import Depends, Header, Query, Response
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
 from app.auth import audit
 from app.auth.audit import audited
 from app.auth.authentication import AdmittedEarly, SignedIn
-from app.auth.permissions import SIGNED_IN, requires
+from app.auth.permissions import SIGNED_IN
 from app.auth.project_parameters import in_project
+from app.auth.routing import Router
 from app.dependencies import Db, TheSettings
 from app.files import weight_uploads
-from app.http.parameters import Body, RunId, Sort, Text, flaws
+from app.http.parameters import Body, DocumentedModel, RunId, Sort, Text, flaws
 from app.http.responses import serialize
 from app.runs import columns, continue_run, filters
 from app.runs.summary import Number, RunSummary, summaries_as_json, summarise
@@ -31,7 +32,12 @@ from db.settings import Settings
 from db.sweeps import sweeps
 from db.tables import Status
 
-router = APIRouter(prefix="/runs", tags=["runs"])
+router = Router(prefix="/runs", tags=["runs"])
+
+IdempotencyKey = Annotated[
+    Text | None,
+    Header(max_length=200, description="A request with the same key does not queue a second run"),
+]
 
 
 class ListedRun(RunSummary):
@@ -42,16 +48,14 @@ class ListedRun(RunSummary):
     ]
 
 
-class RunList(BaseModel):
+class RunList(DocumentedModel):
     """A page of runs."""
 
     runs: list[ListedRun]
     total: Annotated[int, Field(description="Number of runs on all pages")]
     next: Annotated[int | None, Field(description="`before` of the next page; null on the last")]
-    notes: Annotated[
-        list[str],
-        Field(description="Names in filter, sort and values that no run has"),
-    ]
+    notes: list[str]
+    """Names in filter, sort and values that no run has"""
 
 
 class StatusChange(BaseModel):
@@ -94,10 +98,8 @@ class SeenLabels(Body):
 class Labels(SeenLabels):
     """Fields to change; missing or null fields stay."""
 
-    seen: Annotated[
-        SeenLabels | None,
-        Field(description="Values before the edit: 409 if one has changed since"),
-    ] = None
+    seen: SeenLabels | None = None
+    """Values before the edit: 409 if one has changed since"""
 
 
 class QueuePosition(Body):
@@ -136,8 +138,7 @@ class AcceptedRequest(BaseModel):
     id: int
 
 
-@router.get("", response_model=RunList)
-@requires(SIGNED_IN)
+@router.get("", SIGNED_IN, response_model=RunList)
 def list_runs(
     session: Db,
     settings: TheSettings,
@@ -166,9 +167,8 @@ def list_runs(
 ) -> Response:
     """List runs, by default newest first; runs without a loss come last when sorted by it."""
     terms = filters.read(filter, me=principal.user.name)
-    rows, total = runs.newest_and_count(
-        session, conditions=terms, sort=sort, before=before, limit=limit
-    )
+    page = runs.page_of_list(session, conditions=terms, sort=sort, before=before, limit=limit)
+    rows = page.rows
     own = [column for column in columns.chosen(values) if column.is_own] if values else []
     values_of_runs = columns.values(session, [run.id for run, _owner in rows], own)
     listed = RunList(
@@ -176,7 +176,7 @@ def list_runs(
             ListedRun(**summary, values=values_of_runs[summary["id"]])
             for summary in summaries_as_json(session, rows, settings)
         ],
-        total=total,
+        total=page.total,
         next=rows[-1][0].id if len(rows) == limit else None,
         notes=filters.notes(session, terms, sort, [column.name for column in own]),
     )
@@ -191,8 +191,7 @@ def _lost(_user: AdmittedEarly, body: Submission, settings: TheSettings) -> dict
 Lost = Annotated[dict[str, str], Depends(_lost)]
 
 
-@router.post("", status_code=201)
-@requires(SIGNED_IN, token_permission=Permission.SUBMIT_RUN)
+@router.post("", SIGNED_IN, token_permission=Permission.SUBMIT_RUN, status_code=201)
 @audited("name", "recipe", "project")
 def submit_run(
     body: Annotated[Submission, in_project(Submission, Permission.SUBMIT_RUN, is_invalid=True)],
@@ -200,12 +199,7 @@ def submit_run(
     session: Db,
     settings: TheSettings,
     principal: SignedIn,
-    idempotency_key: Annotated[
-        Text | None,
-        Header(
-            max_length=200, description="A request with the same key does not queue a second run"
-        ),
-    ] = None,
+    idempotency_key: IdempotencyKey = None,
 ) -> RunSummary:
     """Queue a run. 422 names each bad field, its value and what is allowed."""
     run = submit(session, principal.user, body, idempotency_key=idempotency_key, known=lost)
@@ -213,9 +207,8 @@ def submit_run(
     return summarise(session, run, principal.user.name, settings)
 
 
-@router.get("/{run_id}", response_model=RunDetail)
-@requires(Permission.VIEW_RUN)
-def get_run(run_id: RunId, session: Db, settings: TheSettings, _principal: SignedIn) -> Response:
+@router.get("/{run_id}", Permission.VIEW_RUN, response_model=RunDetail)
+def get_run(run_id: RunId, session: Db, settings: TheSettings) -> Response:
     """Return one run."""
     return serialize(_detail(session, run_id, settings))
 
@@ -240,8 +233,7 @@ def _detail(session: Session, run_id: int, settings: Settings) -> RunDetail:
     )
 
 
-@router.patch("/{run_id}")
-@requires(Permission.CONTROL_RUN)
+@router.patch("/{run_id}", Permission.CONTROL_RUN)
 @audited("name", "tags")
 def edit_run(
     run_id: RunId, body: Labels, session: Db, settings: TheSettings, principal: SignedIn
@@ -255,8 +247,7 @@ def edit_run(
     return _detail(session, run_id, settings)
 
 
-@router.put("/{run_id}/project")
-@requires(Permission.MOVE_RUN)
+@router.put("/{run_id}/project", Permission.MOVE_RUN)
 @audited("project")
 def move_run(
     run_id: RunId,
@@ -270,15 +261,13 @@ def move_run(
     return _summary(session, run_id, settings)
 
 
-@router.get("/{run_id}/config")
-@requires(Permission.VIEW_RUN)
-def get_config(run_id: RunId, session: Db, _principal: SignedIn) -> dict[str, Any]:
+@router.get("/{run_id}/config", Permission.VIEW_RUN)
+def get_config(run_id: RunId, session: Db) -> dict[str, Any]:
     """Return a run's configuration, in a form that can be submitted again."""
     return runs.get(session, run_id).config
 
 
-@router.post("/{run_id}/cancellation")
-@requires(Permission.CONTROL_RUN)
+@router.post("/{run_id}/cancellation", Permission.CONTROL_RUN)
 def cancel_run(
     run_id: RunId, session: Db, settings: TheSettings, principal: SignedIn
 ) -> RunSummary:
@@ -287,24 +276,21 @@ def cancel_run(
     return _summary(session, run_id, settings)
 
 
-@router.post("/{run_id}/kill")
-@requires(Permission.CONTROL_RUN)
+@router.post("/{run_id}/kill", Permission.CONTROL_RUN)
 def kill_run(run_id: RunId, session: Db, settings: TheSettings, principal: SignedIn) -> RunSummary:
     """Force-stop a training run: progress since its last checkpoint is lost."""
     run_control.kill(session, run_id, principal.user)
     return _summary(session, run_id, settings)
 
 
-@router.post("/{run_id}/pause")
-@requires(Permission.CONTROL_RUN)
+@router.post("/{run_id}/pause", Permission.CONTROL_RUN)
 def pause_run(run_id: RunId, session: Db, settings: TheSettings, principal: SignedIn) -> RunSummary:
     """Pause a run, with a checkpoint."""
     run_control.pause(session, run_id, principal.user)
     return _summary(session, run_id, settings)
 
 
-@router.post("/{run_id}/resumption")
-@requires(Permission.CONTROL_RUN)
+@router.post("/{run_id}/resumption", Permission.CONTROL_RUN)
 def resume_run(
     run_id: RunId, session: Db, settings: TheSettings, principal: SignedIn
 ) -> RunSummary:
@@ -313,19 +299,13 @@ def resume_run(
     return _summary(session, run_id, settings)
 
 
-@router.post("/{run_id}/continuation", status_code=201)
-@requires(Permission.SUBMIT_RUN)
+@router.post("/{run_id}/continuation", Permission.SUBMIT_RUN, status_code=201)
 def continue_from_checkpoint(
     run_id: RunId,
     session: Db,
     settings: TheSettings,
     principal: SignedIn,
-    idempotency_key: Annotated[
-        Text | None,
-        Header(
-            max_length=200, description="A request with the same key does not queue a second run"
-        ),
-    ] = None,
+    idempotency_key: IdempotencyKey = None,
 ) -> RunSummary:
     """Queue the remaining steps of a cancelled or failed run, from its last checkpoint."""
     run = continue_run.continue_run(
@@ -334,15 +314,13 @@ def continue_from_checkpoint(
     return summarise(session, run, principal.user.name, settings)
 
 
-@router.post("/{run_id}/checkpoints", status_code=202)
-@requires(Permission.CONTROL_RUN)
+@router.post("/{run_id}/checkpoints", Permission.CONTROL_RUN, status_code=202)
 def request_checkpoint(run_id: RunId, session: Db, principal: SignedIn) -> AcceptedRequest:
     """Request a checkpoint now."""
     return AcceptedRequest(id=run_control.request_checkpoint(session, run_id, principal.user).id)
 
 
-@router.post("/{run_id}/scale", status_code=202)
-@requires(Permission.CONTROL_RUN)
+@router.post("/{run_id}/scale", Permission.CONTROL_RUN, status_code=202)
 @audited("scale")
 def set_scale(
     run_id: RunId, body: ScaleRequest, session: Db, principal: SignedIn
@@ -353,8 +331,7 @@ def set_scale(
     )
 
 
-@router.post("/{run_id}/replays", status_code=202)
-@requires(Permission.CONTROL_RUN)
+@router.post("/{run_id}/replays", Permission.CONTROL_RUN, status_code=202)
 @audited("step")
 def replay_step(
     run_id: RunId, body: ReplayRequest, session: Db, principal: SignedIn
@@ -365,16 +342,14 @@ def replay_step(
     )
 
 
-@router.post("/{run_id}/precision-diffs", status_code=202)
-@requires(Permission.CONTROL_RUN)
+@router.post("/{run_id}/precision-diffs", Permission.CONTROL_RUN, status_code=202)
 def request_precision_diff(run_id: RunId, session: Db, principal: SignedIn) -> AcceptedRequest:
     """Request a comparison of the next step's batch with fp32, module by module."""
     request = run_control.request_precision_diff(session, run_id, principal.user)
     return AcceptedRequest(id=request.id)
 
 
-@router.put("/{run_id}/priority")
-@requires(Permission.PRIORITIZE_RUN)
+@router.put("/{run_id}/priority", Permission.PRIORITIZE_RUN)
 @audited("priority")
 def set_priority(
     run_id: RunId, body: Priority, session: Db, settings: TheSettings, principal: SignedIn
@@ -384,8 +359,7 @@ def set_priority(
     return _summary(session, run_id, settings)
 
 
-@router.put("/{run_id}/place")
-@requires(Permission.PRIORITIZE_RUN)
+@router.put("/{run_id}/place", Permission.PRIORITIZE_RUN)
 @audited("before_id")
 def move_in_queue(
     run_id: RunId, body: QueuePosition, session: Db, settings: TheSettings, principal: SignedIn

@@ -93,9 +93,10 @@ def static_charts(session: Session, run: Run, *, is_scaled: bool) -> dict[str, S
     Raises StepsNotConverted.
     """
     second = "scale" if is_scaled else "grad_norm"
-    window = windows.window(session, run.id, most=MOST_POINTS, names={second})
-    if window is None:
+    by_run = windows.windows_of(session, [run.id], most=MOST_POINTS, names={second})
+    if not by_run:
         return {}
+    window = by_run[run.id]
     names = latest_metrics.losses(session, run.id, most=MOST_LOSSES)
     measured = windows.metrics_of_runs(session, [run.id], most=MOST_POINTS, names=names)[run.id]
     others = {name: _Curve.of(line) for name, line in measured.items()}

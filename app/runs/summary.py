@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, PlainSerializer
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 from sqlalchemy.orm import Session
 
+from app.http.parameters import DocumentedModel
 from db.health import input_bound, scaling_health
 from db.queue import pending_reasons, workers
 from db.queue.pending_reasons import Queue
@@ -17,21 +18,20 @@ from db.tables import ACTIVE, COMMAND, ENDED, RECIPE, Run, Status
 from halfstep.number_formats import UNKNOWN, count, number
 from halfstep.telemetry.flags import NONFINITE_LOSS
 from halfstep.telemetry.plain_json import json_safe
+from halfstep.telemetry.scaling_health import ScalingHealth
 
 TIMED_AFTER = 10  # steps, before which the time left is unknown
 #: A number; null is unknown, and what JSON lacks is "NaN", "Infinity" or "-Infinity".
 Number = Annotated[float | None, PlainSerializer(json_safe, return_type=float | str | None)]
 
 
-class RunHealth(BaseModel):
+class RunHealth(DocumentedModel):
     """Loss-scale health: calibrating, healthy, oscillating, collapsing or dead."""
 
     word: str
     reason: str
-    figures: Annotated[
-        dict[str, Any],
-        Field(description="Numbers from which it is computed; see db/health/scaling_health.py"),
-    ]
+    figures: dict[str, Any]
+    """Numbers from which it is computed; see db/health/scaling_health.py"""
 
 
 class DataWait(BaseModel):
@@ -53,6 +53,8 @@ class NamedRun(BaseModel):
 
 class RunSummary(BaseModel):
     """Summary of a run."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
     id: int
     name: str
@@ -77,41 +79,32 @@ class RunSummary(BaseModel):
     applied: Annotated[int, Field(description="Own steps not skipped, or retried in fp32")]
     skipped: int
     loss: Annotated[Number, Field(description="Last known value; null: unknown")]
-    is_loss_nonfinite: Annotated[
-        bool, Field(description="Whether the last loss is NaN or infinite")
-    ]
+    is_loss_nonfinite: bool
+    """Whether the last loss is NaN or infinite"""
     scale: Number
     health: Annotated[RunHealth | None, Field(description="Null without a loss scale")]
     is_scaled: Annotated[bool, Field(description="Whether it has a loss scale")]
-    steps_per_second: Annotated[
-        Number, Field(description="Over the latest steps; after the end, over all steps")
-    ]
+    steps_per_second: Number
+    """Over the latest steps; after the end, over all steps"""
     examples_per_second: Annotated[Number, Field(description="Null if unknown")]
     tokens_per_second: Annotated[Number, Field(description="Null if the recipe has no tokens")]
-    utilisation: Annotated[
-        Number, Field(description="Model FLOPs per second divided by the peak of its devices")
-    ]
+    utilisation: Number
+    """Model FLOPs per second divided by the peak of its devices"""
     data_wait: Annotated[DataWait | None, Field(description="Null if unknown, and in lists")] = None
-    workers: Annotated[
-        list[str], Field(description="Worker of each node if there are several; empty in lists")
-    ] = []
+    workers: list[str] = []
+    """Worker of each node if there are several; empty in lists"""
     seconds: Annotated[float | None, Field(description="From first start to end, without pauses")]
     seconds_left: Annotated[float | None, Field(description="Estimate at the current speed")]
     waiting: Annotated[str | None, Field(description="What a queued run waits for")]
-    waiting_for: Annotated[
-        list[NamedRun], Field(description="Runs named in `waiting`, in its order")
-    ] = []
+    waiting_for: list[NamedRun] = []
+    """Runs named in `waiting`, in its order"""
     ahead: Annotated[int | None, Field(description="Queued runs that start before this one")]
-    silent_seconds: Annotated[
-        int, Field(description="Seconds since the last data of a watched run; 0 while it sends")
-    ]
-    outcome: Annotated[
-        RunOutcome | None,
-        Field(description="Outcome in addition to the status; null if there is none"),
-    ]
-    stored_bytes: Annotated[
-        int, Field(description="Size of its checkpoints and artifacts on the server")
-    ]
+    silent_seconds: int
+    """Seconds since the last data of a watched run; 0 while it sends"""
+    outcome: RunOutcome | None
+    """Outcome in addition to the status; null if there is none"""
+    stored_bytes: int
+    """Size of its checkpoints and artifacts on the server"""
     error: str | None
     created_at: float
     started_at: float | None
@@ -254,7 +247,7 @@ def _throughput(run: Run) -> dict[str, float | None]:
     }
 
 
-def _health(health: scaling_health.ScalingHealth | None) -> RunHealth | None:
+def _health(health: ScalingHealth | None) -> RunHealth | None:
     if health is None:
         return None
     figures = health.figures._asdict()

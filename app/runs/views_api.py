@@ -2,17 +2,17 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter
 from pydantic import Field
 
 from app.auth.authentication import SignedIn
-from app.auth.permissions import ACCOUNT, requires
+from app.auth.permissions import ACCOUNT
+from app.auth.routing import Router
 from app.dependencies import Db
 from app.http.parameters import Body, Name, RowId, Sort, Text
 from app.runs import columns, filters
 from db.runs import views
 
-router = APIRouter(prefix="/views", tags=["runs"])
+router = Router(prefix="/views", tags=["runs"])
 
 
 class View(Body):
@@ -31,8 +31,7 @@ class SavedView(View):
     id: int
 
 
-@router.get("")
-@requires(ACCOUNT)
+@router.get("", ACCOUNT)
 def list_views(session: Db, principal: SignedIn) -> list[SavedView]:
     """List your own views by name."""
     return [
@@ -41,8 +40,7 @@ def list_views(session: Db, principal: SignedIn) -> list[SavedView]:
     ]
 
 
-@router.post("", status_code=201)
-@requires(ACCOUNT)
+@router.post("", ACCOUNT, status_code=201)
 def save_view(view: View, session: Db, principal: SignedIn) -> SavedView:
     """Save a view; one of yours with the same name is replaced."""
     filters.read(view.filter, me=principal.user.name)
@@ -53,8 +51,7 @@ def save_view(view: View, session: Db, principal: SignedIn) -> SavedView:
     return SavedView.model_validate(saved, from_attributes=True)
 
 
-@router.delete("/{view_id}", status_code=204)
-@requires(ACCOUNT)
+@router.delete("/{view_id}", ACCOUNT, status_code=204)
 def delete_view(view_id: RowId, session: Db, principal: SignedIn) -> None:
     """Delete one of your own views."""
     views.delete(session, principal.user, view_id)

@@ -2,26 +2,26 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Form
+from fastapi import Form
 from fastapi.responses import RedirectResponse
 
 from app.auth.authentication import SignedIn
-from app.auth.permissions import ACCOUNT, requires
+from app.auth.permissions import ACCOUNT
+from app.auth.routing import Router
 from app.dependencies import Db
-from app.http.parameters import Name, RowId, Sort, Text
+from app.http.parameters import FormText, Name, RowId, Sort, Text
 from app.runs import columns, filters
 from app.runs.columns import list_address
 from db.runs import views
 
-router = APIRouter(prefix="/views")
+router = Router(prefix="/views")
 
 
-@router.post("")
-@requires(ACCOUNT)
+@router.post("", ACCOUNT)
 def save_view(
     session: Db,
     principal: SignedIn,
-    name: Annotated[Text, Form()] = "",
+    name: FormText = "",
     typed: Annotated[str, Form(alias="filter")] = "",
     sort: Annotated[Sort, Form()] = "-id",
     chosen: Annotated[Text, Form(alias="columns")] = "",
@@ -35,8 +35,7 @@ def save_view(
     return RedirectResponse(list_address(**query), status_code=303)
 
 
-@router.post("/{view_id}/deletion")
-@requires(ACCOUNT)
+@router.post("/{view_id}/deletion", ACCOUNT)
 def delete_view(view_id: RowId, session: Db, principal: SignedIn) -> RedirectResponse:
     """Delete a view, and show its list so that it can be saved again."""
     view = views.delete(session, principal.user, view_id)

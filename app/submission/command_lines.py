@@ -42,41 +42,31 @@ class Parameter(BaseModel):
 class Command(BaseModel):
     """A command line that a worker runs if it allows commands; without a shell."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     line: Annotated[str, Field(description="With placeholders: python train.py --lr {lr}")]
-    folder: Annotated[
-        str, Field(description="On the worker, absolute; with git, within the repository")
-    ] = ""
+    folder: str = ""
+    """On the worker, absolute; with git, within the repository"""
     git: Annotated[str, Field(description="https://… or file://…, cloned by the worker")] = ""
     commit: Annotated[str, Field(description="With git: a hash, or its first digits")] = ""
-    patch: Annotated[
-        str,
-        Field(max_length=SOURCE_BYTES, description="With git: changes of the commit, by git diff"),
-    ] = ""
-    venv: Annotated[
-        str, Field(description="Virtual environment on the worker; empty: the worker's own")
-    ] = ""
-    variables: Annotated[
-        dict[str, str], Field(description="Environment variables, visible to all")
-    ] = {}
-    secrets: Annotated[
-        list[str], Field(description="Names of secrets, which are passed as environment variables")
-    ] = []
+    patch: Annotated[str, Field(max_length=SOURCE_BYTES)] = ""
+    """With git: changes of the commit, by git diff"""
+    venv: str = ""
+    """Virtual environment on the worker; empty: the worker's own"""
+    variables: dict[str, str] = {}
+    """Environment variables, visible to all"""
+    secrets: list[str] = []
+    """Names of secrets, which are passed as environment variables"""
     sources: Annotated[
         dict[
             Annotated[str, Field(max_length=NAME_CHARACTERS)],
             Annotated[str, Field(pattern="^[0-9a-f]{64}$")],
         ],
-        Field(
-            max_length=command_sources.MOST_FILES,
-            description="SHA-256 of its code, by path within the folder; the run names changes",
-        ),
+        Field(max_length=command_sources.MOST_FILES),
     ] = {}
-    parameters: Annotated[
-        dict[str, Parameter],
-        Field(description="By placeholder; by default inferred from its value in config"),
-    ] = {}
+    """SHA-256 of its code, by path within the folder; the run names changes"""
+    parameters: dict[str, Parameter] = {}
+    """By placeholder; by default inferred from its value in config"""
 
 
 def schema(parameters: JsonObject) -> Schema:

@@ -3,20 +3,20 @@
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
-from app.auth.authentication import SignedIn
-from app.auth.permissions import SIGNED_IN, requires
+from app.auth.permissions import SIGNED_IN
+from app.auth.routing import Router
 from app.dependencies import Db
-from app.http.parameters import LARGEST_STEP, Text
+from app.http.parameters import LARGEST_STEP, DocumentedModel, Text
 from app.submission.submission import LIMITS, PriorityNumber, same_sizes
 from db.queue import estimates, workers
 from db.queue.estimates import Alike
 from halfstep.number_formats import SHORT_DIGITS, count, duration, number, size
 
-router = APIRouter(tags=["runs"])
+router = Router(tags=["runs"])
 
 #: Precisions in which autocast keeps copies of weights.
 CASTING = ("fp16", "bf16")
@@ -41,22 +41,18 @@ class Measured(BaseModel):
     memory_text: str
 
 
-class Cost(BaseModel):
+class Cost(DocumentedModel):
     """Estimate from the latest finished runs with the same recipe, precision and devices."""
 
     ahead: Annotated[int, Field(description="Queued runs that start sooner")]
     like_runs: Annotated[list[int], Field(description="Ids of the similar runs, at most five")]
-    same_batch_size: Annotated[
-        bool, Field(description="Whether some have the requested batch size")
-    ]
+    same_batch_size: bool
+    """Whether some have the requested batch size"""
     same_sizes: Annotated[bool, Field(description="Whether they have the requested sizes")]
-    seconds: Annotated[
-        Seconds | None, Field(description="Training time; null without steps or similar runs")
-    ]
-    checkpoint_bytes: Annotated[
-        int | None,
-        Field(description="Size of a checkpoint with its weights; null if the sizes differ"),
-    ]
+    seconds: Seconds | None
+    """Training time; null without steps or similar runs"""
+    checkpoint_bytes: int | None
+    """Size of a checkpoint with its weights; null if the sizes differ"""
     memory_bytes: Annotated[
         int | None,
         Field(
@@ -64,17 +60,14 @@ class Cost(BaseModel):
             "recipe's default sizes, without activations; null until a worker has computed it"
         ),
     ]
-    measured: Annotated[
-        dict[str, Measured], Field(description="By precision; absent if not measured yet")
-    ]
+    measured: dict[str, Measured]
+    """By precision; absent if not measured yet"""
     sentences: Annotated[list[str], Field(description="The estimate as sentences")]
 
 
-@router.get("/estimates")
-@requires(SIGNED_IN)
+@router.get("/estimates", SIGNED_IN)
 def estimate(
     session: Db,
-    _principal: SignedIn,
     recipe: Text,
     precision: Text,
     steps: Annotated[Steps, Query(description="Steps of the run")] = None,

@@ -6,17 +6,18 @@ from collections.abc import Container, Sequence
 from copy import deepcopy
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from sqlalchemy.orm import Session
 
 from app.auth import audit
 from app.auth.audit import unaudited
-from app.auth.authentication import AdmittedEarly, Principal, SignedIn
-from app.auth.permissions import ANY_SUBMITTER, check_project, requires
+from app.auth.authentication import AdmittedEarly, SignedIn
+from app.auth.permissions import ANY_SUBMITTER, check_project
+from app.auth.routing import Router
 from app.dependencies import Db, Posted, TheSettings
 from app.files import weight_uploads
-from app.html.rendering import page
+from app.html.rendering import Context
 from app.http.parameters import RowId, RunId, Step, Text
 from app.submission import config_schema, forms
 from app.submission.submission import (
@@ -39,7 +40,7 @@ from db.runs import presets, runs
 from db.tables import PRECISION_PLAN, TRAIN, Run
 from halfstep.telemetry.plain_json import JsonObject
 
-router = APIRouter()
+router = Router()
 
 #: Integer fields of every run, with their defaults.
 WHOLE_NUMBERS = {
@@ -70,12 +71,9 @@ RUN_TITLES = {
 RUN_FIELDS = ("name", "tags", "project", "filled_from", *WHOLE_NUMBERS)
 
 
-@router.get("/runs/new")
-@requires(ANY_SUBMITTER)
+@router.get("/runs/new", ANY_SUBMITTER)
 def new_run(
-    request: Request,
-    session: Db,
-    principal: SignedIn,
+    context: Context,
     recipe: Text = "",
     source: Annotated[RunId | None, Query(alias="from")] = None,
     step: Step | None = None,
@@ -92,15 +90,16 @@ def new_run(
     weights of this step of that run.  changes: path=value in JSON, of changed settings.  preset:
     prefill from this preset instead.
     """
+    session = context.session
     if preset is not None:
-        return _preset(request, session, principal, preset)
+        return _preset(context, preset)
     config: JsonObject = {}
     values = {"priority": "0", "nodes": "1", "devices_per_node": "1"}
     settings = dict(map(_change, changes))
     if source is not None:
         run = runs.get(session, source)
         if run.command is not None:
-            return RedirectResponse(f"/runs/new/command?from={run.id}", status_code=303)
+            return context.redirect(f"/runs/new/command?from={run.id}")
         runs.check_is_ours(run, "be cloned")
         recipe = recipe or run.recipe
         is_same = recipe == run.recipe or recipe == _name(session, run.recipe)
@@ -128,7 +127,7 @@ def new_run(
                 config_schema.put(config, "training.steps", step + run.steps_total)
     for path, value in settings.items():
         config_schema.put(config, path, value)
-    return form(request, session, principal, recipe, config, values)
+    return form(context, recipe, config, values)
 
 
 def _parent(run: Run) -> dict[str, str]:
@@ -137,14 +136,12 @@ def _parent(run: Run) -> dict[str, str]:
     return {name: str(value) for name, value in fields.items() if value is not None}
 
 
-def _preset(
-    request: Request, session: Session, principal: Principal, preset_id: int
-) -> HTMLResponse:
-    row = presets.get(session, preset_id)
-    check_project(session, Permission.SUBMIT_RUN, row.project)
+def _preset(context: Context, preset_id: int) -> HTMLResponse:
+    row = presets.get(context.session, preset_id)
+    check_project(context.session, Permission.SUBMIT_RUN, row.project)
     values = {"priority": "0", "nodes": "1", "devices_per_node": "1", "project": row.project}
     values |= {name: str(value) for name, value in row.place.items()} | {"preset": row.name}
-    return form(request, session, principal, row.recipe, deepcopy(row.config), values)
+    return form(context, row.recipe, deepcopy(row.config), values)
 
 
 def _change(text: str) -> tuple[str, Any]:
@@ -158,24 +155,21 @@ def _change(text: str) -> tuple[str, Any]:
     raise Invalid({"set": f"{text:.100} is not valid; allowed: a setting's path=value, as JSON"})
 
 
-@router.post("/runs/new")
+@router.post("/runs/new", ANY_SUBMITTER)
 @unaudited("Shows a form: nothing is stored.")
-@requires(ANY_SUBMITTER)
-def other_recipe(
-    request: Request, session: Db, posted: Posted, principal: SignedIn
-) -> HTMLResponse:
+def other_recipe(context: Context, posted: Posted) -> HTMLResponse:
     """Show the form of another recipe, with the changed values that it accepts."""
     recipe, other = str(posted.get("recipe", "")), str(posted.get("other", ""))
     values = {name: str(posted.get(name, "")).strip() for name in RUN_FIELDS}
     values |= dict.fromkeys(("parent_id", "parent_step", "compared_with"), "")
-    offered = workers.recipes(session)
+    offered = workers.recipes(context.session)
     before, after = workers.named(offered, recipe), workers.named(offered, other)
     config: JsonObject = {}
     refused: list[str] = []
     if before and after:
         typed = forms.read(before["schema"], posted)
         config, refused = forms.carry_over(before["schema"], after["schema"], typed)
-    return form(request, session, principal, other, config, values, refused=refused)
+    return form(context, other, config, values, refused=refused)
 
 
 def _lost(_user: AdmittedEarly, posted: Posted, settings: TheSettings) -> dict[str, str]:
@@ -186,35 +180,31 @@ def _lost(_user: AdmittedEarly, posted: Posted, settings: TheSettings) -> dict[s
 Lost = Annotated[dict[str, str], Depends(_lost)]
 
 
-@router.post("/runs")
-@requires(ANY_SUBMITTER)
-def submit_run(
-    request: Request, lost: Lost, session: Db, posted: Posted, principal: SignedIn
-) -> Response:
+@router.post("/runs", ANY_SUBMITTER)
+def submit_run(lost: Lost, context: Context, posted: Posted) -> Response:
     """Queue the run, or show the form with its errors."""
     recipe = str(posted.get("recipe", ""))
     values = {name: str(posted.get(name, "")).strip() for name in RUN_FIELDS}
     config: JsonObject = {}
     try:
-        config = forms.read(workers.recipe(session, recipe)["schema"], posted)
+        config = forms.read(workers.recipe(context.session, recipe)["schema"], posted)
         options, errors = numbers(values, posted)
         texts = {name: values[name] for name in ("name", "tags", "project")}
         submission = Submission(recipe=recipe, config=config, **texts, **options)
         errors |= lost
         if errors:
-            raise Invalid(errors | check(session, submission).errors)
-        run = submit(session, principal.user, submission)
-        audit.set_runs(session, [run.id])
+            raise Invalid(errors | check(context.session, submission).errors)
+        run = submit(context.session, context.user, submission)
+        audit.set_runs(context.session, [run.id])
     except NotFound as error:
-        return form(request, session, principal, recipe, {}, values, {"recipe": str(error)})
+        return form(context, recipe, {}, values, {"recipe": str(error)})
     except Invalid as error:
-        return form(request, session, principal, recipe, config, values, error.errors)
+        return form(context, recipe, config, values, error.errors)
     part = "/precision-plan" if run.task == PRECISION_PLAN else ""
-    return RedirectResponse(f"/runs/{run.id}{part}", status_code=303)
+    return context.redirect(f"/runs/{run.id}{part}")
 
 
-@router.post("/runs/sample")
-@requires(ANY_SUBMITTER)
+@router.post("/runs/sample", ANY_SUBMITTER)
 def submit_sample(session: Db, principal: SignedIn) -> RedirectResponse:
     """Queue the sample run: its recipe's defaults in fp16."""
     schema = workers.recipe(session, workers.SAMPLE_RECIPE)["schema"]
@@ -274,9 +264,7 @@ def _measure(
 
 
 def form(
-    request: Request,
-    session: Session,
-    principal: Principal,
+    context: Context,
     recipe: str,
     config: JsonObject,
     values: dict[str, str],
@@ -284,6 +272,7 @@ def form(
     refused: Sequence[str] = (),
 ) -> HTMLResponse:
     """Show the form with these values and errors."""
+    session = context.session
     offered = workers.recipes(session)
     chosen = workers.named(offered, recipe)
     problem = (errors or {}).get("recipe", "")
@@ -292,13 +281,10 @@ def form(
     chosen = chosen or workers.usual_recipe(offered)
     schema = chosen["schema"] if chosen else {}
     everyone = workers.all_workers(session)
-    projects = may_submit_to(session, principal.grants)
+    projects = may_submit_to(session, context.principal.grants)
     main, field_sets = forms.main_settings(forms.field_sets(schema, config, errors or {}))
-    return page(
-        request,
+    return context.render(
         "submission/new_run.html",
-        principal=principal,
-        status_code=422 if errors else 200,
         offered=offered,
         offers_commands=workers.offer_commands(session),
         chosen=chosen,
@@ -314,8 +300,8 @@ def form(
         projects=projects,
         presets=presets.list_presets(session, projects, chosen["name"]) if chosen else [],
         values=dict.fromkeys((*RUN_FIELDS, "preset"), "") | values,
-        errors=errors or {},
+        errors=errors,
         titles={field.path: field.title for field in config_schema.properties(schema)} | RUN_TITLES,
         refused=refused,
-        largest_upload=weight_uploads.largest_bytes(request.app.state.settings),
+        largest_upload=weight_uploads.largest_bytes(context.request.app.state.settings),
     )

@@ -2,17 +2,18 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query
 from fastapi.responses import RedirectResponse, Response
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from app.auth.audit import audited
 from app.auth.authentication import SignedIn
-from app.auth.permissions import ACCOUNT, SIGNED_IN, check_project, requires
+from app.auth.permissions import ACCOUNT, SIGNED_IN, check_project
 from app.auth.project_parameters import in_project, query_project
+from app.auth.routing import Router
 from app.dependencies import Db, Posted
-from app.html.flash import back_to
-from app.http.parameters import Body, RowId, Text, flaw
+from app.html.rendering import Context
+from app.http.parameters import Body, DocumentedModel, RowId, Text, flaw
 from app.submission import forms, new_run_pages
 from app.submission.new_run_pages import RUN_FIELDS
 from app.submission.presets import save
@@ -23,8 +24,8 @@ from db.queue import workers
 from db.runs import presets, run_metadata
 from db.tables import Preset
 
-api = APIRouter(prefix="/presets", tags=["runs"])
-pages = APIRouter(prefix="/presets")
+api = Router(prefix="/presets", tags=["runs"])
+pages = Router(prefix="/presets")
 
 
 class NewPreset(Body):
@@ -32,10 +33,8 @@ class NewPreset(Body):
 
     name: Text
     recipe: Annotated[str, Field(description="Name of a recipe that a worker offers")]
-    config: Annotated[
-        dict[str, Any],
-        Field(default_factory=dict, description="Settings that differ from the recipe's defaults"),
-    ]
+    config: Annotated[dict[str, Any], Field(default_factory=dict)]
+    """Settings that differ from the recipe's defaults"""
     project: Annotated[Text | None, Field(description="Null: the first one with permission")] = None
     tags: Annotated[str, Field(description="Separated by commas")] = ""
     priority: int = 0
@@ -43,16 +42,14 @@ class NewPreset(Body):
     devices_per_node: int = 1
 
 
-class PresetRow(BaseModel):
+class PresetRow(DocumentedModel):
     """A saved preset."""
 
     id: int
     name: str
     recipe: str
-    config: Annotated[
-        dict[str, Any],
-        Field(description="Settings that differed from the recipe's defaults when it was saved"),
-    ]
+    config: dict[str, Any]
+    """Settings that differed from the recipe's defaults when it was saved"""
     project: str
     tags: list[str]
     priority: int
@@ -61,8 +58,7 @@ class PresetRow(BaseModel):
     saved_at: float
 
 
-@api.get("")
-@requires(SIGNED_IN)
+@api.get("", SIGNED_IN)
 def list_presets(
     session: Db,
     principal: SignedIn,
@@ -79,8 +75,7 @@ def list_presets(
     return [_row(preset) for preset in presets.matching(session, names, name=name)]
 
 
-@api.post("", status_code=201)
-@requires(ACCOUNT)
+@api.post("", ACCOUNT, status_code=201)
 @audited("name", "recipe", "project")
 def save_preset(
     body: Annotated[NewPreset, in_project(NewPreset, Permission.SUBMIT_RUN)],
@@ -97,9 +92,8 @@ def save_preset(
     return _row(save(session, principal.user, body.name, submission))
 
 
-@api.delete("/{preset_id}", status_code=204)
-@requires(ACCOUNT)
-def delete_preset(preset_id: RowId, session: Db, _principal: SignedIn) -> None:
+@api.delete("/{preset_id}", ACCOUNT, status_code=204)
+def delete_preset(preset_id: RowId, session: Db) -> None:
     """Delete a preset. Requires permission to submit to its project."""
     preset = presets.get(session, preset_id)
     check_project(session, Permission.SUBMIT_RUN, preset.project)
@@ -113,11 +107,11 @@ def _row(preset: Preset) -> PresetRow:
     return PresetRow(**{name: getattr(preset, name) for name in columns}, **place)
 
 
-@pages.post("")
-@requires(ACCOUNT)
+@pages.post("", ACCOUNT)
 @audited("preset", "recipe", "project")
-def post_preset(request: Request, session: Db, posted: Posted, principal: SignedIn) -> Response:
+def post_preset(context: Context, posted: Posted) -> Response:
     """Save the form's values under a name, or show the form with its errors."""
+    session = context.session
     recipe = str(posted.get("recipe", ""))
     schema = workers.recipe(session, recipe)["schema"]
     values = {name: str(posted.get(name, "")).strip() for name in (*RUN_FIELDS, "preset")}
@@ -128,23 +122,20 @@ def post_preset(request: Request, session: Db, posted: Posted, principal: Signed
         fields["tags"] = values["tags"]
         fields["project"] = values["project"] or None
         submission = Submission(recipe=recipe, config=config, **fields)
-        saved = save(session, principal.user, values["preset"], submission, known=errors)
+        saved = save(session, context.user, values["preset"], submission, known=errors)
     except Invalid as error:
         # The form's `name` is the run's, which a preset does not store.
         wrong = {"preset" if path == "name" else path: text for path, text in error.errors.items()}
-        return new_run_pages.form(request, session, principal, recipe, config, values, wrong)
-    return back_to(request, f"/runs/new?preset={saved.id}", f"The preset {saved.name} is saved.")
+        return new_run_pages.form(context, recipe, config, values, wrong)
+    return context.redirect(f"/runs/new?preset={saved.id}", f"The preset {saved.name} is saved.")
 
 
-@pages.post("/{preset_id}/deletion")
-@requires(ACCOUNT)
-def post_deletion(
-    request: Request, preset_id: RowId, session: Db, _principal: SignedIn
-) -> RedirectResponse:
+@pages.post("/{preset_id}/deletion", ACCOUNT)
+def post_deletion(preset_id: RowId, context: Context) -> RedirectResponse:
     """Delete a preset."""
-    preset = presets.get(session, preset_id)
-    check_project(session, Permission.SUBMIT_RUN, preset.project)
-    session.delete(preset)
-    return back_to(
-        request, f"/runs/new?recipe={preset.recipe}", f"The preset {preset.name} is deleted."
+    preset = presets.get(context.session, preset_id)
+    check_project(context.session, Permission.SUBMIT_RUN, preset.project)
+    context.session.delete(preset)
+    return context.redirect(
+        f"/runs/new?recipe={preset.recipe}", f"The preset {preset.name} is deleted."
     )

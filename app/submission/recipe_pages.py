@@ -4,14 +4,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 from sqlalchemy.orm import Session
 
-from app.auth.authentication import SignedIn
-from app.auth.permissions import SIGNED_IN, requires
-from app.dependencies import Db
-from app.html.rendering import page
+from app.auth.permissions import SIGNED_IN
+from app.auth.routing import Router
+from app.html.rendering import Context
 from app.http.parameters import Text
 from app.submission import config_schema
 from app.submission.config_schema import Property
@@ -19,7 +17,7 @@ from db.errors import NotFound
 from db.queue import workers
 from db.tables import Worker
 
-router = APIRouter()
+router = Router()
 
 #: Defaults of optional fields of a recipe.
 DEFAULTS: dict[str, Any] = {"file": "", "package": "", "place": "", "check": None}
@@ -45,34 +43,31 @@ class Offered:
         return sorted(properties, key=lambda prop: prop.group != "recipe")
 
 
-@router.get("/recipes")
-@requires(SIGNED_IN)
-def list_recipes(request: Request, session: Db, principal: SignedIn) -> HTMLResponse:
+@router.get("/recipes", SIGNED_IN)
+def list_recipes(context: Context) -> HTMLResponse:
     """Show the recipes of the workers that are up, and those that could not be loaded."""
-    up = _list_current_workers(session)
+    up = _list_current_workers(context.session)
     offered = by_name(up)
-    return page(
-        request,
+    return context.render(
         "submission/recipes.html",
-        principal=principal,
         up=up,
-        outdated=workers.describe_outdated_workers(session),
+        outdated=workers.describe_outdated_workers(context.session),
         broken=[row for row in offered if "error" in row.recipe],
         lacking=[row for row in offered if "needs" in row.recipe],
         offered=[row for row in offered if "schema" in row.recipe],
     )
 
 
-@router.get("/recipes/{name:path}")
-@requires(SIGNED_IN)
-def show_recipe(name: Text, request: Request, session: Db, principal: SignedIn) -> HTMLResponse:
+@router.get("/recipes/{name:path}", SIGNED_IN)
+def show_recipe(name: Text, context: Context) -> HTMLResponse:
     """Show a recipe with all of its settings. Raises NotFound."""
+    session = context.session
     offered = [row for row in by_name(_list_current_workers(session)) if "schema" in row.recipe]
     recipe = workers.named([row.recipe for row in offered], name)
     if recipe is None:
         raise NotFound(workers.describe_unknown_recipe(session, name))
     row = next(row for row in offered if row.recipe is recipe)
-    return page(request, "submission/recipe.html", principal=principal, row=row)
+    return context.render("submission/recipe.html", row=row)
 
 
 def _list_current_workers(session: Session) -> list[Worker]:

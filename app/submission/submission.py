@@ -56,16 +56,12 @@ class Submission(BaseModel):
     Missing settings get the default of the recipe or parameter.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     recipe: Annotated[str, Field(description="Name of a recipe that a worker offers")] = ""
     command: Annotated[Command | None, Field(description="Instead of a recipe")] = None
-    config: Annotated[
-        dict[str, Any],
-        Field(
-            description="Values by the recipe's JSON Schema; for a command, values by placeholder"
-        ),
-    ] = {}
+    config: dict[str, Any] = {}
+    """Values by the recipe's JSON Schema; for a command, values by placeholder"""
     name: str = _declare_bounded(
         "name", "", "Empty: derived from recipe and precision, its parent, or the script"
     )

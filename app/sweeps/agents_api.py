@@ -5,13 +5,13 @@ A token that uploads watched runs may use them, so that an agent needs no other.
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from app.auth.audit import audited, set_runs, unaudited
 from app.auth.authentication import NotForSending, SignedIn
-from app.auth.permissions import SIGNED_IN, requires
+from app.auth.permissions import SIGNED_IN
 from app.auth.project_parameters import in_project
+from app.auth.routing import Router
 from app.dependencies import Db
 from app.http.parameters import Body, RowId, Text
 from app.submission import config_schema
@@ -24,7 +24,7 @@ from db.sweeps import agent_claims, sweeps
 from db.tables import Sweep
 from halfstep.telemetry.plain_json import JsonObject
 
-router = APIRouter(prefix="/sweeps", tags=["sweeps"])
+router = Router(prefix="/sweeps", tags=["sweeps"])
 
 AgentId = Annotated[str, Field(pattern="^[0-9a-f]{32}$", description="Chosen by the agent")]
 
@@ -63,10 +63,10 @@ class EndedScript(Agent):
 class Claim(BaseModel):
     """A point that an agent has, or none."""
 
-    state: Annotated[
-        Literal["run", "wait", "over"],
-        Field(description="wait: a point may be returned; over: no point is left"),
-    ]
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    state: Literal["run", "wait", "over"]
+    """wait: a point may be returned; over: no point is left"""
     number: Annotated[int | None, Field(description="Number of the trial")] = None
     run: int | None = None
     watch_id: Annotated[str | None, Field(description="Identifier of the watched run")] = None
@@ -83,8 +83,9 @@ class Renewal(BaseModel):
     is_active: Annotated[bool, Field(description="False: a user has ended the run or the sweep")]
 
 
-@router.post("/agents", status_code=201)
-@requires(SIGNED_IN, token_permission=Permission.SUBMIT_RUN, for_uploads=True)
+@router.post(
+    "/agents", SIGNED_IN, token_permission=Permission.SUBMIT_RUN, for_uploads=True, status_code=201
+)
 @audited("name", "project")
 def begin_agent_sweep(
     body: Annotated[
@@ -102,8 +103,7 @@ def begin_agent_sweep(
     return detail(session, sweep_submission.begin(session, principal.user, submission))
 
 
-@router.post("/{sweep_id}/claims")
-@requires(Permission.SUBMIT_RUN, for_uploads=True)
+@router.post("/{sweep_id}/claims", Permission.SUBMIT_RUN, for_uploads=True)
 def claim_point(sweep_id: SweepId, body: Agent, session: Db, principal: SignedIn) -> Claim:
     """Take a point of a sweep: one that was given back, else the next one.
 
@@ -141,32 +141,27 @@ def claim_point(sweep_id: SweepId, body: Agent, session: Db, principal: SignedIn
     )
 
 
-@router.put("/{sweep_id}/claims/{number}")
-@requires(Permission.SUBMIT_RUN, for_uploads=True)
+@router.put("/{sweep_id}/claims/{number}", Permission.SUBMIT_RUN, for_uploads=True)
 @unaudited("A heartbeat: the claim itself is recorded.")
-def renew_claim(
-    sweep_id: SweepId, number: RowId, body: Agent, session: Db, _principal: SignedIn
-) -> Renewal:
+def renew_claim(sweep_id: SweepId, number: RowId, body: Agent, session: Db) -> Renewal:
     """Renew the lease of a point. Error 409: another agent may have it."""
     sweep = sweeps.get(session, sweep_id, lock=True)
     return Renewal(is_active=agent_claims.renew(session, sweep, number, body.agent))
 
 
-@router.post("/{sweep_id}/claims/{number}/end", status_code=204)
-@requires(Permission.SUBMIT_RUN, for_uploads=True)
-def end_claim(
-    sweep_id: SweepId, number: RowId, body: EndedScript, session: Db, _principal: SignedIn
-) -> None:
+@router.post(
+    "/{sweep_id}/claims/{number}/end", Permission.SUBMIT_RUN, for_uploads=True, status_code=204
+)
+def end_claim(sweep_id: SweepId, number: RowId, body: EndedScript, session: Db) -> None:
     """Record that the script of a point has ended."""
     sweep = sweeps.get(session, sweep_id, lock=True)
     agent_claims.finish(session, sweep, number, body.agent, was_watched=body.was_watched)
 
 
-@router.post("/{sweep_id}/claims/{number}/return", status_code=204)
-@requires(Permission.SUBMIT_RUN, for_uploads=True)
-def return_claim(
-    sweep_id: SweepId, number: RowId, body: Agent, session: Db, _principal: SignedIn
-) -> None:
+@router.post(
+    "/{sweep_id}/claims/{number}/return", Permission.SUBMIT_RUN, for_uploads=True, status_code=204
+)
+def return_claim(sweep_id: SweepId, number: RowId, body: Agent, session: Db) -> None:
     """Give a point back, for another agent."""
     sweep = sweeps.get(session, sweep_id, lock=True)
     agent_claims.give_back(session, sweep, number, body.agent)

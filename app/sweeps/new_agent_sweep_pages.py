@@ -1,65 +1,50 @@
 """Form of a sweep for agents: settings of any script, one per line."""
 
 import json
-import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
-from sqlalchemy.orm import Session
 
-from app.auth import audit
-from app.auth.authentication import Principal, SignedIn
-from app.auth.permissions import ANY_SUBMITTER, requires
-from app.dependencies import Db, Posted
-from app.html.rendering import page
+from app.auth.permissions import ANY_SUBMITTER
+from app.auth.routing import Router
+from app.dependencies import Posted
+from app.html.rendering import Context
 from app.submission import forms
 from app.submission.config_schema import Property
-from app.submission.submission import may_submit_to
 from app.sweeps import search_space, sweep_submission
-from app.sweeps.new_sweep_pages import FIELDS, KIND_TITLES, PRUNER_TITLES, TYPED, plan
+from app.sweeps.new_sweep_pages import FIELDS, begin_confirmed, plan, read_plan, render_form
 from app.sweeps.sweep_submission import Checked, SpaceGiven, SweepSubmission
 from db.errors import Invalid
-from db.sweeps.sweeps import MAXIMIZE, MINIMIZE
 from halfstep.telemetry.plain_json import JsonObject
 
-router = APIRouter()
+router = Router()
 
 MOST_CHARACTERS = 10_000
 TITLES = {"settings": "Settings"}
 
 
-@router.get("/sweeps/new/agents")
-@requires(ANY_SUBMITTER)
-def new_sweep(request: Request, session: Db, principal: SignedIn) -> HTMLResponse:
+@router.get("/sweeps/new/agents", ANY_SUBMITTER)
+def new_sweep(context: Context) -> HTMLResponse:
     """Show the empty form."""
-    return _form(request, session, principal, "", FIELDS)
+    return _form(context, "", FIELDS)
 
 
-@router.post("/sweeps/agents", response_model=None)
-@requires(ANY_SUBMITTER)
-def begin(
-    request: Request, session: Db, posted: Posted, principal: SignedIn
-) -> HTMLResponse | RedirectResponse:
+@router.post("/sweeps/agents", ANY_SUBMITTER, response_model=None)
+def begin(context: Context, posted: Posted) -> HTMLResponse | RedirectResponse:
     """Begin the sweep if its number of runs is confirmed; otherwise show that or the errors."""
-    values = {name: str(posted.get(name, usual)).strip()[:TYPED] for name, usual in FIELDS.items()}
+    values = read_plan(posted)
     text = str(posted.get("settings", ""))[:MOST_CHARACTERS]
     try:
         config, space = _read(text)
         submission = SweepSubmission(agents=True, config=config, space=space, **plan(values))
-        checked = sweep_submission.check(session, principal.user, submission)
+        checked = sweep_submission.check(context.session, context.user, submission)
         if checked.errors:
             raise Invalid(_by_field(checked.errors))
     except Invalid as error:
-        return _form(request, session, principal, text, values, error.errors)
-    if str(posted.get("confirmed", "")) != str(checked.runs):
-        audit.discard(request)
-        return _form(request, session, principal, text, values, checked=checked)
-    key = str(posted.get("key", ""))[:64] or None
-    sweep = sweep_submission.begin(session, principal.user, submission, idempotency_key=key)
-    audit.set_detail(session, f"sweep {sweep.id} of {checked.runs} runs, for agents")
-    return RedirectResponse(f"/sweeps/{sweep.id}", status_code=303)
+        return _form(context, text, values, error.errors)
+    begun = begin_confirmed(context, posted, submission, checked, ", for agents")
+    return begun or _form(context, text, values, checked=checked)
 
 
 def _read(text: str) -> tuple[JsonObject, SpaceGiven]:
@@ -105,29 +90,11 @@ def _by_field(errors: Mapping[str, str]) -> dict[str, str]:
 
 
 def _form(
-    request: Request,
-    session: Session,
-    principal: Principal,
+    context: Context,
     text: str,
     values: Mapping[str, str],
     errors: dict[str, str] | None = None,
     checked: Checked | None = None,
 ) -> HTMLResponse:
-    return page(
-        request,
-        "sweeps/new_agent_sweep.html",
-        principal=principal,
-        status_code=422 if errors else 200,
-        settings=text,
-        most_characters=MOST_CHARACTERS,
-        kinds=KIND_TITLES,
-        goals=(MINIMIZE, MAXIMIZE),
-        pruners=PRUNER_TITLES,
-        projects=may_submit_to(session, principal.grants),
-        values=values,
-        errors=errors or {},
-        titles=TITLES,
-        runs=checked and checked.runs,
-        warning=checked and checked.warning,
-        key=secrets.token_hex(16),
-    )
+    own = {"settings": text, "most_characters": MOST_CHARACTERS, "titles": TITLES}
+    return render_form(context, "sweeps/new_agent_sweep.html", values, errors, checked, **own)

@@ -1,66 +1,55 @@
 """Form of a command's sweep: a command's form with searches in its parameters."""
 
-import secrets as tokens
 from collections.abc import Mapping
 
-from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
 from pydantic import ValidationError
-from sqlalchemy.orm import Session
 
-from app.auth import audit
 from app.auth.audit import unaudited
-from app.auth.authentication import Principal, SignedIn
-from app.auth.permissions import RUN_COMMANDS, requires
-from app.dependencies import Db, Posted
-from app.html.rendering import page
+from app.auth.permissions import RUN_COMMANDS
+from app.auth.routing import Router
+from app.dependencies import Posted
+from app.html.rendering import Context
 from app.submission import command_form
 from app.submission.command_form import CommandForm
-from app.submission.submission import may_submit_to
 from app.sweeps import sweep_submission
-from app.sweeps.new_sweep_pages import FIELDS, KIND_TITLES, PRUNER_TITLES, TYPED, plan
+from app.sweeps.new_sweep_pages import FIELDS, TYPED, begin_confirmed, plan, read_plan, render_form
 from app.sweeps.sweep_submission import Checked, SweepSubmission
 from db.access import secrets
 from db.errors import Invalid
 from db.queue import workers
-from db.sweeps.sweeps import MAXIMIZE, MINIMIZE
 from halfstep.field_errors import bound, of_pydantic
 
-router = APIRouter()
+router = Router()
 
 TAKEN = ("tags", "project", "priority", "devices_per_node")
 
 
-@router.get("/sweeps/new/command")
-@requires(RUN_COMMANDS)
-def new_sweep(request: Request, session: Db, principal: SignedIn) -> HTMLResponse:
+@router.get("/sweeps/new/command", RUN_COMMANDS)
+def new_sweep(context: Context) -> HTMLResponse:
     """Show the empty form."""
-    return _form(request, session, principal, CommandForm(), FIELDS)
+    return _form(context, CommandForm(), FIELDS)
 
 
-@router.post("/sweeps/new/command")
+@router.post("/sweeps/new/command", RUN_COMMANDS)
 @unaudited("Shows a form: nothing is stored.")
-@requires(RUN_COMMANDS)
-def from_run(request: Request, session: Db, posted: Posted, principal: SignedIn) -> HTMLResponse:
+def from_run(context: Context, posted: Posted) -> HTMLResponse:
     """Show the form with the values of a run's form."""
     values = {name: str(posted[name])[:TYPED] for name in TAKEN if name in posted}
     form = command_form.read_form(posted, {})
-    return _form(request, session, principal, form, FIELDS | values)
+    return _form(context, form, FIELDS | values)
 
 
-@router.post("/sweeps/command", response_model=None)
-@requires(RUN_COMMANDS)
-def begin(
-    request: Request, session: Db, posted: Posted, principal: SignedIn
-) -> HTMLResponse | RedirectResponse:
+@router.post("/sweeps/command", RUN_COMMANDS, response_model=None)
+def begin(context: Context, posted: Posted) -> HTMLResponse | RedirectResponse:
     """Begin the sweep if its number of runs is confirmed; otherwise show that or the errors."""
-    values = {name: str(posted.get(name, usual)).strip()[:TYPED] for name, usual in FIELDS.items()}
+    values = read_plan(posted)
     form = command_form.read_form(posted, {})
     command, config, space, errors = command_form.parse_search(form)
     try:
         fields = {"command": command, "config": config, "space": space, **plan(values)}
         submission = SweepSubmission.model_validate(fields)
-        checked = sweep_submission.check(session, principal.user, submission)
+        checked = sweep_submission.check(context.session, context.user, submission)
         errors |= checked.errors
     except ValidationError as error:
         errors |= of_pydantic(error.errors())
@@ -68,44 +57,29 @@ def begin(
         errors |= error.errors
     if errors := bound(errors):
         form = command_form.read_form(posted, errors)
-        return _form(request, session, principal, form, values, errors)
-    if str(posted.get("confirmed", "")) != str(checked.runs):
-        audit.discard(request)
-        return _form(request, session, principal, form, values, checked=checked)
-    key = str(posted.get("key", ""))[:64] or None
-    sweep = sweep_submission.begin(session, principal.user, submission, idempotency_key=key)
-    audit.set_detail(session, f"sweep {sweep.id} of {checked.runs} runs")
-    return RedirectResponse(f"/sweeps/{sweep.id}", status_code=303)
+        return _form(context, form, values, errors)
+    begun = begin_confirmed(context, posted, submission, checked, "")
+    return begun or _form(context, form, values, checked=checked)
 
 
 def _form(
-    request: Request,
-    session: Session,
-    principal: Principal,
+    context: Context,
     form: CommandForm,
     values: Mapping[str, str],
     errors: dict[str, str] | None = None,
     checked: Checked | None = None,
 ) -> HTMLResponse:
     _command, _config, space, _errors = command_form.parse_search(form)
-    return page(
-        request,
+    return render_form(
+        context,
         "sweeps/new_command_sweep.html",
-        principal=principal,
-        status_code=422 if errors else 200,
+        values,
+        errors,
+        checked,
         form=form,
         searched=space,
         parameter_kinds=command_form.KINDS,
-        kinds=KIND_TITLES,
-        goals=(MINIMIZE, MAXIMIZE),
-        pruners=PRUNER_TITLES,
-        known_secrets=secrets.names(session),
-        offered=workers.recipes(session),
-        offers_commands=workers.offer_commands(session),
-        projects=may_submit_to(session, principal.grants),
-        values=values,
-        errors=errors or {},
-        runs=checked and checked.runs,
-        warning=checked and checked.warning,
-        key=tokens.token_hex(16),
+        known_secrets=secrets.names(context.session),
+        offered=workers.recipes(context.session),
+        offers_commands=workers.offer_commands(context.session),
     )

@@ -4,17 +4,16 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
 from sqlalchemy.orm import Session
 from starlette.datastructures import FormData
 
 from app.auth import audit
 from app.auth.audit import unaudited
-from app.auth.authentication import Principal, SignedIn
-from app.auth.permissions import ANY_SUBMITTER, requires
-from app.dependencies import Db, Posted
-from app.html.rendering import page
+from app.auth.permissions import ANY_SUBMITTER
+from app.auth.routing import Router
+from app.dependencies import Posted
+from app.html.rendering import Context
 from app.http.parameters import Text
 from app.submission import config_schema, forms
 from app.submission.config_schema import Property, Schema
@@ -28,7 +27,7 @@ from db.sweeps.sweeps import LOSS, MAXIMIZE, MINIMIZE
 from db.tables import Sweep
 from halfstep.telemetry.plain_json import JsonObject
 
-router = APIRouter()
+router = Router()
 
 KIND_TITLES = dict(zip(KINDS, ("Grid", "Random", "TPE", "CMA-ES", "QMC"), strict=True))
 #: Fields of a sweep besides its recipe's settings, with their initial values.
@@ -53,61 +52,92 @@ WHOLE_NUMBERS = ("runs", "first", "at_once", "seed", "priority", "nodes", "devic
 TYPED = 1000
 
 
-@router.get("/sweeps/new")
-@requires(ANY_SUBMITTER)
-def new_sweep(
-    request: Request, session: Db, principal: SignedIn, recipe: Text = ""
-) -> HTMLResponse:
+@router.get("/sweeps/new", ANY_SUBMITTER)
+def new_sweep(context: Context, recipe: Text = "") -> HTMLResponse:
     """Show the form with the recipe's defaults."""
-    return _form(request, session, principal, recipe, {}, FIELDS)
+    return _form(context, recipe, {}, FIELDS)
 
 
-@router.post("/sweeps/new")
+@router.post("/sweeps/new", ANY_SUBMITTER)
 @unaudited("Shows a form: nothing is stored.")
-@requires(ANY_SUBMITTER)
-def from_run(request: Request, session: Db, posted: Posted, principal: SignedIn) -> HTMLResponse:
+def from_run(context: Context, posted: Posted) -> HTMLResponse:
     """Show the form with the values of a run's form."""
     recipe, taken = str(posted.get("recipe", "")), ("tags", "project", "nodes", "devices_per_node")
     values = {name: str(posted[name])[:TYPED] for name in taken if name in posted}
     try:
-        schema = workers.recipe(session, recipe)["schema"]
+        schema = workers.recipe(context.session, recipe)["schema"]
     except NotFound:
-        return _form(request, session, principal, recipe, {}, FIELDS)
+        return _form(context, recipe, {}, FIELDS)
     typed = _read_fields(schema, posted)
     for field in config_schema.properties(schema):
         if field.rules.get("type") == "boolean" and not typed[field.path]:
             typed[field.path] = "false"  # an unchecked box sends nothing
-    return _form(request, session, principal, recipe, typed, FIELDS | values)
+    return _form(context, recipe, typed, FIELDS | values)
 
 
-@router.post("/sweeps", response_model=None)
-@requires(ANY_SUBMITTER)
-def begin(
-    request: Request, session: Db, posted: Posted, principal: SignedIn
-) -> HTMLResponse | RedirectResponse:
+@router.post("/sweeps", ANY_SUBMITTER, response_model=None)
+def begin(context: Context, posted: Posted) -> HTMLResponse | RedirectResponse:
     """Begin the sweep if its number of runs is confirmed; otherwise show that or the errors."""
+    session = context.session
     recipe = str(posted.get("recipe", ""))
-    values = {name: str(posted.get(name, usual)).strip()[:TYPED] for name, usual in FIELDS.items()}
+    values = read_plan(posted)
     typed: dict[str, str] = {}
     try:
         schema = workers.recipe(session, recipe)["schema"]
         typed = _read_fields(schema, posted)
         submission = _submission(recipe, schema, typed, values)
-        checked = sweep_submission.check(session, principal.user, submission)
+        checked = sweep_submission.check(session, context.user, submission)
         if checked.errors:
             raise Invalid(checked.errors)
     except NotFound as error:
         errors = {"recipe": str(error)}
-        return _form(request, session, principal, recipe, typed, values, errors)
+        return _form(context, recipe, typed, values, errors)
     except Invalid as error:
-        return _form(request, session, principal, recipe, typed, values, error.errors)
+        return _form(context, recipe, typed, values, error.errors)
+    begun = begin_confirmed(context, posted, submission, checked, f", recipe {submission.recipe}")
+    return begun or _form(context, recipe, typed, values, checked=checked)
+
+
+def read_plan(posted: FormData) -> dict[str, str]:
+    """Return the texts of the fields that every sweep has."""
+    return {name: str(posted.get(name, usual)).strip()[:TYPED] for name, usual in FIELDS.items()}
+
+
+def begin_confirmed(
+    context: Context, posted: FormData, submission: SweepSubmission, checked: Checked, detail: str
+) -> RedirectResponse | None:
+    """Begin a sweep if its number of runs is confirmed. detail: for the audit log."""
     if str(posted.get("confirmed", "")) != str(checked.runs):
-        audit.discard(request)
-        return _form(request, session, principal, recipe, typed, values, checked=checked)
-    key = str(posted.get("key", ""))[:64] or None
-    sweep = sweep_submission.begin(session, principal.user, submission, idempotency_key=key)
-    audit.set_detail(session, f"sweep {sweep.id} of {checked.runs} runs, recipe {sweep.recipe}")
-    return RedirectResponse(f"/sweeps/{sweep.id}", status_code=303)
+        audit.discard(context.request)
+        return None
+    session, key = context.session, str(posted.get("key", ""))[:64] or None
+    sweep = sweep_submission.begin(session, context.user, submission, idempotency_key=key)
+    audit.set_detail(session, f"sweep {sweep.id} of {checked.runs} runs{detail}")
+    return context.redirect(f"/sweeps/{sweep.id}")
+
+
+def render_form(
+    context: Context,
+    template: str,
+    values: Mapping[str, str],
+    errors: dict[str, str] | None,
+    checked: Checked | None,
+    **more: Any,
+) -> HTMLResponse:
+    """Show a form of a sweep. checked: its number of runs is to be confirmed.  more: its own."""
+    return context.render(
+        template,
+        values=values,
+        errors=errors,
+        projects=may_submit_to(context.session, context.principal.grants),
+        kinds=KIND_TITLES,
+        pruners=PRUNER_TITLES,
+        goals=(MINIMIZE, MAXIMIZE),
+        runs=checked and checked.runs,
+        warning=checked and checked.warning,
+        key=secrets.token_hex(16),
+        **more,
+    )
 
 
 def list_changed(session: Session, sweep: Sweep) -> list[tuple[str, Any]]:
@@ -180,16 +210,14 @@ def _value(field: Property, text: str) -> Any:
 
 
 def _form(
-    request: Request,
-    session: Session,
-    principal: Principal,
+    context: Context,
     recipe: str,
     typed: Mapping[str, str],
     values: Mapping[str, str],
     errors: dict[str, str] | None = None,
     checked: Checked | None = None,
 ) -> HTMLResponse:
-    offered = workers.recipes(session)
+    offered = workers.recipes(context.session)
     chosen = workers.named(offered, recipe)
     problem = (errors or {}).get("recipe", "")
     if recipe and chosen is None:
@@ -199,17 +227,18 @@ def _form(
     fields = list(config_schema.properties(schema))
     texts = {field.path: forms.input_text(field.default) for field in fields} | dict(typed)
     precision = next((field for field in fields if field.path == "precision"), None)
-    up = workers.alive(session)
+    up = workers.alive(context.session)
     able = {name for worker in up for name in workers.precisions(worker.devices)}
-    return page(
-        request,
+    return render_form(
+        context,
         "sweeps/new_sweep.html",
-        principal=principal,
-        status_code=422 if errors else 200,
+        values,
+        errors,
+        checked,
         offered=offered,
-        offers_commands=workers.offer_commands(session),
+        offers_commands=workers.offer_commands(context.session),
         chosen=chosen,
-        outdated=workers.describe_outdated_workers(session),
+        outdated=workers.describe_outdated_workers(context.session),
         problem=problem,
         field_sets=forms.field_sets(schema, {}, errors or {}),
         precision=precision,
@@ -219,13 +248,4 @@ def _form(
         searched={f.path for f in fields if search_space.is_search(f, texts[f.path])},
         changed={f.path for f in fields if texts[f.path] != forms.input_text(f.default)},
         searchable={f.path for f in fields if search_space.is_searchable(f)},
-        values=values,
-        projects=may_submit_to(session, principal.grants),
-        kinds=KIND_TITLES,
-        pruners=PRUNER_TITLES,
-        goals=(MINIMIZE, MAXIMIZE),
-        errors=errors or {},
-        runs=checked and checked.runs,
-        warning=checked and checked.warning,
-        key=secrets.token_hex(16),
     )

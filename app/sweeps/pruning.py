@@ -8,9 +8,10 @@ multiplies the rung by its factor each time, the others report at multiples of t
 from fractions import Fraction
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from sqlalchemy.orm import Session
 
+from app.http.parameters import Body
 from app.sweeps import optuna_study
 from db.queue import run_control
 from db.sweeps import agent_claims, sweeps
@@ -26,10 +27,8 @@ MOST_RUNG = 10**9
 Rung = Annotated[int, Field(ge=1, le=MOST_RUNG)]
 
 
-class Pruner(BaseModel):
+class Pruner(Body):
     """Rule by which weak runs are ended early."""
-
-    model_config = ConfigDict(extra="forbid")
 
     kind: Annotated[
         Literal["hyperband", "median", "patient"],
@@ -38,16 +37,10 @@ class Pruner(BaseModel):
             "median of the completed runs, from the sixth on; patient: no longer improving"
         ),
     ]
-    first: Annotated[
-        Rung,
-        Field(
-            description="First check: of a recipe in 27ths of its steps, else after so many values "
-            "of the metric"
-        ),
-    ] = 1
-    factor: Annotated[
-        int, Field(ge=2, le=100, description="Of hyperband: one in so many continues")
-    ] = 3
+    first: Rung = 1
+    """First check: of a recipe in 27ths of its steps, else after so many values of the metric"""
+    factor: Annotated[int, Field(ge=2, le=100)] = 3
+    """Of hyperband: one in so many continues"""
     last: Annotated[
         Rung | None,
         Field(
@@ -55,9 +48,8 @@ class Pruner(BaseModel):
             "one bracket; of a recipe 27"
         ),
     ] = None
-    patience: Annotated[
-        int, Field(ge=0, le=1000, description="Of patient: further checks without improvement")
-    ] = 3
+    patience: Annotated[int, Field(ge=0, le=1000)] = 3
+    """Of patient: further checks without improvement"""
 
 
 def to_stored(pruner: Pruner | None, *, is_recipe: bool) -> JsonObject | None:

@@ -68,7 +68,7 @@ class SweepSubmission(BaseModel):
     Missing settings get the default of the recipe or parameter.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     recipe: Annotated[str, Field(description="Name of a recipe that a worker offers")] = ""
     command: Annotated[Command | None, Field(description="Instead of a recipe")] = None
@@ -94,20 +94,18 @@ class SweepSubmission(BaseModel):
     pruner: Annotated[
         Pruner | None,
         BeforeValidator(lambda given: {"kind": given} if isinstance(given, str) else given),
-        Field(description="Ends weak runs early; its kind as text, or an object"),
     ] = None
+    """Ends weak runs early; its kind as text, or an object"""
     metric: Metric = LOSS
     goal: Goal = ""
-    runs: Annotated[
-        int | None, Field(description="Number of runs; null: every point of a grid, or 20")
-    ] = None
+    runs: int | None = None
+    """Number of runs; null: every point of a grid, or 20"""
     at_once: Annotated[int, Field(description="Limit of runs that are queued or train")] = 1
     seed: Annotated[int, Field(description="Seed of random searches")] = 0
     name: str = ""
     tags: str = ""
-    project: Annotated[
-        str | None, Field(description="Null: the first one with permission to submit")
-    ] = None
+    project: str | None = None
+    """Null: the first one with permission to submit"""
     priority: int = 0
     nodes: int = 1
     devices_per_node: int = 1

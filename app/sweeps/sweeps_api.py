@@ -3,19 +3,20 @@
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Query
+from fastapi import Depends, Header, Query
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
 from app.auth.audit import audited
 from app.auth.authentication import AdmittedEarly, SignedIn
-from app.auth.permissions import SIGNED_IN, requires
+from app.auth.permissions import SIGNED_IN
 from app.auth.project_parameters import in_project
+from app.auth.routing import Router
 from app.dependencies import Db, TheDatabase, TheLive, TheSettings
 from app.files import weight_uploads
 from app.http.active_requests import STREAM
-from app.http.parameters import Body, RowId, Text
+from app.http.parameters import Body, DocumentedModel, RowId, Text
 from app.live import sweep_updates
 from app.live.streams_api import After, LastEventId
 from app.runs.runs_api import Destination
@@ -31,14 +32,14 @@ from db.sweeps.sweeps import Tally
 from db.tables import Run, Status, Sweep, Trial, User
 from halfstep.telemetry.plain_json import JsonObject
 
-router = APIRouter(prefix="/sweeps", tags=["sweeps"])
+router = Router(prefix="/sweeps", tags=["sweeps"])
 
 LIVE_SECONDS = 0.5
 
 SweepId = RowId
 
 
-class SweepTrial(BaseModel):
+class SweepTrial(DocumentedModel):
     """A trial of a sweep."""
 
     number: int
@@ -46,13 +47,10 @@ class SweepTrial(BaseModel):
     name: str
     status: Status
     params: Annotated[JsonObject, Field(description="By path of a setting")]
-    state: Annotated[
-        str,
-        Field(description="open, complete, pruned, or failed: without a finite value"),
-    ]
-    value: Annotated[
-        Number, Field(description="The metric's last value; for an open trial, the value so far")
-    ]
+    state: str
+    """open, complete, pruned, or failed: without a finite value"""
+    value: Number
+    """The metric's last value; for an open trial, the value so far"""
 
 
 class SweepSummary(BaseModel):
@@ -122,11 +120,9 @@ class Extension(Body):
     space: SpaceGiven | None = None
 
 
-@router.get("")
-@requires(SIGNED_IN)
+@router.get("", SIGNED_IN)
 def list_sweeps(
     session: Db,
-    _principal: SignedIn,
     before: Annotated[RowId | None, Query(description="Only sweeps older than this id")] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> SweepList:
@@ -146,8 +142,7 @@ def _lost(_user: AdmittedEarly, body: SweepSubmission, settings: TheSettings) ->
 Lost = Annotated[dict[str, str], Depends(_lost)]
 
 
-@router.post("", status_code=201)
-@requires(SIGNED_IN, token_permission=Permission.SUBMIT_RUN)
+@router.post("", SIGNED_IN, token_permission=Permission.SUBMIT_RUN, status_code=201)
 @audited("name", "recipe", "project")
 def begin_sweep(
     body: Annotated[
@@ -168,19 +163,16 @@ def begin_sweep(
     return detail(session, sweep)
 
 
-@router.get("/{sweep_id}")
-@requires(Permission.VIEW_RUN)
-def get_sweep(sweep_id: SweepId, session: Db, _principal: SignedIn) -> SweepDetail:
+@router.get("/{sweep_id}", Permission.VIEW_RUN)
+def get_sweep(sweep_id: SweepId, session: Db) -> SweepDetail:
     """Return a sweep."""
     return detail(session, sweeps.get(session, sweep_id))
 
 
-@router.get("/{sweep_id}/trials")
-@requires(Permission.VIEW_RUN)
+@router.get("/{sweep_id}/trials", Permission.VIEW_RUN)
 def list_trials(
     sweep_id: SweepId,
     session: Db,
-    _principal: SignedIn,
     sort: Annotated[
         Text, Query(description="number, newest first; or value, the best first")
     ] = "number",
@@ -196,8 +188,7 @@ def list_trials(
     )
 
 
-@router.put("/{sweep_id}/project")
-@requires(Permission.MOVE_RUN)
+@router.put("/{sweep_id}/project", Permission.MOVE_RUN)
 @audited("project")
 def move_sweep(
     sweep_id: SweepId,
@@ -210,50 +201,42 @@ def move_sweep(
     return detail(session, sweeps.get(session, sweep_id))
 
 
-@router.put("/{sweep_id}/metric")
-@requires(Permission.CONTROL_RUN)
+@router.put("/{sweep_id}/metric", Permission.CONTROL_RUN)
 @audited("metric")
-def change_metric(
-    sweep_id: SweepId, body: Ranking, session: Db, _principal: SignedIn
-) -> SweepDetail:
+def change_metric(sweep_id: SweepId, body: Ranking, session: Db) -> SweepDetail:
     """Compare a sweep's runs by another metric, also those that have ended."""
     sweep = sweep_submission.lock(session, sweep_id)
     sweep_metric.change(session, sweep, body.metric, body.goal)
     return detail(session, sweep)
 
 
-@router.post("/{sweep_id}/cancellation")
-@requires(Permission.CONTROL_RUN)
+@router.post("/{sweep_id}/cancellation", Permission.CONTROL_RUN)
 def cancel_sweep(sweep_id: SweepId, session: Db, principal: SignedIn) -> SweepDetail:
     """Cancel a sweep and its unended runs."""
     return detail(session, sweeps.cancel(session, sweep_id, principal.user))
 
 
-@router.post("/{sweep_id}/pause")
-@requires(Permission.CONTROL_RUN)
-def pause_sweep(sweep_id: SweepId, session: Db, _principal: SignedIn) -> SweepDetail:
+@router.post("/{sweep_id}/pause", Permission.CONTROL_RUN)
+def pause_sweep(sweep_id: SweepId, session: Db) -> SweepDetail:
     """Stop submitting runs until the sweep is resumed; submitted runs continue."""
     return detail(session, sweeps.pause(session, sweep_id))
 
 
-@router.post("/{sweep_id}/resumption")
-@requires(Permission.CONTROL_RUN)
+@router.post("/{sweep_id}/resumption", Permission.CONTROL_RUN)
 def resume_sweep(sweep_id: SweepId, session: Db, principal: SignedIn) -> SweepDetail:
     """Resume a paused or failed sweep."""
     sweep_submission.resume(session, sweep_id, principal.user)
     return detail(session, sweeps.get(session, sweep_id))
 
 
-@router.post("/{sweep_id}/retries")
-@requires(Permission.CONTROL_RUN)
+@router.post("/{sweep_id}/retries", Permission.CONTROL_RUN)
 def retry_sweep(sweep_id: SweepId, session: Db, principal: SignedIn) -> SweepDetail:
     """Run the failed points of a sweep again, each as a new run."""
     sweep_submission.retry(session, sweep_id, principal.user)
     return detail(session, sweeps.get(session, sweep_id))
 
 
-@router.post("/{sweep_id}/extension")
-@requires(Permission.CONTROL_RUN)
+@router.post("/{sweep_id}/extension", Permission.CONTROL_RUN)
 def extend_sweep(
     sweep_id: SweepId, more: Extension, session: Db, principal: SignedIn
 ) -> SweepDetail:
@@ -266,12 +249,12 @@ def _existing(sweep_id: SweepId, session: Db) -> int:
     return sweeps.get(session, sweep_id).id
 
 
-@router.get("/{sweep_id}/live", response_class=EventSourceResponse)
-@requires(Permission.VIEW_RUN, lasts=STREAM)
+@router.get(
+    "/{sweep_id}/live", Permission.VIEW_RUN, lasts=STREAM, response_class=EventSourceResponse
+)
 async def stream_sweep(
     database: TheDatabase,
     live: TheLive,
-    _principal: SignedIn,
     sweep_id: Annotated[int, Depends(_existing)],
     after: After = "",
     last_event_id: LastEventId = "",

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
 from sqlalchemy.orm import Session
 
@@ -11,10 +10,11 @@ from app.auth.audit import audited
 from app.auth.authentication import SignedIn
 from app.auth.permissions import SIGNED_IN, requires
 from app.auth.project_parameters import form_project
+from app.auth.routing import Router
 from app.compare.comparison import MOST_RUNS
 from app.compare.parity import is_seed
 from app.dependencies import Db, Posted
-from app.html.rendering import page
+from app.html.rendering import Context
 from app.http.parameters import RowId
 from app.projects.project_transfer import elsewhere
 from app.sweeps import (
@@ -33,7 +33,7 @@ from db.queue import quotas
 from db.sweeps import sweeps
 from db.tables import Sweep, User
 
-router = APIRouter()
+router = Router()
 for module in (new_sweep_pages, new_command_sweep_pages, new_agent_sweep_pages):
     router.include_router(module.router)  # first: /sweeps/new must not match /sweeps/{sweep_id}
 
@@ -42,41 +42,28 @@ PAGE_SIZE = 50
 COMPARED = 10
 
 
-@router.get("/sweeps")
-@requires(SIGNED_IN)
-def list_sweeps(
-    request: Request, session: Db, principal: SignedIn, before: RowId | None = None
-) -> HTMLResponse:
+@router.get("/sweeps", SIGNED_IN)
+def list_sweeps(context: Context, before: RowId | None = None) -> HTMLResponse:
     """Show the sweeps, newest first."""
-    rows = sweeps.newest(session, before=before, limit=PAGE_SIZE)
-    return page(
-        request,
+    rows = sweeps.newest(context.session, before=before, limit=PAGE_SIZE)
+    return context.render(
         "sweeps/sweeps.html",
-        principal=principal,
         rows=[api.summary(*row) for row in rows],
         older=rows[-1][0].id if len(rows) == PAGE_SIZE else None,
         before=before,
     )
 
 
-@router.get("/sweeps/{sweep_id}")
-@requires(Permission.VIEW_RUN)
+@router.get("/sweeps/{sweep_id}", Permission.VIEW_RUN)
 def show_sweep(
-    sweep_id: RowId,
-    request: Request,
-    session: Db,
-    principal: SignedIn,
-    sort: Literal["number", "value"] = "value",
-    after: int = 0,
+    sweep_id: RowId, context: Context, sort: Literal["number", "value"] = "value", after: int = 0
 ) -> HTMLResponse:
     """Show a sweep; the browser fetches the page again after a change."""
-    return _page(request, session, principal, sweep_id, sort=sort, after=max(min(after, 10**6), 0))
+    return _page(context, sweep_id, sort=sort, after=max(min(after, 10**6), 0))
 
 
 def _page(
-    request: Request,
-    session: Session,
-    principal: SignedIn,
+    context: Context,
     sweep_id: int,
     *,
     sort: str = "value",
@@ -84,6 +71,7 @@ def _page(
     more: str = "",
     problem: str = "",
 ) -> HTMLResponse:
+    session = context.session
     sweep = sweeps.get(session, sweep_id)
     is_best_first = sort == "value"
     rows = sweeps.trials(session, sweep, best_first=is_best_first, after=after, limit=PAGE_SIZE)
@@ -91,13 +79,11 @@ def _page(
     shown = api.detail(session, sweep)
     pace = sweeps.pace(session, sweep_id)
     ended = shown.complete + shown.pruned + shown.failed
-    return page(
-        request,
+    return context.render(
         "sweeps/sweep.html",
-        principal=principal,
         status_code=422 if problem else 200,
         cursor=sweeps.mark(session, sweep_id),
-        destinations=elsewhere(session, principal, sweep.project),
+        destinations=elsewhere(session, context.principal, sweep.project),
         sweep=shown,
         pace=pace,
         seconds_left=pace.seconds_left(shown.runs_total - ended, shown.at_once),
@@ -144,48 +130,36 @@ def _limits(session: Session, sweep: Sweep, *, needs_runs: bool) -> list[str]:
     return list(quotas.submission_obstacle(session, owner, sweep.project).values())
 
 
-@router.post("/sweeps/{sweep_id}/extension", response_model=None)
-@requires(Permission.CONTROL_RUN)
-def extend(
-    sweep_id: RowId, request: Request, session: Db, posted: Posted, principal: SignedIn
-) -> HTMLResponse | RedirectResponse:
+@router.post("/sweeps/{sweep_id}/extension", Permission.CONTROL_RUN, response_model=None)
+def extend(sweep_id: RowId, context: Context, posted: Posted) -> HTMLResponse | RedirectResponse:
     """Add runs, or values of a grid's setting, or show the errors."""
     setting, text = str(posted.get("setting", "")), str(posted.get("more", "")).strip()[:1000]
     try:
-        with session.begin_nested():
-            sweep_submission.extend(session, sweep_id, principal.user, **_more(setting, text))
+        with context.session.begin_nested():
+            sweep_submission.extend(context.session, sweep_id, context.user, **_more(setting, text))
     except Invalid as error:
-        return _page(
-            request,
-            session,
-            principal,
-            sweep_id,
-            more=text,
-            problem="; ".join(error.errors.values()),
-        )
+        return _page(context, sweep_id, more=text, problem="; ".join(error.errors.values()))
     return _back(sweep_id)
 
 
-@router.post("/sweeps/{sweep_id}/metric", response_model=None)
-@requires(Permission.CONTROL_RUN)
+@router.post("/sweeps/{sweep_id}/metric", Permission.CONTROL_RUN, response_model=None)
 @audited("metric")
 def change_metric(
-    sweep_id: RowId, request: Request, session: Db, posted: Posted, principal: SignedIn
+    sweep_id: RowId, context: Context, posted: Posted
 ) -> HTMLResponse | RedirectResponse:
     """Compare the runs by another metric, or show the errors."""
-    sweep = sweep_submission.lock(session, sweep_id)
+    sweep = sweep_submission.lock(context.session, sweep_id)
     try:
         sweep_metric.change(
-            session, sweep, str(posted.get("metric", "")), str(posted.get("goal", ""))
+            context.session, sweep, str(posted.get("metric", "")), str(posted.get("goal", ""))
         )
     except Invalid as error:
         problem = "; ".join(error.errors.values())
-        return _page(request, session, principal, sweep_id, problem=problem)
+        return _page(context, sweep_id, problem=problem)
     return _back(sweep_id)
 
 
-@router.post("/sweeps/{sweep_id}/project")
-@requires(Permission.MOVE_RUN)
+@router.post("/sweeps/{sweep_id}/project", Permission.MOVE_RUN)
 @audited("project")
 def move_to_project(
     sweep_id: RowId,

@@ -2,32 +2,29 @@
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from app.auth.authentication import SignedIn
-from app.auth.permissions import SIGNED_IN, requires
+from app.auth.permissions import SIGNED_IN
+from app.auth.routing import Router
 from app.compare.comparison import MOST_RUNS
 from app.compare.comparison_api import Runs
 from app.dependencies import Db, TheSettings
-from app.http.parameters import as_run_ids
+from app.http.parameters import DocumentedModel, as_run_ids
 from db.errors import NotFound
 from db.files import storage
 from db.files.object_store import open_store
 from db.runs import runs as all_runs
 from db.telemetry import damage, damage_search
 
-router = APIRouter(tags=["series"])
+router = Router(tags=["series"])
 
 
-class DamagedPart(BaseModel):
+class DamagedPart(DocumentedModel):
     """Steps, points of a metric, or a file of a run that cannot be read."""
 
     run: int
-    kind: Annotated[
-        Literal["steps", "lost", "metric", "flush", "checkpoint", "artifact"],
-        Field(description="lost: only summaries are left; flush: metrics of unknown steps"),
-    ]
+    kind: Literal["steps", "lost", "metric", "flush", "checkpoint", "artifact"]
+    """lost: only summaries are left; flush: metrics of unknown steps"""
     name: Annotated[str, Field(description="Metric or file; empty: steps")]
     first: Annotated[int, Field(description="First step, or the step of a checkpoint")]
     last: int
@@ -41,11 +38,8 @@ class DamageOfRuns(BaseModel):
     text: Annotated[str, Field(description="All of it in words; empty if the runs are whole")]
 
 
-@router.get("/damage")
-@requires(SIGNED_IN)
-def get_damage(
-    runs: Runs, session: Db, settings: TheSettings, _principal: SignedIn
-) -> DamageOfRuns:
+@router.get("/damage", SIGNED_IN)
+def get_damage(runs: Runs, session: Db, settings: TheSettings) -> DamageOfRuns:
     """Return what is damaged of runs: reads all their steps and metrics, and looks for files."""
     found, texts, store = list[DamagedPart](), list[str](), open_store(settings)
     for run_id in as_run_ids("runs", runs, most=MOST_RUNS):

@@ -2,11 +2,10 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import BaseModel, Field
 
-from app.auth.authentication import SignedIn
-from app.auth.permissions import requires
+from app.auth.routing import Router
 from app.dependencies import Db
 from app.http.list_pages import After, Limit, ListPage
 from app.http.parameters import RunId
@@ -21,7 +20,7 @@ from db.paging import page_of_list
 from db.runs import runs
 from db.telemetry import histograms
 
-router = APIRouter(prefix="/runs/{run_id}", tags=["diagnosis"])
+router = Router(prefix="/runs/{run_id}", tags=["diagnosis"])
 
 MOST_SAMPLES = 300
 
@@ -81,22 +80,17 @@ class Findings(ListPage):
     findings: list[AdvisedFinding]
 
 
-@router.get("/findings")
-@requires(Permission.VIEW_RUN)
-def get_findings(
-    run_id: RunId, session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
-) -> Findings:
+@router.get("/findings", Permission.VIEW_RUN)
+def get_findings(run_id: RunId, session: Db, after: After = "", limit: Limit = 1000) -> Findings:
     """Return the findings about a run, the most severe first, with actions possible now."""
     page = page_of_list(advise(session, runs.get(session, run_id)), after=after, limit=limit)
     return Findings(findings=list(page.rows), total=page.total, next=page.next)
 
 
-@router.get("/histograms")
-@requires(Permission.VIEW_RUN)
+@router.get("/histograms", Permission.VIEW_RUN)
 def get_histograms(
     run_id: RunId,
     session: Db,
-    _principal: SignedIn,
     module: Annotated[str | None, Query(description="Default: the sum of all modules")] = None,
     most: Annotated[int, Query(ge=2, le=2000)] = MOST_SAMPLES,
 ) -> Histograms:
@@ -108,12 +102,10 @@ def get_histograms(
     return Histograms(modules=names, samples=[Sample(**sample) for sample in samples])
 
 
-@router.get("/layer-norms")
-@requires(Permission.VIEW_RUN)
+@router.get("/layer-norms", Permission.VIEW_RUN)
 def get_layer_norms(
     run_id: RunId,
     session: Db,
-    _principal: SignedIn,
     most: Annotated[int, Query(ge=2, le=2000)] = MOST_SAMPLES,
 ) -> LayerNorms:
     """Return the gradient norm of each layer over time, evenly thinned to at most `most`."""
@@ -121,12 +113,10 @@ def get_layer_norms(
     return LayerNorms(**histograms.layer_norms(session, run_id, most=most))
 
 
-@router.get("/headroom")
-@requires(Permission.VIEW_RUN)
+@router.get("/headroom", Permission.VIEW_RUN)
 def get_headroom(
     run_id: RunId,
     session: Db,
-    _principal: SignedIn,
     most: Annotated[int, Query(ge=2, le=2000)] = MOST_SAMPLES,
 ) -> HeadroomSeries:
     """Return the headroom of each module over time, evenly thinned to at most `most`."""
@@ -134,12 +124,10 @@ def get_headroom(
     return HeadroomSeries(**histograms.headroom_by_step(session, run_id, most=most))
 
 
-@router.get("/precision-diffs")
-@requires(Permission.VIEW_RUN)
+@router.get("/precision-diffs", Permission.VIEW_RUN)
 def get_precision_diffs(
     run_id: RunId,
     session: Db,
-    _principal: SignedIn,
     step: Annotated[
         int | None, Query(ge=0, description="Default: the step of the last diff")
     ] = None,
@@ -148,11 +136,8 @@ def get_precision_diffs(
     return precision_diffs.of_run(session, runs.get(session, run_id), step)
 
 
-@router.get("/replays")
-@requires(Permission.VIEW_RUN)
-def get_replays(
-    run_id: RunId, session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
-) -> Replays:
+@router.get("/replays", Permission.VIEW_RUN)
+def get_replays(run_id: RunId, session: Db, after: After = "", limit: Limit = 1000) -> Replays:
     """Return the replays of skipped steps."""
     runs.get(session, run_id)
     page = artifacts.replays(session, run_id, after=after, limit=limit)
@@ -160,11 +145,8 @@ def get_replays(
     return Replays(replays=replays, total=page.total, next=page.next)
 
 
-@router.get("/artifacts")
-@requires(Permission.VIEW_RUN)
-def get_artifacts(
-    run_id: RunId, session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
-) -> Artifacts:
+@router.get("/artifacts", Permission.VIEW_RUN)
+def get_artifacts(run_id: RunId, session: Db, after: After = "", limit: Limit = 1000) -> Artifacts:
     """Return the artifacts of the recipe."""
     runs.get(session, run_id)
     page = artifacts.page_of_run(session, run_id, after=after, limit=limit)

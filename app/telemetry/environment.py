@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
 from db.errors import NotFound
@@ -29,31 +29,31 @@ class SourceFile(BaseModel):
 class Git(BaseModel):
     """State of the folder's git repository."""
 
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
     commit: Annotated[str | None, Field(max_length=64)] = None
     branch: Annotated[PathText, Field(description="Empty: a detached HEAD")] = ""
     remote: Annotated[PathText, Field(description="URL of the remote, without credentials")] = ""
-    folder: Annotated[
-        PathText, Field(description="The working directory within the repository; empty: its root")
-    ] = ""
-    is_pushed: Annotated[
-        bool | None, Field(description="Whether a remote branch had the commit; null: unknown")
-    ] = None
+    folder: PathText = ""
+    """The working directory within the repository; empty: its root"""
+    is_pushed: bool | None = None
+    """Whether a remote branch had the commit; null: unknown"""
     is_dirty: bool = False
     changed: Annotated[Names, Field(description="Changed files, at most 50")] = []
     changed_count: Count = 0
     untracked: Annotated[Names, Field(description="Untracked files, at most 50")] = []
     untracked_count: Count = 0
     is_cut: Annotated[bool, Field(description="Whether only 256 kB of the diff are stored")] = False
-    is_redacted: Annotated[
-        bool, Field(description="Whether secrets in the diff are hidden, so that it may not apply")
-    ] = False
-    error: Annotated[
-        str | None, Field(max_length=500, description="Error of git, if it failed")
-    ] = None
+    is_redacted: bool = False
+    """Whether secrets in the diff are hidden, so that it may not apply"""
+    error: Annotated[str | None, Field(max_length=500)] = None
+    """Error of git, if it failed"""
 
 
 class Environment(BaseModel):
     """Machine, versions, command and source of the latest attempt; without secrets."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
     attempt: int
     worker: str | None
@@ -65,27 +65,22 @@ class Environment(BaseModel):
     folder: str | None
     file: SourceFile | None
     git: Annotated[Git | None, Field(description="Null if the folder is not in a repository")]
-    has_other_source: Annotated[
-        bool, Field(description="Whether the worker's recipe file has changed since")
-    ]
-    has_requirements: Annotated[
-        bool, Field(description="Whether the installed packages are recorded")
-    ] = False
-    changed_sources: Annotated[
-        list[str], Field(description="Files of a command that have changed since it was queued")
-    ] = []
+    has_other_source: bool
+    """Whether the worker's recipe file has changed since"""
+    has_requirements: bool = False
+    """Whether the installed packages are recorded"""
+    changed_sources: list[str] = []
+    """Files of a command that have changed since it was queued"""
 
 
 class FullEnvironment(Environment):
     """An environment with the texts of source, diff and packages."""
 
     source: str | None
-    diff: Annotated[
-        str | None, Field(description="Of tracked files and untracked code, against the commit")
-    ]
-    requirements: Annotated[
-        str | None, Field(description="Installed packages in pip's format, a line each")
-    ]
+    diff: str | None
+    """Of tracked files and untracked code, against the commit"""
+    requirements: str | None
+    """Installed packages in pip's format, a line each"""
 
 
 def environment_of(session: Session, run: Run) -> Environment | None:

@@ -2,11 +2,9 @@
 
 from typing import Literal
 
-from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
-from app.auth.authentication import SignedIn
-from app.auth.permissions import requires
+from app.auth.routing import Router
 from app.dependencies import Db, TheDatabase
 from app.http.active_requests import EXPORT
 from app.http.parameters import RunId
@@ -14,7 +12,7 @@ from db.access.permissions import Permission
 from db.runs import runs
 from db.telemetry import damage, damage_search, export
 
-router = APIRouter(prefix="/runs/{run_id}/export", tags=["series"])
+router = Router(prefix="/runs/{run_id}/export", tags=["series"])
 
 FORMATS = {
     "csv": (export.as_csv, "text/csv"),
@@ -26,16 +24,18 @@ CONTENT = {media_type: {"schema": {"type": "string"}} for _, media_type in FORMA
 
 
 @router.get(
-    "/{name}.{kind}", response_class=StreamingResponse, responses={200: {"content": CONTENT}}
+    "/{name}.{kind}",
+    Permission.DOWNLOAD_FILES,
+    lasts=EXPORT,
+    response_class=StreamingResponse,
+    responses={200: {"content": CONTENT}},
 )
-@requires(Permission.DOWNLOAD_FILES, lasts=EXPORT)
 def export_rows(
     run_id: RunId,
     name: Literal["steps", "events", "metrics"],
     kind: Literal["csv", "parquet"],
     session: Db,
     database: TheDatabase,
-    _principal: SignedIn,
 ) -> StreamingResponse:
     """Export all steps, scaler events or metrics, page by page and never sampled.
 

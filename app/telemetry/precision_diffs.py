@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from app.http.parameters import DocumentedModel
 from app.runs.summary import Number
 from app.submission import config_schema
 from app.telemetry.precision_plans import PlanModule
@@ -69,7 +70,7 @@ class PrecisionSuggestion(BaseModel):
     evidence: list[str]
 
 
-class PrecisionDiff(BaseModel):
+class PrecisionDiff(DocumentedModel):
     """One batch in two precisions, compared module by module."""
 
     step: int
@@ -80,13 +81,11 @@ class PrecisionDiff(BaseModel):
     reference_loss: Number
     error: Annotated[Number, Field(description="Of the gradient of all parameters together")]
     cosine: Number
-    suggested_error: Annotated[
-        Number, Field(description="The same with the suggested modules in fp32, if any")
-    ]
+    suggested_error: Number
+    """The same with the suggested modules in fp32, if any"""
     suggestions: list[PrecisionSuggestion]
-    remains: Annotated[
-        str, Field(description="What stays wrong with the suggested modules in fp32; else empty")
-    ]
+    remains: str
+    """What stays wrong with the suggested modules in fp32; else empty"""
     notes: list[str]
     causes: Annotated[
         list[PlanModule],

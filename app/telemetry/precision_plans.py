@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
 from app.compare import comparison
-from app.http.parameters import Body, Step
+from app.http.parameters import Body, DocumentedModel, Step
 from app.runs.summary import Number
 from app.submission.submission import LENGTHS, Submission, most_priority, submit
 from db.errors import Conflict, Invalid
@@ -40,19 +40,15 @@ class Measurement(Body):
         "diff the last one",
     )
     fresh_weights: Annotated[bool, Field(description="Plan with initial weights as well")] = True
-    batches: Annotated[
-        int, Field(ge=1, le=4, description="Batches of a plan per set of weights")
-    ] = 2
-    max_error: Annotated[
-        float, Field(ge=0, le=10, description="Largest relative error of the gradient in a plan")
-    ] = 0.1
-    min_cosine: Annotated[
-        float,
-        Field(ge=-1, le=1, description="Smallest cosine similarity of the gradient in a plan"),
-    ] = 0.99
+    batches: Annotated[int, Field(ge=1, le=4)] = 2
+    """Batches of a plan per set of weights"""
+    max_error: Annotated[float, Field(ge=0, le=10)] = 0.1
+    """Largest relative error of the gradient in a plan"""
+    min_cosine: Annotated[float, Field(ge=-1, le=1)] = 0.99
+    """Smallest cosine similarity of the gradient in a plan"""
 
 
-class PlanPoint(BaseModel):
+class PlanPoint(DocumentedModel):
     """A mix of precisions, and what was measured with it."""
 
     label: Annotated[str, Field(description="In words")]
@@ -61,18 +57,15 @@ class PlanPoint(BaseModel):
     bf16: Annotated[list[str], Field(description="Modules in bf16, by name or pattern")]
     is_loss_in_fp32: Annotated[bool, Field(description="Needs a change of the loss function")]
     init_scale: Annotated[Number, Field(description="Loss scale of fp16; null: none")]
-    error: Annotated[
-        Number, Field(description="Error of the whole gradient, the worst of all batches")
-    ]
+    error: Number
+    """Error of the whole gradient, the worst of all batches"""
     by_weights: Annotated[dict[str, Number], Field(description="The same by weights")]
     cosine: Annotated[Number, Field(description="The smallest of all batches")]
     is_within: Annotated[bool, Field(description="Whether it is within the bounds")]
-    time: Annotated[
-        Number, Field(description="Time of a forward and a backward pass relative to fp32")
-    ]
-    memory: Annotated[
-        Number, Field(description="Memory of a forward pass's results relative to fp32")
-    ]
+    time: Number
+    """Time of a forward and a backward pass relative to fp32"""
+    memory: Number
+    """Memory of a forward pass's results relative to fp32"""
     ms: Annotated[Number, Field(description="Time by CUDA events; null: not measured")]
     config: Annotated[JsonObject, Field(description="Settings of a run")]
 

@@ -2,13 +2,12 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from app.auth import audit
 from app.auth.audit import audited
 from app.auth.authentication import SignedIn
-from app.auth.permissions import requires
+from app.auth.routing import Router
 from app.compare.comparison import MOST_SEEDS
 from app.dependencies import Db, TheSettings
 from app.http.parameters import Body, RunId
@@ -18,7 +17,7 @@ from app.telemetry.precision_plans import Measurement, PlanOfRun
 from db.access.permissions import Permission
 from db.runs import runs
 
-router = APIRouter(prefix="/runs/{run_id}", tags=["diagnosis"])
+router = Router(prefix="/runs/{run_id}", tags=["diagnosis"])
 
 
 class Seeds(Body):
@@ -35,8 +34,7 @@ class QueuedRuns(BaseModel):
     queued: Annotated[list[int], Field(description="Their ids, seed by seed")]
 
 
-@router.post("/measurements", status_code=201)
-@requires(Permission.SUBMIT_RUN)
+@router.post("/measurements", Permission.SUBMIT_RUN, status_code=201)
 @audited("task", "checkpoints")
 def queue_measurement(
     run_id: RunId, body: Measurement, session: Db, settings: TheSettings, principal: SignedIn
@@ -51,16 +49,14 @@ def queue_measurement(
     return summarise(session, run, principal.user.name, settings)
 
 
-@router.get("/precision-plan")
-@requires(Permission.VIEW_RUN)
-def get_precision_plan(run_id: RunId, session: Db, _principal: SignedIn) -> PlanOfRun:
+@router.get("/precision-plan", Permission.VIEW_RUN)
+def get_precision_plan(run_id: RunId, session: Db) -> PlanOfRun:
     """Return the precision plan that a run has measured: the fastest mixes within its bounds."""
     plan = precision_plans.of_run(session, runs.get(session, run_id))
     return PlanOfRun(plan=None if plan is None else precision_plans.as_json(plan))
 
 
-@router.post("/precision-plan/runs", status_code=201)
-@requires(Permission.SUBMIT_RUN)
+@router.post("/precision-plan/runs", Permission.SUBMIT_RUN, status_code=201)
 @audited("seeds")
 def queue_best(
     run_id: RunId, session: Db, principal: SignedIn, body: Seeds | None = None

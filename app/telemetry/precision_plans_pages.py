@@ -3,18 +3,18 @@
 from typing import Annotated, Literal
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Form, Request
+from fastapi import Form
 from fastapi.responses import HTMLResponse, RedirectResponse
 from pydantic import BeforeValidator
 
 from app.auth import audit
 from app.auth.audit import audited
 from app.auth.authentication import SignedIn
-from app.auth.permissions import requires
+from app.auth.routing import Router
 from app.compare.comparison import MOST_SEEDS
 from app.compare.comparison_api import Margin
-from app.dependencies import Db, TheSettings
-from app.html.rendering import page
+from app.dependencies import Db
+from app.html.rendering import Context
 from app.http.parameters import Name, RunId, Step
 from app.runs.summary import summarise
 from app.telemetry import precision_plans
@@ -24,13 +24,12 @@ from db.runs import runs
 from db.tables import PRECISION_PLAN
 from db.telemetry import series
 
-router = APIRouter()
+router = Router()
 
 MODULES_SHOWN = 10
 
 
-@router.post("/runs/{run_id}/measurements")
-@requires(Permission.SUBMIT_RUN)
+@router.post("/runs/{run_id}/measurements", Permission.SUBMIT_RUN)
 @audited("task", "checkpoints")
 def queue_measurement(
     run_id: RunId,
@@ -56,24 +55,21 @@ def queue_measurement(
     return RedirectResponse(f"/runs/{run.id}{part}", status_code=303)
 
 
-@router.get("/runs/{run_id}/precision-plan")
-@requires(Permission.VIEW_RUN)
-def show_plan(
-    run_id: RunId, request: Request, session: Db, settings: TheSettings, principal: SignedIn
-) -> HTMLResponse:
+@router.get("/runs/{run_id}/precision-plan", Permission.VIEW_RUN)
+def show_plan(run_id: RunId, context: Context) -> HTMLResponse:
     """Show the precision plan that a run has measured."""
-    run, owner = runs.get_with_owner(session, run_id)
-    plan = precision_plans.of_run(session, run)
-    may_queue = run.task == PRECISION_PLAN and Permission.SUBMIT_RUN in principal.permissions(run)
-    return page(
-        request,
+    run, owner = runs.get_with_owner(context.session, run_id)
+    plan = precision_plans.of_run(context.session, run)
+    may_queue = (
+        run.task == PRECISION_PLAN and Permission.SUBMIT_RUN in context.principal.permissions(run)
+    )
+    return context.render(
         "precision/plan.html",
-        principal=principal,
         may_queue=may_queue,
-        run=summarise(session, run, owner, settings),
+        run=summarise(context.session, run, owner, context.settings),
         config=run.config,
         plan=plan,
-        log=[] if plan else series.log_lines(session, run_id, most=1),
+        log=[] if plan else series.log_lines(context.session, run_id, most=1),
         forms=[precision_plans.form(run, point) for point in plan.points] if plan else [],
         best_points=precision_plans.best_points(plan) if plan else [],
         modules_shown=MODULES_SHOWN,
@@ -81,8 +77,7 @@ def show_plan(
     )
 
 
-@router.post("/runs/{run_id}/precision-plan/runs")
-@requires(Permission.SUBMIT_RUN)
+@router.post("/runs/{run_id}/precision-plan/runs", Permission.SUBMIT_RUN)
 @audited("seeds")
 def queue_best(
     run_id: RunId,

@@ -3,15 +3,14 @@
 from collections.abc import Collection
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
-from pydantic import BaseModel, Field
+from fastapi import Query, Response
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
-from app.auth.authentication import SignedIn
-from app.auth.permissions import requires
+from app.auth.routing import Router
 from app.dependencies import Db
 from app.http.list_pages import After, Limit, ListPage
-from app.http.parameters import Name, RunId, Step
+from app.http.parameters import DocumentedModel, Name, RunId, Step
 from app.http.responses import serialize
 from app.live.json_rows import CheckpointFileRow, Event, LogLine, MetricPoint
 from app.telemetry.metric_names import Choice, Chosen, NamedMetrics
@@ -24,7 +23,7 @@ from db.telemetry import latest_metrics, series, windows
 from db.telemetry.pyramid import STEP_SERIES
 from halfstep.telemetry.plain_json import json_safe
 
-router = APIRouter(prefix="/runs/{run_id}", tags=["series"])
+router = Router(prefix="/runs/{run_id}", tags=["series"])
 
 SERIES = (*(series.name for series in STEP_SERIES), "elapsed_ms")
 MOST_POINTS = 5000
@@ -48,69 +47,60 @@ class Line(BaseModel):
     null is unknown; values that JSON lacks are "NaN", "Infinity" and "-Infinity".
     """
 
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
     x: Annotated[list[int] | None, Field(description="Steps; null: those of the page")]
     y: list[float | str | None]
-    mean_x: Annotated[
-        list[int] | None, Field(description="Middles of buckets; null: those of the page")
-    ] = None
-    mean_y: Annotated[
-        list[float | str | None], Field(description="Means of buckets; empty in a raw window")
-    ] = []
-    nonfinite: Annotated[
-        Ticks | None,
-        Field(description="Non-finite values of buckets, which y lacks; null if there are none"),
-    ] = None
+    mean_x: list[int] | None = None
+    """Middles of buckets; null: those of the page"""
+    mean_y: list[float | str | None] = []
+    """Means of buckets; empty in a raw window"""
+    nonfinite: Ticks | None = None
+    """Non-finite values of buckets, which y lacks; null if there are none"""
 
 
-class Spike(BaseModel):
+class Spike(DocumentedModel):
     """A sudden rise of the loss."""
 
     step: int
     loss: float | str
-    z: Annotated[
-        float | str,
-        Field(description="Robust standard deviations above the median before it"),
-    ]
+    z: float | str
+    """Robust standard deviations above the median before it"""
     rolled_back_to: Annotated[int | None, Field(description="Step of the rollback, if any")]
 
 
 class SeriesWindow(BaseModel):
     """Series over a range of steps, downsampled for a screen."""
 
-    parent_step: Annotated[
-        int,
-        Field(description="For a fork: step of its checkpoint, after which its own steps begin"),
-    ]
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    parent_step: int
+    """For a fork: step of its checkpoint, after which its own steps begin"""
     first: int
     last: int
     total: Annotated[int, Field(description="Steps in the range")]
     points: Annotated[int, Field(description="Points of the longest series")]
     bucket: Annotated[int, Field(description="Steps per minimum and maximum; 1: raw")]
     x: Annotated[list[int], Field(description="Steps of all series without their own")]
-    mean_x: Annotated[
-        list[int], Field(description="Middles of buckets of all series without their own")
-    ]
+    mean_x: list[int]
+    """Middles of buckets of all series without their own"""
     series: dict[str, Line]
     metrics: dict[str, Line]
     skips: Ticks
     nonfinite: Annotated[Ticks, Field(description="Steps with a non-finite loss")]
-    damaged: Annotated[
-        list[list[int]],
-        Field(description="First and last step of each damaged block, whose steps are left out"),
-    ] = []
+    damaged: list[list[int]] = []
+    """First and last step of each damaged block, whose steps are left out"""
 
 
 class SeriesPage(SeriesWindow):
     """Series of one run, with a page of its metrics in order of name."""
 
     metrics_total: Annotated[int, Field(description="On all pages")]
-    metrics_next: Annotated[
-        str | None, Field(description="`metric_after` of the next page; null on the last")
-    ]
+    metrics_next: str | None
+    """`metric_after` of the next page; null on the last"""
     cursor: Annotated[str, Field(description="Position for live updates")]
-    resumptions: Annotated[
-        dict[int, int], Field(description="By attempt, the last step before its own")
-    ]
+    resumptions: dict[int, int]
+    """By attempt, the last step before its own"""
     spikes: Annotated[list[Spike], Field(description="The latest 200 of the whole run")]
 
 
@@ -165,12 +155,10 @@ class FlaggedSteps(BaseModel):
     loss: list[float | str | None]
 
 
-@router.get("/series", response_model=SeriesPage)
-@requires(Permission.VIEW_RUN)
+@router.get("/series", Permission.VIEW_RUN, response_model=SeriesPage)
 def get_series(
     run_id: RunId,
     session: Db,
-    _principal: SignedIn,
     chosen: Chosen,
     first: Step = 1,
     last: Step | None = None,
@@ -228,7 +216,7 @@ def windows_of(
     return {
         run.id: _window(run, by_run[run.id], measured[run.id], before[run.id], names_shown)
         if run.id in by_run
-        else _window_of_logged(run, measured[run.id], first, names_shown)
+        else _window(run, _no_steps(first, measured[run.id]), measured[run.id], 0, names_shown)
         for run in some_runs
     }
 
@@ -259,24 +247,18 @@ def _window(
     )
 
 
-def _window_of_logged(
-    run: Run, measured: dict[str, windows.Line], first: int, names_shown: set[str]
-) -> SeriesWindow:
+def _no_steps(first: int, measured: dict[str, windows.Line]) -> windows.Window:
     """Return the window of a run that only logs metrics, over the steps of these."""
-    logged = [line.x[-1] for line in measured.values() if line.x]
-    return SeriesWindow(
-        parent_step=run.parent_step or 0,
-        first=first,
-        last=max([first, *logged]),
+    last = max([first, *(line.x[-1] for line in measured.values() if line.x)])
+    empty = windows.Line([], [], windows.Ticks())
+    return windows.Window(
+        *(first, last),
         total=0,
         points=0,
         bucket=1,
-        x=[],
-        mean_x=[],
-        series={name: Line(x=None, y=[]) for name in SERIES if name in names_shown},
-        metrics=_lines(measured),
-        skips=Ticks(),
-        nonfinite=Ticks(),
+        series=dict.fromkeys(SERIES, empty),
+        elapsed_ms=empty,
+        skips=windows.Ticks(),
     )
 
 
@@ -307,12 +289,10 @@ def _skips_before(session: Session, ids: list[int], step: int) -> dict[int, int]
     return {run_id: by_run[run_id].skips.total if run_id in by_run else 0 for run_id in ids}
 
 
-@router.get("/flagged")
-@requires(Permission.VIEW_RUN)
+@router.get("/flagged", Permission.VIEW_RUN)
 def get_flagged_steps(
     run_id: RunId,
     session: Db,
-    _principal: SignedIn,
     after: Annotated[Step | None, Query(description="Only steps after this one")] = None,
     limit: Limit = 5000,
 ) -> FlaggedSteps:
@@ -326,11 +306,8 @@ def get_flagged_steps(
     )
 
 
-@router.get("/events")
-@requires(Permission.VIEW_RUN)
-def get_events(
-    run_id: RunId, session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
-) -> Events:
+@router.get("/events", Permission.VIEW_RUN)
+def get_events(run_id: RunId, session: Db, after: After = "", limit: Limit = 1000) -> Events:
     """Return the scaler events, with the parameters that overflowed."""
     runs.get(session, run_id)
     page = history.events(session, run_id, after=after, limit=limit)
@@ -355,11 +332,8 @@ class MetricSummaries(ListPage):
     metrics: list[MetricSummary]
 
 
-@router.get("/metrics/summary")
-@requires(Permission.VIEW_RUN)
-def get_metrics_summary(
-    run_id: RunId, session: Db, _principal: SignedIn, chosen: Chosen
-) -> MetricSummaries:
+@router.get("/metrics/summary", Permission.VIEW_RUN)
+def get_metrics_summary(run_id: RunId, session: Db, chosen: Chosen) -> MetricSummaries:
     """Return summaries of a page of the run's metrics; `next` is the next `metric_after`."""
     runs.get(session, run_id)
     page = chosen.names(session, run_id)
@@ -368,10 +342,9 @@ def get_metrics_summary(
     return MetricSummaries(metrics=metrics, total=page.total, next=page.next)
 
 
-@router.get("/metrics/names")
-@requires(Permission.VIEW_RUN)
+@router.get("/metrics/names", Permission.VIEW_RUN)
 def get_metric_names(
-    run_id: RunId, session: Db, _principal: SignedIn, after: Name = "", limit: Limit = MOST_NAMES
+    run_id: RunId, session: Db, after: Name = "", limit: Limit = MOST_NAMES
 ) -> MetricNames:
     """Return the names of the run's metrics."""
     runs.get(session, run_id)
@@ -394,12 +367,10 @@ def page_of_metric_names(
     return MetricNames(names=page.names, total=page.total, next=page.next)
 
 
-@router.get("/metrics/series", response_model=MetricSeries)
-@requires(Permission.VIEW_RUN)
+@router.get("/metrics/series", Permission.VIEW_RUN, response_model=MetricSeries)
 def get_metric_series(
     run_id: RunId,
     session: Db,
-    _principal: SignedIn,
     metric: NamedMetrics,
     first: Step = 1,
     last: Step | None = None,
@@ -425,11 +396,8 @@ def series_of_metrics(
     return MetricSeries(metrics=_lines(measured[run_id]), cursor=cursor)
 
 
-@router.get("/metrics")
-@requires(Permission.VIEW_RUN)
-def get_metrics(
-    run_id: RunId, session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
-) -> Metrics:
+@router.get("/metrics", Permission.VIEW_RUN)
+def get_metrics(run_id: RunId, session: Db, after: After = "", limit: Limit = 1000) -> Metrics:
     """Return metric points in order of name and step."""
     runs.get(session, run_id)
     page = series.metrics(session, run_id, after=after, limit=limit)
@@ -437,12 +405,10 @@ def get_metrics(
     return Metrics(metrics=metrics, total=page.total, next=page.next)
 
 
-@router.get("/log")
-@requires(Permission.VIEW_RUN)
+@router.get("/log", Permission.VIEW_RUN)
 def get_log(
     run_id: RunId,
     session: Db,
-    _principal: SignedIn,
     before: Annotated[Step | None, Query(description="Only lines before this number")] = None,
     limit: Limit = 1000,
 ) -> Log:
@@ -456,10 +422,9 @@ def get_log(
     )
 
 
-@router.get("/checkpoints")
-@requires(Permission.VIEW_RUN)
+@router.get("/checkpoints", Permission.VIEW_RUN)
 def get_checkpoints(
-    run_id: RunId, session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
+    run_id: RunId, session: Db, after: After = "", limit: Limit = 1000
 ) -> Checkpoints:
     """Return the checkpoint files of the run."""
     runs.get(session, run_id)

@@ -8,6 +8,7 @@ from urllib.parse import quote, urlencode
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
+from app.http.parameters import DocumentedModel
 from app.submission import config_schema
 from db.errors import NotFound
 from db.files import checkpoints
@@ -34,7 +35,7 @@ class Action(BaseModel):
     settings: Annotated[JsonObject, Field(description="Changed settings by path")]
 
 
-class AdvisedFinding(BaseModel):
+class AdvisedFinding(DocumentedModel):
     """A finding with possible actions."""
 
     title: str
@@ -42,15 +43,13 @@ class AdvisedFinding(BaseModel):
     module: Annotated[str | None, Field(description="Module that a fork may run in fp32")]
     before: Annotated[int | None, Field(description="The first affected step, if known")]
     part: Annotated[str, Field(description="Section of the run's page with the evidence; or empty")]
-    cause: Annotated[
-        str, Field(description="Section in docs/reference/diagnosis.md; empty for general advice")
-    ]
+    cause: str
+    """Section in docs/reference/diagnosis.md; empty for general advice"""
     help: Annotated[str, Field(description="URL of that section; or empty")]
     fix: Annotated[str, Field(description="Code change to a script; or empty")]
     is_certain: Annotated[bool, Field(description="False: other causes are not excluded")]
-    is_certain_fault: Annotated[
-        bool, Field(description="Whether something is wrong, in contrast to a possible improvement")
-    ]
+    is_certain_fault: bool
+    """Whether something is wrong, in contrast to a possible improvement"""
     actions: Annotated[list[Action], Field(description="Actions that are currently possible")]
 
 

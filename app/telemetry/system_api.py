@@ -1,10 +1,8 @@
 """Route of a run's system samples."""
 
-from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict
 
-from app.auth.authentication import SignedIn
-from app.auth.permissions import requires
+from app.auth.routing import Router
 from app.dependencies import Db
 from app.http.list_pages import After, Limit, ListPage
 from app.http.parameters import RunId
@@ -13,7 +11,7 @@ from db.paging import page_of_list
 from db.runs import runs
 from db.telemetry import system
 
-router = APIRouter(prefix="/runs/{run_id}", tags=["series"])
+router = Router(prefix="/runs/{run_id}", tags=["series"])
 
 
 class DeviceSamples(BaseModel):
@@ -43,11 +41,8 @@ class SystemSamples(ListPage):
     devices: list[DeviceSamples]
 
 
-@router.get("/system")
-@requires(Permission.VIEW_RUN)
-def get_system(
-    run_id: RunId, session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
-) -> SystemSamples:
+@router.get("/system", Permission.VIEW_RUN)
+def get_system(run_id: RunId, session: Db, after: After = "", limit: Limit = 1000) -> SystemSamples:
     """Return the utilization of the host and of each GPU of the run."""
     runs.get(session, run_id)
     page = page_of_list(system.of_run(session, run_id), after=after, limit=limit)

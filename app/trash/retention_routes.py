@@ -2,19 +2,17 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Form, Query, Request
 from fastapi.responses import HTMLResponse, Response
 from pydantic import BaseModel, Field
-from sqlalchemy.orm import Session
 
 from app.auth import audit
 from app.auth.audit import audited
-from app.auth.authentication import Principal, SignedIn
-from app.auth.permissions import SIGNED_IN, requires
+from app.auth.authentication import SignedIn
+from app.auth.permissions import SIGNED_IN
+from app.auth.routing import Router
 from app.dependencies import Db, Posted
-from app.html.flash import back_to
-from app.html.rendering import page
-from app.http.parameters import Body, Text
+from app.html.rendering import Context
+from app.http.parameters import Body, FormText, Text
 from app.trash.retention_job import project_of, scope_of
 from db.access import projects
 from db.access.permissions import Permission
@@ -24,8 +22,8 @@ from db.files.pruning import PINNED, Pruning, Rules
 from db.files.retention import FIELDS, Preview
 from db.tables import RetentionRule
 
-api = APIRouter(prefix="/retention", tags=["people"])
-pages = APIRouter(prefix="/retention")
+api = Router(prefix="/retention", tags=["people"])
+pages = Router(prefix="/retention")
 
 Scope = Annotated[
     Text,
@@ -70,8 +68,7 @@ class RulePreview(BaseModel):
     ]
 
 
-@api.get("")
-@requires(SIGNED_IN)
+@api.get("", SIGNED_IN)
 def list_rules(session: Db, principal: SignedIn) -> list[Rule]:
     """List the instance's rule, and the rules of visible projects."""
     names = {row.name for row in projects.list_projects(session, principal.grants.projects)}
@@ -79,14 +76,13 @@ def list_rules(session: Db, principal: SignedIn) -> list[Rule]:
     return [_row(rule) for rule in seen]
 
 
-@api.get("/preview")
-@requires(SIGNED_IN)
+@api.get("/preview", SIGNED_IN)
 def preview_rule(
     session: Db,
     principal: SignedIn,
-    scope: Annotated[Text, Query()],
-    checkpoint_days: Annotated[float | None, Query()] = None,
-    log_days: Annotated[float | None, Query()] = None,
+    scope: Text,
+    checkpoint_days: float | None = None,
+    log_days: float | None = None,
 ) -> RulePreview:
     """Preview the deletions of a rule. Requires permission to set the rule."""
     project = project_of(session, principal.grants, scope)
@@ -99,8 +95,7 @@ def preview_rule(
     )
 
 
-@api.put("")
-@requires(SIGNED_IN)
+@api.put("", SIGNED_IN)
 @audited("scope", "checkpoint_days", "log_days")
 def set_rule(body: NewRetentionRule, session: Db, principal: SignedIn) -> Rule:
     """Set or replace a rule; within an hour the files of its preview are permanently deleted.
@@ -112,10 +107,9 @@ def set_rule(body: NewRetentionRule, session: Db, principal: SignedIn) -> Rule:
     return _row(retention.set_rule(session, principal.user, project, rules))
 
 
-@api.delete("", status_code=204)
-@requires(SIGNED_IN)
+@api.delete("", SIGNED_IN, status_code=204)
 @audited("scope")
-def end_rule(session: Db, principal: SignedIn, scope: Annotated[Text, Query()]) -> None:
+def end_rule(session: Db, principal: SignedIn, scope: Text) -> None:
     """Delete a rule. Requires permission to set the rule."""
     retention.end_rule(session, project_of(session, principal.grants, scope))
 
@@ -135,76 +129,63 @@ def _describe_pruned(pruning: Pruning) -> PrunedRun:
     return PrunedRun(steps=len(pruning.steps), **figures)
 
 
-TypedScope = Annotated[Text, Form()]
-
-
-@pages.get("")
-@requires(SIGNED_IN)
-def show_rules(request: Request, session: Db, principal: SignedIn) -> HTMLResponse:
+@pages.get("", SIGNED_IN)
+def show_rules(context: Context) -> HTMLResponse:
     """Show the rules of visible projects."""
-    return _page(request, session, principal, {})
+    return _page(context, {})
 
 
-@pages.post("")
-@requires(SIGNED_IN)
+@pages.post("", SIGNED_IN)
 @audited("scope", "checkpoint_days", "log_days")
-def post_rule(
-    request: Request, session: Db, principal: SignedIn, posted: Posted, scope: TypedScope = ""
-) -> Response:
+def post_rule(context: Context, posted: Posted, scope: FormText = "") -> Response:
     """Set a rule if its preview is confirmed; otherwise show the preview or the errors."""
-    project = project_of(session, principal.grants, scope)
+    project = project_of(context.session, context.principal.grants, scope)
     typed = {"scope": scope} | {name: str(posted.get(name, ""))[:50] for name in FIELDS}
     try:
         rules = retention.parse(typed)
     except Invalid as error:
-        return _page(request, session, principal, typed, errors=error.errors)
+        return _page(context, typed, errors=error.errors)
     confirmed = repr(rules)
     if str(posted.get("confirmed", "")) != confirmed:
-        audit.discard(request)  # nothing is changed yet
-        preview = retention.preview(session, project, rules)
-        return _page(request, session, principal, typed, preview=preview, confirmation=confirmed)
-    retention.set_rule(session, principal.user, project, rules)
-    return back_to(request, "/retention", "The rule is set.")
+        audit.discard(context.request)  # nothing is changed yet
+        preview = retention.preview(context.session, project, rules)
+        return _page(context, typed, preview=preview, confirmation=confirmed)
+    retention.set_rule(context.session, context.user, project, rules)
+    return context.redirect("/retention", "The rule is set.")
 
 
-@pages.post("/deletion")
-@requires(SIGNED_IN)
+@pages.post("/deletion", SIGNED_IN)
 @audited("scope")
-def post_deletion(
-    request: Request, session: Db, principal: SignedIn, scope: TypedScope = ""
-) -> Response:
+def post_deletion(context: Context, scope: FormText = "") -> Response:
     """Delete a rule."""
-    retention.end_rule(session, project_of(session, principal.grants, scope))
-    return back_to(request, "/retention", "The rule is deleted.")
+    session = context.session
+    retention.end_rule(session, project_of(session, context.principal.grants, scope))
+    return context.redirect("/retention", "The rule is deleted.")
 
 
 def _page(
-    request: Request,
-    session: Session,
-    principal: Principal,
+    context: Context,
     typed: dict[str, str],
     *,
     errors: dict[str, str] | None = None,
     preview: Preview | None = None,
     confirmation: str = "",
 ) -> HTMLResponse:
-    seen = projects.list_projects(session, principal.grants.projects)
+    principal = context.principal
+    seen = projects.list_projects(context.session, principal.grants.projects)
     names = {row.name for row in seen}
     managed = [
         row.name for row in seen if principal.grants.may(Permission.MANAGE_MEMBERS, row.name)
     ]
-    rules = retention.list_rules(session)
-    return page(
-        request,
+    rules = retention.list_rules(context.session)
+    return context.render(
         "trash/retention.html",
-        principal=principal,
-        status_code=422 if errors else 200,
         rules=[rule for rule in rules if rule.project is None or rule.project in names],
         managed=managed,
         fields=FIELDS,
         pinned=PINNED,
         typed={"scope": "", "checkpoint_days": "", "log_days": ""} | typed,
-        errors=errors or {},
+        errors=errors,
         preview=preview,
         confirmation=confirmation,
     )

@@ -2,16 +2,15 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from app.auth.authentication import SignedIn
-from app.auth.permissions import SIGNED_IN, requires
+from app.auth.permissions import SIGNED_IN
+from app.auth.routing import Router
 from app.dependencies import Db, TheSettings
 from app.trash.disk import disk
 from db.runs import runs, trash
 
-router = APIRouter(tags=["workers"])
+router = Router(tags=["workers"])
 
 
 class DiskSpace(BaseModel):
@@ -32,9 +31,8 @@ class Storage(BaseModel):
     trash_runs: int
 
 
-@router.get("/storage")
-@requires(SIGNED_IN)
-def get_storage(session: Db, settings: TheSettings, _principal: SignedIn) -> Storage:
+@router.get("/storage", SIGNED_IN)
+def get_storage(session: Db, settings: TheSettings) -> Storage:
     """Return the storage used by runs, and the free disk space."""
     space, in_trash = disk(settings), trash.contents(session)
     return Storage(

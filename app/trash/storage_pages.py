@@ -3,36 +3,29 @@
 import os
 from pathlib import Path
 
-from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
-from app.auth.authentication import SignedIn
-from app.auth.permissions import SIGNED_IN, requires
-from app.dependencies import Db, TheSettings
-from app.html.rendering import page
+from app.auth.permissions import SIGNED_IN
+from app.auth.routing import Router
+from app.html.rendering import Context
 from app.trash.disk import disk
 from db.runs import runs, trash
 
-router = APIRouter()
+router = Router()
 
 
-@router.get("/storage")
-@requires(SIGNED_IN)
-def show_storage(
-    request: Request, session: Db, settings: TheSettings, principal: SignedIn
-) -> HTMLResponse:
+@router.get("/storage", SIGNED_IN)
+def show_storage(context: Context) -> HTMLResponse:
     """Show the size of the data folder, and what of it belongs to runs."""
-    entries = sorted(_sizes(settings.data).items(), key=lambda entry: -entry[1])
-    return page(
-        request,
+    entries = sorted(_sizes(context.settings.data).items(), key=lambda entry: -entry[1])
+    return context.render(
         "trash/storage.html",
-        principal=principal,
-        folder=settings.data.absolute(),
+        folder=context.settings.data.absolute(),
         entries=entries,
         total=sum(size for _name, size in entries),
-        disk=disk(settings),
-        stored_bytes=runs.sum_stored_bytes(session),
-        trash_contents=trash.contents(session),
+        disk=disk(context.settings),
+        stored_bytes=runs.sum_stored_bytes(context.session),
+        trash_contents=trash.contents(context.session),
     )
 
 

@@ -3,16 +3,16 @@
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from app.auth.authentication import SignedIn, local_path
-from app.auth.permissions import SIGNED_IN, requires
+from app.auth.permissions import SIGNED_IN
+from app.auth.routing import Router
 from app.dependencies import Db, Posted, TheSettings
-from app.html.rendering import page
+from app.html.rendering import Context
 from app.http.list_pages import After, Limit, ListPage
-from app.http.parameters import RunId
+from app.http.parameters import DocumentedModel, RunId
 from app.reports.reports import may_delete
 from app.trash.disk import disk
 from db.access.permissions import Permission
@@ -20,25 +20,23 @@ from db.runs import reports, trash
 from db.settings import Settings
 from db.tables import Run, Status
 
-api = APIRouter(tags=["trash"])
-pages = APIRouter()
+api = Router(tags=["trash"])
+pages = Router()
 
 
-class DeletedRun(BaseModel):
+class DeletedRun(DocumentedModel):
     """A run in the trash."""
 
     id: int
     name: str
     owner: str
     status: Status
-    stored_bytes: Annotated[
-        int, Field(description="Size of its checkpoints and artifacts on the server")
-    ]
+    stored_bytes: int
+    """Size of its checkpoints and artifacts on the server"""
     deleted_at: float
     erased_after: Annotated[float, Field(description="Time of its erasure")]
-    erasing: Annotated[
-        bool, Field(description="The erasure has begun: it can no longer be restored")
-    ]
+    erasing: bool
+    """The erasure has begun: it can no longer be restored"""
 
 
 class Trash(ListPage):
@@ -48,11 +46,8 @@ class Trash(ListPage):
     stored_bytes: Annotated[int, Field(description="Size of the files of all runs in the trash")]
 
 
-@api.get("/trash")
-@requires(SIGNED_IN)
-def list_trash(
-    session: Db, settings: TheSettings, _principal: SignedIn, after: After = "", limit: Limit = 50
-) -> Trash:
+@api.get("/trash", SIGNED_IN)
+def list_trash(session: Db, settings: TheSettings, after: After = "", limit: Limit = 50) -> Trash:
     """List deleted runs that are not erased yet."""
     listed = trash.list_runs(session, after=after, limit=limit)
     return Trash(
@@ -63,22 +58,19 @@ def list_trash(
     )
 
 
-@api.delete("/runs/{run_id}", status_code=204)
-@requires(Permission.DELETE_RUN)
+@api.delete("/runs/{run_id}", Permission.DELETE_RUN, status_code=204)
 def delete_run(run_id: RunId, session: Db, principal: SignedIn) -> None:
     """Move an ended run to the trash. Idempotent."""
     trash.delete(session, run_id, principal.user)
 
 
-@api.post("/runs/{run_id}/restoration", status_code=204)
-@requires(Permission.DELETE_RUN)
+@api.post("/runs/{run_id}/restoration", Permission.DELETE_RUN, status_code=204)
 def restore_run(run_id: RunId, session: Db, principal: SignedIn) -> None:
     """Restore a run from the trash. Idempotent."""
     trash.restore(session, run_id, principal.user)
 
 
-@api.post("/runs/{run_id}/erasure", status_code=202)
-@requires(Permission.DELETE_RUN)
+@api.post("/runs/{run_id}/erasure", Permission.DELETE_RUN, status_code=202)
 def erase_run(run_id: RunId, session: Db, principal: SignedIn) -> None:
     """Erase a run in the trash now, with its rows and files; this cannot be undone."""
     trash.erase(session, run_id, principal.user)
@@ -96,37 +88,30 @@ def describe_deleted(run: Run, owner: str, settings: Settings) -> DeletedRun:
 PAGE_SIZE = 50
 
 
-@pages.get("/trash")
-@requires(SIGNED_IN)
-def show_trash(
-    request: Request, session: Db, settings: TheSettings, principal: SignedIn, after: After = ""
-) -> HTMLResponse:
+@pages.get("/trash", SIGNED_IN)
+def show_trash(context: Context, after: After = "") -> HTMLResponse:
     """Show deleted runs with the time until which they can be restored."""
-    runs_page = trash.list_runs(session, after=after, limit=PAGE_SIZE)
-    return page(
-        request,
+    runs_page = trash.list_runs(context.session, after=after, limit=PAGE_SIZE)
+    return context.render(
         "trash/trash.html",
-        principal=principal,
-        rows=[describe_deleted(run, owner, settings) for run, owner in runs_page.rows],
-        reports=reports.list_deleted(session, limit=PAGE_SIZE),
-        may_delete=partial(may_delete, grants=principal.grants),
+        rows=[describe_deleted(run, owner, context.settings) for run, owner in runs_page.rows],
+        reports=reports.list_deleted(context.session, limit=PAGE_SIZE),
+        may_delete=partial(may_delete, grants=context.principal.grants),
         older=runs_page.next,
-        trash_contents=trash.contents(session),
-        disk=disk(settings),
-        days=settings.trash_days,
+        trash_contents=trash.contents(context.session),
+        disk=disk(context.settings),
+        days=context.settings.trash_days,
     )
 
 
-@pages.post("/runs/{run_id}/deletion")
-@requires(Permission.DELETE_RUN)
+@pages.post("/runs/{run_id}/deletion", Permission.DELETE_RUN)
 def post_deletion(run_id: RunId, session: Db, principal: SignedIn) -> RedirectResponse:
     """Move a run to the trash, and redirect to the list, which offers to undo it."""
     trash.delete(session, run_id, principal.user)
     return RedirectResponse(f"/runs?deleted={run_id}", status_code=303)
 
 
-@pages.post("/runs/{run_id}/restoration")
-@requires(Permission.DELETE_RUN)
+@pages.post("/runs/{run_id}/restoration", Permission.DELETE_RUN)
 def post_restoration(
     run_id: RunId, session: Db, posted: Posted, principal: SignedIn
 ) -> RedirectResponse:
@@ -136,8 +121,7 @@ def post_restoration(
     return RedirectResponse(back, status_code=303)
 
 
-@pages.post("/runs/{run_id}/erasure")
-@requires(Permission.DELETE_RUN)
+@pages.post("/runs/{run_id}/erasure", Permission.DELETE_RUN)
 def post_erasure(run_id: RunId, session: Db, principal: SignedIn) -> RedirectResponse:
     """Erase a run in the trash."""
     trash.erase(session, run_id, principal.user)

@@ -3,20 +3,21 @@
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Form, Request
+from fastapi import Form
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
-from pydantic import BaseModel, Field
+from pydantic import Field
 from sqlalchemy.orm import Session
 
 from app.auth.audit import audited
 from app.auth.authentication import AtBrowser, SignedIn
-from app.auth.permissions import ADMIN, SIGNED_IN, requires
-from app.dependencies import Db, TheDatabase, TheLive, TheSettings
-from app.html.rendering import page
+from app.auth.permissions import ADMIN, SIGNED_IN
+from app.auth.routing import Router
+from app.dependencies import Db, TheDatabase, TheLive
+from app.html.rendering import Context
 from app.http.active_requests import STREAM
 from app.http.list_pages import After, Limit, ListPage
-from app.http.parameters import Body, RowId
+from app.http.parameters import Body, DocumentedModel, RowId
 from app.live import worker_updates
 from app.live.streams_api import After as Cursor
 from app.live.streams_api import LastEventId
@@ -26,28 +27,24 @@ from db.queue.pending_reasons import Queue
 from db.runs import runs
 from db.tables import Worker
 
-api = APIRouter(tags=["workers"])
-pages = APIRouter(prefix="/workers")
+api = Router(tags=["workers"])
+pages = Router(prefix="/workers")
 
 
-class WorkerState(BaseModel):
+class WorkerState(DocumentedModel):
     """A worker with its capabilities."""
 
     id: int
     name: str
     host: str
     alive: bool
-    outdated: Annotated[
-        bool,
-        Field(description="Whether it has another version than the server; recipes are not used"),
-    ]
+    outdated: bool
+    """Whether it has another version than the server; recipes are not used"""
     devices: list[dict[str, Any]]
     recipes: list[dict[str, Any]]
     offers_commands: Annotated[bool, Field(description="Whether it runs command lines")]
-    is_sandboxed: Annotated[
-        bool,
-        Field(description="Whether the sandbox passed the worker's check at its start"),
-    ]
+    is_sandboxed: bool
+    """Whether the sandbox passed the worker's check at its start"""
     sandbox: Annotated[
         dict[str, str],
         Field(
@@ -78,11 +75,8 @@ class Workers(ListPage):
     workers: list[WorkerState]
 
 
-@api.get("/workers")
-@requires(SIGNED_IN)
-def list_workers(
-    session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
-) -> Workers:
+@api.get("/workers", SIGNED_IN)
+def list_workers(session: Db, after: After = "", limit: Limit = 1000) -> Workers:
     """List workers; those that do not report are not alive."""
     listed = workers.page_of_all(session, after=after, limit=limit)
     states = [_state(worker, alive=alive) for worker, alive in listed.rows]
@@ -97,25 +91,22 @@ class Drain(Body):
     ] = False
 
 
-@api.post("/workers/{worker_id}/drain")
-@requires(ADMIN)
+@api.post("/workers/{worker_id}/drain", ADMIN)
 @audited("stop")
-def drain_worker(worker_id: RowId, body: Drain, session: Db, _principal: SignedIn) -> WorkerState:
+def drain_worker(worker_id: RowId, body: Drain, session: Db) -> WorkerState:
     """Drain a worker, so that it claims no further runs."""
     workers.drain(session, worker_id, stop=body.stop)
     return _worker(session, worker_id)
 
 
-@api.post("/workers/{worker_id}/undrain")
-@requires(ADMIN)
-def undrain_worker(worker_id: RowId, session: Db, _principal: SignedIn) -> WorkerState:
+@api.post("/workers/{worker_id}/undrain", ADMIN)
+def undrain_worker(worker_id: RowId, session: Db) -> WorkerState:
     """Let a worker claim runs again."""
     workers.undrain(session, worker_id)
     return _worker(session, worker_id)
 
 
-@api.get("/workers/live", response_class=EventSourceResponse)
-@requires(SIGNED_IN, lasts=STREAM)
+@api.get("/workers/live", SIGNED_IN, lasts=STREAM, response_class=EventSourceResponse)
 async def stream_workers(
     database: TheDatabase,
     live: TheLive,
@@ -131,9 +122,8 @@ async def stream_workers(
         yield event
 
 
-@api.get("/recipes")
-@requires(SIGNED_IN)
-def list_recipes(session: Db, _principal: SignedIn) -> list[dict[str, Any]]:
+@api.get("/recipes", SIGNED_IN)
+def list_recipes(session: Db) -> list[dict[str, Any]]:
     """List the recipes that can be submitted, each with the JSON Schema of its configuration."""
     return workers.recipes(session)
 
@@ -152,27 +142,22 @@ def _state(worker: Worker, *, alive: bool) -> WorkerState:
 MOST_QUEUED = 50
 
 
-@pages.get("")
-@requires(SIGNED_IN)
-def show_workers(
-    request: Request, session: Db, settings: TheSettings, principal: SignedIn
-) -> HTMLResponse:
+@pages.get("", SIGNED_IN)
+def show_workers(context: Context) -> HTMLResponse:
     """Show the devices of workers with their runs, and the queue in order."""
-    rows = device_grid.read(session, MOST_FOLLOWED)
-    queue = Queue.read(session)
+    rows = device_grid.read(context.session, MOST_FOLLOWED)
+    queue = Queue.read(context.session)
     first = sorted(queue.places, key=queue.places.__getitem__)[:MOST_QUEUED]
-    seen = {run.id: (run, owner) for run, owner in runs.with_owners(session, first)}
-    return page(
-        request,
+    seen = {run.id: (run, owner) for run, owner in runs.with_owners(context.session, first)}
+    return context.render(
         "workers/workers.html",
-        principal=principal,
         rows=rows,
         cursor=cursor_of(rows),
         queued=[
             (
                 position,
                 *seen[run_id],
-                pending_reasons.reason(seen[run_id][0], queue, **settings.per_user),
+                pending_reasons.reason(seen[run_id][0], queue, **context.settings.per_user),
             )
             for position, run_id in enumerate(first, 1)
             if run_id in seen
@@ -181,31 +166,19 @@ def show_workers(
     )
 
 
-@pages.get("/{worker_id}")
-@requires(SIGNED_IN)
-def show_worker(
-    worker_id: RowId, request: Request, session: Db, principal: SignedIn
-) -> HTMLResponse:
+@pages.get("/{worker_id}", SIGNED_IN)
+def show_worker(worker_id: RowId, context: Context) -> HTMLResponse:
     """Show a worker with its devices, recipes and versions."""
-    worker, is_up = workers.with_liveness(session, worker_id)
+    worker, is_up = workers.with_liveness(context.session, worker_id)
     outdated = workers.describe_outdated([worker]) if workers.is_outdated(worker) else ""
-    return page(
-        request,
-        "workers/worker.html",
-        principal=principal,
-        worker=worker,
-        alive=is_up,
-        outdated=outdated,
-    )
+    return context.render("workers/worker.html", worker=worker, alive=is_up, outdated=outdated)
 
 
-@pages.post("/{worker_id}/drain")
-@requires(ADMIN)
+@pages.post("/{worker_id}/drain", ADMIN)
 @audited("stop")
 def drain(
     worker_id: RowId,
     session: Db,
-    _principal: SignedIn,
     _at_browser: AtBrowser,
     stop: Annotated[bool, Form()] = False,
 ) -> Response:
@@ -214,11 +187,8 @@ def drain(
     return RedirectResponse(f"/workers/{worker_id}", status_code=303)
 
 
-@pages.post("/{worker_id}/undrain")
-@requires(ADMIN)
-def undrain(
-    worker_id: RowId, session: Db, _principal: SignedIn, _at_browser: AtBrowser
-) -> Response:
+@pages.post("/{worker_id}/undrain", ADMIN)
+def undrain(worker_id: RowId, session: Db, _at_browser: AtBrowser) -> Response:
     """Let a worker claim runs again."""
     workers.undrain(session, worker_id)
     return RedirectResponse(f"/workers/{worker_id}", status_code=303)

@@ -357,7 +357,7 @@ def make_api_token(
         raise Invalid({"name": f"you have {MOST_TOKENS} tokens, the maximum; revoke some first"})
     row = ApiToken(token_hash=hash_of(token), user_id=user.id, name=name, kind=kind)
     row.project, row.run_id = project, run_id
-    row.expires_at = None if days is None else _moment(session) + days * DAY
+    row.expires_at = None if days is None else clock.current(session) + days * DAY
     session.add(row)
     session.flush()
     return token, row
@@ -446,10 +446,6 @@ def all_grants(session: Session, hashes: Collection[str]) -> dict[str, Grants]:
         )
         for hash_, user_id, is_admin, kind, only in rows
     }
-
-
-def _moment(session: Session) -> float:
-    return clock.current(session)
 
 
 def note_use(session: Session, token: str) -> None:

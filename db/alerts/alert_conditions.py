@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from db.health.input_bound import DataWait
-from db.health.scaling_health import ScalingHealth
 from db.runs.outcomes import SWEEP, RunOutcome, run_outcome
 from db.tables import ACTIVE, ENDED, TRAIN, AlertRule, Run, Status
 from halfstep.number_formats import number, percent
 from halfstep.number_formats import scale as scale_text
+from halfstep.telemetry.scaling_health import ScalingHealth
 
 #: Number of latest steps in which skips, losses and spikes count.
 RECENT_STEPS = 1000

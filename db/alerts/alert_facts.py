@@ -13,6 +13,7 @@ from db.tables import FLAGGED, AlertRule, Diagnosis, Run, RunStatus, Status, Ste
 from db.telemetry import latest_metrics
 from db.telemetry.telemetry import SPIKE
 from halfstep.telemetry.flags import NONFINITE_LOSS
+from halfstep.telemetry.scaling_health import CALIBRATING_FOR
 
 
 def read(session: Session, some_runs: Sequence[Run], needs: set[str], moment: float) -> list[Facts]:
@@ -51,7 +52,7 @@ def _streaks(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
     """Return the longest run of skips in recent steps, without the first scale search."""
     query = select(Step.run_id, Step.step).join(Run, Run.id == Step.run_id)
     query = query.with_hint(Step, "INDEXED BY ix_steps_skipped", "sqlite")
-    searched = func.coalesce(Run.parent_step, 0) + scaling_health.CALIBRATING_FOR
+    searched = func.coalesce(Run.parent_step, 0) + CALIBRATING_FOR
     recent = (Step.step > Run.step - RECENT_STEPS, Step.step > searched, FLAGGED["skipped"])
     mine = Run.id.in_(_ids(run for run in some_runs if run.skipped))
     longest: dict[int, int] = {}

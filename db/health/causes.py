@@ -9,6 +9,7 @@ numbers, by their first location; then all others.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -16,7 +17,7 @@ from sqlalchemy.orm import Session
 from db.health import precision_findings, shadow_findings
 from db.health.advice_words import AdviceWords
 from db.health.losses import Growth, LostLosses, growth_before, lost_losses
-from db.health.scaling_health import Figures, ScalingHealth, has_scaler
+from db.health.scaling_health import has_scaler
 from db.tables import FLAGGED, Run, RunNode, ScalerEvent, Step
 from db.telemetry import step_rows
 from db.telemetry.stored_events import StoredEvents
@@ -37,6 +38,7 @@ from halfstep.number_formats import scale as scale_text
 from halfstep.telemetry import events
 from halfstep.telemetry.events import StepEvent
 from halfstep.telemetry.flags import NONFINITE_LOSS, UNKNOWN_LOSS
+from halfstep.telemetry.scaling_health import Figures, ScalingHealth
 
 #: Kinds of events of which the newest counts, the earliest counts, and several count.
 NEWEST: tuple[type[StepEvent], ...] = (
@@ -110,7 +112,7 @@ def read(
         for replay in replays
         if replay.exact and isinstance(replay.defect, Defect)
     ]
-    first = _first_nonfinite_loss(session, run)
+    first = first_flagged_step(session, run.id, "nonfinite")
     armed = [event for event in found if isinstance(event, events.ShadowStep)]
     bad = min(filter(None, (first, shadow_findings.first_step(armed))), default=None)
     finite_at = None if run.last_flags & (NONFINITE_LOSS | UNKNOWN_LOSS) else run.step
@@ -137,11 +139,14 @@ def read(
     )
 
 
-def _first_nonfinite_loss(session: Session, run: Run) -> int | None:
+def first_flagged_step(
+    session: Session, run_id: int, flag: Literal["nonfinite", "skipped"]
+) -> int | None:
+    """Return the first step of a run that was skipped, or whose loss was not finite."""
     first = (
         select(func.min(Step.step))
-        .with_hint(Step, "INDEXED BY ix_steps_nonfinite", "sqlite")
-        .where(Step.run_id == run.id, FLAGGED["nonfinite"])
+        .with_hint(Step, f"INDEXED BY ix_steps_{flag}", "sqlite")
+        .where(Step.run_id == run_id, FLAGGED[flag])
     )
     return session.scalar(first)
 

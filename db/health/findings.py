@@ -12,7 +12,7 @@ from db.health import advice_words, causes, precision_findings, weights_findings
 from db.health.advice_words import AdviceWords
 from db.health.input_bound import DataWait, data_wait
 from db.health.losses import Risen, risen
-from db.health.scaling_health import ScalingHealth, scaling_health
+from db.health.scaling_health import scaling_health
 from db.queue import quotas, workers
 from db.runs import comparisons, groups
 from db.tables import ACTIVE, ENDED, RECIPE, LatestMetric, Run, ScalerEvent, Status, Worker
@@ -24,6 +24,7 @@ from halfstep.number_formats import duration, number, percent
 from halfstep.number_formats import scale as scale_text
 from halfstep.telemetry import events
 from halfstep.telemetry.flags import NONFINITE_LOSS
+from halfstep.telemetry.scaling_health import ScalingHealth
 
 SKIPS_READ = 50
 REPLAYS_READ = 50

@@ -18,9 +18,6 @@ from halfstep.telemetry.flags import (
     UNKNOWN_NORM,
 )
 from halfstep.telemetry.scaling_health import (
-    CALIBRATED_AFTER,
-    CALIBRATING_FOR,
-    COLLAPSE_STREAK,
     SETTLED,
     WINDOW,
     Figures,
@@ -28,16 +25,6 @@ from halfstep.telemetry.scaling_health import (
     count,
     judge,
 )
-
-__all__ = [
-    "CALIBRATED_AFTER",
-    "CALIBRATING_FOR",
-    "COLLAPSE_STREAK",
-    "Figures",
-    "ScalingHealth",
-    "count",
-    "judge",
-]
 
 
 def scaling_health(session: Session, run: Run) -> ScalingHealth | None:
@@ -118,11 +105,6 @@ def is_scaled(config: dict[str, Any]) -> bool:
     if config.get("lab", {}).get("task", TRAIN) != TRAIN:
         return False
     return config["precision"] == "fp16" and bool(config.get("scaler", {}).get("enabled", True))
-
-
-def figures(session: Session, run: Run) -> Figures:
-    """Read the figures of one run."""
-    return figures_of(session, [run])[run.id]
 
 
 def figures_of(session: Session, some_runs: Collection[Run]) -> dict[int, Figures]:

@@ -91,7 +91,7 @@ class Queue:
             return OtherRun(row_id, name, seen is None or project in seen)
 
         usage = Usage.read(session, of_workers=True)
-        unended = _list_queued(session, and_training=True)
+        unended = _list_unended(session)
         queued = usage.in_turn(row for row in unended if row.status == Status.QUEUED)
         shown = (row for row in queued if seen is None or row.project in seen)
         training = {row.id: row for row in unended if row.status != Status.QUEUED}
@@ -140,17 +140,10 @@ class Queue:
         return next((row for row in free if not self.usage.obstacle(row, devices_per_user)), None)
 
 
-def places(session: Session) -> dict[int, int]:
-    """Return how many runs are ahead of each queued one."""
-    with permissions.lift_limit(session):
-        in_turn = Usage.read(session).in_turn(_list_queued(session))
-        return {row.id: position for position, row in enumerate(in_turn)}
-
-
-def _list_queued(session: Session, *, and_training: bool = False) -> Sequence[Any]:
+def _list_unended(session: Session) -> Sequence[Any]:
     """List queued runs, next first, each with the run that it waits for.
 
-    and_training: also list runs in training, one row per node with its worker.
+    Also runs in training, one row per node with its worker.
     """
     columns = (
         *(Run.id, Run.name, Run.owner_id, Run.project, Run.status, Run.priority),
@@ -163,7 +156,7 @@ def _list_queued(session: Session, *, and_training: bool = False) -> Sequence[An
         _EARLIER.project.label("awaited_project"),
     )
     query = select(*columns, *awaited, placed, RunNode.worker_id)
-    query = query.where(Run.status.in_((Status.QUEUED, *(ACTIVE if and_training else ()))))
+    query = query.where(Run.status.in_((Status.QUEUED, *ACTIVE)))
     query = query.where(or_(Run.source != WATCH, Run.status != Status.QUEUED))  # of an agent
     is_awaited = (_EARLIER.id == Run.after_id) & _EARLIER.status.not_in(ENDED)
     query = query.outerjoin(_EARLIER, is_awaited)

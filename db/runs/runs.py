@@ -182,23 +182,6 @@ def newest(
     return [(run, owner) for run, owner in rows]
 
 
-def newest_and_count(
-    session: Session,
-    *,
-    conditions: Filter = (),
-    sort: str = "-id",
-    before: int | None = None,
-    limit: int = 50,
-) -> tuple[list[tuple[Run, str]], int]:
-    """List runs like `newest`, and count the runs on all pages.
-
-    For a first page, one filter pass serves both. Without a filter all runs are counted by an
-    index, and the newest are read without reading the others.
-    """
-    page = page_of_list(session, conditions=conditions, sort=sort, before=before, limit=limit)
-    return page.rows, page.total
-
-
 #: Statuses of the list's band of active runs.
 NOT_ENDED = tuple(status for status in Status if status not in ENDED)
 
@@ -222,7 +205,9 @@ def page_of_list(
 ) -> ListPage:
     """List runs like `newest`, with what a page of the list says of them, by one query.
 
-    after: a run id for paging backwards: list the runs right ahead of it in the order.
+    For a first page, one filter pass serves both. Without a filter all runs are counted by an
+    index, and the newest are read without reading the others.  after: a run id for paging
+    backwards: list the runs right ahead of it in the order.
     """
     rows = _page(session, conditions, sort, before, limit, after=after, counts=True)
     if not rows:
@@ -523,13 +508,8 @@ def _last_change() -> Any:
     return since.where(mine, table.id > func.coalesce(before, 0)).order_by(table.id).limit(1)
 
 
-def count_applied(session: Session, run: Run) -> int:
-    """Count a run's own steps that changed the weights: not skipped, or retried in fp32."""
-    return count_applied_of(session, [run])[run.id]
-
-
 def count_applied_of(session: Session, some_runs: Collection[Run]) -> dict[int, int]:
-    """Return the result of `count_applied` for each run, in one query."""
+    """Count each run's own steps that changed the weights: not skipped, or retried in fp32."""
     retrying = _retrying(some_runs)
     query = select(Run.id, _count_retried()).where(
         Run.id.in_(bindparam("retrying", expanding=True))

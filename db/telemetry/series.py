@@ -252,23 +252,19 @@ def _first_skip_query() -> Select[Any]:
     return select(func.min(latest.subquery().c.step))
 
 
-def sparklines(
-    session: Session, some_runs: Collection[Run], points: int = SPARKLINE_POINTS
-) -> dict[int, list[Any]]:
+def sparklines(session: Session, some_runs: Collection[Run]) -> dict[int, list[Any]]:
     """Return each run's loss at about evenly spaced steps; its cost depends on no run's length."""
     ids = [run.id for run in some_runs if run.own_steps]
     curves = loss_curves.read(session.connection(), ids) if ids else {}
-    return {
-        run.id: _drawn(run, curves[run.id], points) if run.id in curves else [] for run in some_runs
-    }
+    return {run.id: _drawn(run, curves[run.id]) if run.id in curves else [] for run in some_runs}
 
 
-def _drawn(run: Run, curve: loss_curves.Points, points: int) -> list[Any]:
+def _drawn(run: Run, curve: loss_curves.Points) -> list[Any]:
     """Return the losses of a curve at evenly spaced steps, or of the last point before each."""
     steps, losses = curve["step"], curve["loss"].tolist()
     if steps[-1] < run.step:
         steps, losses = np.append(steps, run.step), [*losses, run.known_loss]
-    count, first = min(points, run.own_steps), run.step - run.own_steps + 1
+    count, first = min(SPARKLINE_POINTS, run.own_steps), run.step - run.own_steps + 1
     spaced = [first + round(i * (run.own_steps - 1) / max(count - 1, 1)) for i in range(count)]
     found = np.unique(np.searchsorted(steps, spaced, side="right") - 1).tolist()
     drawn = [losses[index] for index in found if index >= 0]

@@ -85,24 +85,6 @@ class Window:
     damaged: list[StepRange] = field(default_factory=list)
 
 
-def window(
-    session: Session,
-    run_id: int,
-    *,
-    first: int | None = None,
-    last: int | None = None,
-    most: int = 5000,
-    names: Collection[str] | None = None,
-) -> Window | None:
-    """Return the steps of a run from first to last, or None if there are none.
-
-    most: the most points per series.  names: only these series and the loss. Raises ValueError if
-    most is less than 32.
-    """
-    by_run = windows_of(session, [run_id], first=first, last=last, most=most, names=names)
-    return by_run.get(run_id)
-
-
 def windows_of(
     session: Session,
     run_ids: Collection[int],
@@ -112,7 +94,11 @@ def windows_of(
     most: int = 5000,
     names: Collection[str] | None = None,
 ) -> dict[int, Window]:
-    """Return the result of `window` for each run with steps; short runs take two queries."""
+    """Return the steps of each run that has some from first to last; short runs take two queries.
+
+    most: the most points per series.  names: only these series and the loss. Raises ValueError if
+    most is less than 32.
+    """
     connection, limits = session.connection(), _limits(first, last)
     series_names = None if names is None else {"loss", *names}
     if series_names and series_names & NORMS:
@@ -152,24 +138,6 @@ def _window(connection: Connection, stretch: "_Raw | _Stretch", most: int) -> Wi
     )
 
 
-def metrics(
-    session: Session,
-    run_id: int,
-    *,
-    first: int | None = None,
-    last: int | None = None,
-    most: int = 5000,
-    names: Collection[str] | None = None,
-) -> dict[str, Line]:
-    """Return every metric of a run by name, from first to last, as a line like in `window`.
-
-    names: only these metrics.
-    """
-    return metrics_of_runs(session, [run_id], first=first, last=last, most=most, names=names)[
-        run_id
-    ]
-
-
 def metrics_of_runs(
     session: Session,
     run_ids: Collection[int],
@@ -179,9 +147,9 @@ def metrics_of_runs(
     most: int = 5000,
     names: Collection[str] | None = None,
 ) -> dict[int, dict[str, Line]]:
-    """Return the result of `metrics` for each run.
+    """Return every metric of runs by name, from first to last, as lines like those of a `Window`.
 
-    Metrics with few points take one query together.
+    names: only these metrics.  Metrics with few points take one query together.
     """
     connection, limits = session.connection(), _limits(first, last)
     by_run: dict[int, dict[str, Line]] = {run_id: {} for run_id in run_ids}

@@ -126,7 +126,7 @@ def test_all_killed_at_once_then_up_again(site: Site, moments: random.Random) ->
             process.wait()
             kill_database(site)
         with site.database.reading() as session:
-            assert list(pending_reasons.places(session)) == [waits, second]
+            assert list(pending_reasons.Queue.read(session).places) == [waits, second]
         with up(**environment):
             until(lambda: answers(base))
             assert browser.get(f"{base}/runs").url.path == "/runs"  # signed in as before

@@ -4,7 +4,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from app.html.flash import COOKIE
+from app.html.rendering import FLASH_COOKIE
 from app.http.credentials import cookie_name
 from db.access import accounts
 from db.database import Database
@@ -23,5 +23,5 @@ def test_the_flash_cookie_is_as_secure_as_the_session(
     headers = {"Cookie": f"{name}={secret}", "X-CSRF-Token": token}
     with TestClient(app, f"{scheme}://localhost", headers=headers, follow_redirects=False) as it:
         answer = it.post("/projects", data={"name": "vision"})
-    assert answer.headers["set-cookie"].startswith(f"{COOKIE}=The%20project%20is%20created.")
+    assert answer.headers["set-cookie"].startswith(f"{FLASH_COOKIE}=The%20project%20is%20created.")
     assert ("; Secure" in answer.headers["set-cookie"]) is (scheme == "https")

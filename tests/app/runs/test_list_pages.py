@@ -200,7 +200,7 @@ def test_waiting_runs_are_put_in_another_order(
 def list_queued(database: Database) -> list[int]:
     """The ids of waiting runs, next first."""
     with database.reading() as session:
-        return list(pending_reasons.places(session))
+        return list(pending_reasons.Queue.read(session).places)
 
 
 @pytest.mark.sql

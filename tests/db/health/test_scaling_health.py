@@ -8,6 +8,7 @@ from db.files import checkpoints
 from db.health import scaling_health as health
 from db.tables import Diagnosis, Run, Status, User, Worker
 from db.telemetry import series
+from halfstep.telemetry import scaling_health as page
 from halfstep.telemetry.flags import NORM_OVERFLOW, NOT_STEPPED
 from tests.db.conftest import claim, config, submit
 from tests.db.telemetry.telemetry_made import make_steps, record
@@ -82,7 +83,7 @@ def test_skips_of_a_new_scaler_are_not_skips_of_growth(database: Database, runni
         session.add(Diagnosis(run_id=run.id, kind="scaler_replaced", step=319, content=content))
     with database.reading() as session:
         run = session.get_one(Run, running.id)
-        assert health.figures(session, run).steps_since_replaced == 81
+        assert health.figures_of(session, [run])[run.id].steps_since_replaced == 81
 
 
 def test_skips_in_a_row_are_called_so() -> None:
@@ -95,7 +96,7 @@ def test_skips_in_a_row_are_called_so() -> None:
 
 def test_search_ends_as_the_trainer_has_it() -> None:
     """The page and the training agree on when a run is calibrated."""
-    assert health.CALIBRATED_AFTER == CALIBRATED_AFTER
+    assert page.CALIBRATED_AFTER == CALIBRATED_AFTER
 
 
 def test_figures_come_from_the_rows(database: Database, running: Run) -> None:
@@ -103,14 +104,14 @@ def test_figures_come_from_the_rows(database: Database, running: Run) -> None:
     record(database, running, make_steps([1.0] * 1100, skipped=[40, 90, 91, 92]))
     with database.reading() as session:
         run = session.get_one(Run, running.id)
-        found = health.figures(session, run)
+        found = health.figures_of(session, [run])[run.id]
     assert (found.attempts, found.skips_1000, found.longest_streak) == (1100, 0, 0)
     assert (found.steps_since_skip, found.seconds_since_skip) == (1008, 5.04)
 
     record(database, running, make_steps([np.nan] * 50, first=1101, skipped=range(1120, 1151)))
     with database.reading() as session:
         run = session.get_one(Run, running.id)
-        found = health.figures(session, run)
+        found = health.figures_of(session, [run])[run.id]
         judged = health.scaling_health(session, run)
     assert (found.skips_100, found.streak, found.applied_500) == (31, 31, 469)
     assert judged is not None

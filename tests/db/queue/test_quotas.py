@@ -110,7 +110,7 @@ def test_the_project_with_the_least_for_its_share_goes_first(database: Database,
         large = [submit(session, ada, project="large") for _ in range(8)]
         small = [submit(session, ada, project="small") for _ in range(8)]
         urgent = submit(session, ada, project="large", priority=1)
-        places = pending_reasons.places(session)
+        places = pending_reasons.Queue.read(session).places
         assert why(session, small[0]).startswith("1 run is ahead: ")
         taken = [claim(session, worker) for _ in range(9)]
         assert [run and run.id for run in taken] == sorted(places, key=places.__getitem__)[:9]

@@ -150,7 +150,7 @@ def test_a_waiting_run_is_moved_before_another(database: Database, running: Run,
         a, b, c, d = (submit(session, ada) for _ in range(4))
         for moved, before in ((d, b), (c, b), (a, d), (b, a)):
             run_control.move(session, moved.id, before.id, ada)
-        assert list(pending_reasons.places(session)) == [b.id, a.id, d.id, c.id]
+        assert list(pending_reasons.Queue.read(session).places) == [b.id, a.id, d.id, c.id]
     with pytest.raises(Conflict, match="running"), database.writing() as session:
         run_control.move(session, running.id, a.id, ada)
 
@@ -165,5 +165,5 @@ def test_places_never_run_out(database: Database, running: Run, ada: User) -> No
         for n in range(120):
             first, second = (a, b) if n % 2 else (b, a)
             run_control.move(session, first.id, c.id, ada)
-            assert list(pending_reasons.places(session)) == [second.id, first.id, c.id]
+            assert list(pending_reasons.Queue.read(session).places) == [second.id, first.id, c.id]
         assert len({run.position for run in (a, b, c)}) == 3

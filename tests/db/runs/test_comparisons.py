@@ -71,10 +71,14 @@ def test_windows_of_several_runs_are_those_of_each(
         for first, last in ((None, None), (5, None), (2, 40), (8, 8000)):
             zoom = {"first": first, "last": last, "most": 64, "names": names}
             of_all = windows.windows_of(session, ids, **zoom)
-            each = {run_id: windows.window(session, run_id, **zoom) for run_id in ids}
+            each = {
+                run_id: windows.windows_of(session, [run_id], **zoom).get(run_id) for run_id in ids
+            }
             assert of_all == {run_id: window for run_id, window in each.items() if window}
             measured = windows.metrics_of_runs(session, ids, **zoom)
-            assert measured == {run_id: windows.metrics(session, run_id, **zoom) for run_id in ids}
+            assert measured == {
+                run_id: windows.metrics_of_runs(session, [run_id], **zoom)[run_id] for run_id in ids
+            }
     assert set(each) - set(of_all) >= {ids[4]}
     assert {window.bucket > 1 for window in of_all.values()} == {True, False}
 

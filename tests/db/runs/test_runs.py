@@ -22,7 +22,7 @@ def test_submitted_run_waits_in_the_queue(database: Database, ada: User) -> None
     with database.writing() as session:
         first, second = submit(session, ada), submit(session, ada)
         assert (first.status, first.name, first.steps_total) == ("queued", "digits-fp16", 100)
-        assert pending_reasons.places(session) == {first.id: 0, second.id: 1}
+        assert pending_reasons.Queue.read(session).places == {first.id: 0, second.id: 1}
 
 
 def test_list_is_filtered_and_paged(database: Database, ada: User) -> None:
@@ -65,8 +65,9 @@ def test_a_page_and_the_count_of_all_come_together(
             for before in (None, 2):
                 page = {"conditions": terms, "sort": sort, "before": before, "limit": 1}
                 expected = runs.newest(session, **page), runs.count(session, terms)
-                assert runs.newest_and_count(session, **page) == expected
-        assert runs.newest_and_count(session, conditions=terms, limit=1)[1] == 3 * (not filtered)
+                assert runs.page_of_list(session, **page)[:2] == expected
+        first = runs.page_of_list(session, conditions=terms, sort=sort, limit=1)
+        assert first.total == 3 * (not filtered)
 
 
 def test_pages_of_the_list_lead_on_and_back(database: Database, ada: User) -> None:
@@ -158,12 +159,12 @@ def test_a_forks_steps_are_those_after_its_parents(
         submit(session, ada, parent_id=running.id, parent_step=40)
         fork = claim(session, worker)
         assert fork is not None
-        assert runs.count_applied(session, fork) == 0
+        assert runs.count_applied_of(session, [fork])[fork.id] == 0
     with pytest.raises(Invalid, match="40; allowed: 41 to 100"), database.writing() as session:
         run_control.request_replay(session, fork.id, ada, 40)
     record(database, fork, make_steps([1.0] * 9, first=41, skipped=[42, 45]))
     with database.reading() as session:
-        assert runs.count_applied(session, runs.get(session, fork.id)) == 7
+        assert runs.count_applied_of(session, [runs.get(session, fork.id)])[fork.id] == 7
 
 
 def test_unknown_run_is_named(database: Database) -> None:

@@ -161,7 +161,9 @@ def _check(database: Database, run: Run, expected: Plain, spans: Sequence[Any]) 
         assert metric_blocks.count(connection, run.id) == len(points)
         for span in spans:
             for most in (32, 100):
-                lines = windows.metrics(session, run.id, first=span[0], last=span[1], most=most)
+                lines = windows.metrics_of_runs(
+                    session, [run.id], first=span[0], last=span[1], most=most
+                )[run.id]
                 plain = dict(_plain_lines(run.id, expected, span, most))
                 assert repr(lines) == repr(plain)
         rows = session.execute(select(LatestMetric.name, LatestMetric.step, LatestMetric.value))
@@ -390,7 +392,7 @@ def test_a_damaged_block_costs_its_points(
     with database.reading() as session:
         lost = [point.step for point in read_logged_points(session)]
         [damaged] = damage_search.find_in_run(session.connection(), running.id)
-        line = windows.metrics(session, running.id)["a"]
+        line = windows.metrics_of_runs(session, [running.id])[running.id]["a"]
     assert (damaged.name, damaged.first) == ("a", first)
     assert len(lost) == 3000 - 256
     assert len(line.x) == len(lost)
@@ -409,11 +411,11 @@ def test_damaged_summaries_are_computed(database: Database, running: Run) -> Non
     for first in range(0, 4000, 100):
         log(database, running, points[first : first + 100])
     with database.reading() as session:
-        before = windows.metrics(session, running.id, most=40)
+        before = windows.metrics_of_runs(session, [running.id], most=40)[running.id]
     with database.writing() as session:
         session.execute(update(MetricBlock).where(MetricBlock.size > 0).values(lows=b"x" * 40))
     with database.reading() as session:
-        assert windows.metrics(session, running.id, most=40) == before
+        assert windows.metrics_of_runs(session, [running.id], most=40)[running.id] == before
 
 
 def _log_until(url: str, run_id: int, point: int) -> None:

@@ -58,7 +58,11 @@ def everything(database: Database, run: Run) -> dict[str, Any]:
         return {
             "points": repr(read_logged_points(session, run.id)),
             "lines": [
-                repr(windows.metrics(session, run.id, first=first, last=last, most=most))
+                repr(
+                    windows.metrics_of_runs(session, [run.id], first=first, last=last, most=most)[
+                        run.id
+                    ]
+                )
                 for first, last in zooms
                 for most in (100, 5000)
             ],
@@ -79,9 +83,13 @@ def test_a_converted_run_is_as_if_recorded_by_this_version(
     """All readers return the same; until then none returns anything, and no rows are left."""
     as_rows(database, running)
     with database.reading() as session:
-        for reader in (windows.metrics, windows.measure, read_logged_points):
+        for read in (
+            lambda: windows.metrics_of_runs(session, [running.id]),
+            lambda: windows.measure(session, running.id),
+            lambda: read_logged_points(session, running.id),
+        ):
             with pytest.raises(StepsNotConverted, match="converted after"):
-                reader(session, running.id)
+                read()
     step_conversion.convert(database, running.id)
     assert everything(database, running) == recorded
     with database.reading() as session:

@@ -204,10 +204,12 @@ def test_a_damaged_block_costs_its_steps_only(database: Database, running: Run) 
         rows = step_rows.read_rows(session, running.id, most=END)
         assert [row.step for row in rows] == [*range(1, 4096), *range(8192, 13_001)]
         for span in ((4000, 5000), (5000, 6000), (5000, 9000), (4100, 12_000)):
-            window = windows.window(session, running.id, first=span[0], last=span[1])
+            window = windows.windows_of(session, [running.id], first=span[0], last=span[1]).get(
+                running.id
+            )
             assert window is not None
             assert window.damaged == [(4096, 8191)]
-        whole = windows.window(session, running.id)
+        whole = windows.windows_of(session, [running.id]).get(running.id)
         assert whole is not None
         assert (whole.total, whole.damaged) == (13_000, [])  # from summaries
     record(database, running, make_steps([1.0] * 10, first=13_001))
@@ -224,7 +226,7 @@ def test_two_runs_do_not_mix(database: Database, running: Run, other: Run) -> No
         for span in ((None, None), (4010, 4020), (4060, 6000), (1, 4000), (8000, 9000)):
             limits = {"first": span[0], "last": span[1]}
             together = windows.windows_of(session, both, **limits)
-            each = {run: windows.window(session, run, **limits) for run in both}
+            each = {run: windows.windows_of(session, [run], **limits).get(run) for run in both}
             assert repr(together) == repr({run: one for run, one in each.items() if one})
 
 

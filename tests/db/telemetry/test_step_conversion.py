@@ -100,7 +100,11 @@ def everything(database: Database, run: Run) -> dict[str, Any]:
         return {
             "raw": repr(series.raw_steps(session, run.id, most=END)),
             "windows": [
-                repr(windows.window(session, run.id, first=first, last=last, most=most))
+                repr(
+                    windows.windows_of(session, [run.id], first=first, last=last, most=most).get(
+                        run.id
+                    )
+                )
                 for first, last in zooms
                 for most in (100, 5000)
             ],
@@ -119,7 +123,7 @@ def test_a_converted_run_is_as_if_recorded_by_this_version(
     """All readers return the same; flagged rows stay, the others and the file are deleted."""
     form(database, store, running)
     with database.reading() as session, pytest.raises(StepsNotConverted, match="converted after"):
-        windows.window(session, running.id)
+        windows.windows_of(session, [running.id]).get(running.id)
     step_conversion.convert(database, running.id)
     assert everything(database, running) == recorded
     assert rows_left(database, running) == [70, 81, 3000, 7001, 9500]
@@ -271,7 +275,7 @@ def test_a_lost_file_stops_the_conversion_but_no_recording(
     with database.reading() as session:
         raw = series.raw_steps(session, running.id, most=END)
         assert raw["step"] == [1, *range(9401, 9511)]
-        whole = windows.window(session, running.id, most=100)
+        whole = windows.windows_of(session, [running.id], most=100).get(running.id)
         assert whole is not None
         assert whole.total > 8000
         [lost] = damage_search.find_in_run(session.connection(), running.id)

@@ -29,7 +29,7 @@ SERIES = ("loss", "grad_norm", "grad_norm_clipped", "lr", "step_us", "data_us")
 
 def look(database: Database, run: Run, **zoom: Any) -> Window:
     with database.reading() as session:
-        window = windows.window(session, run.id, **zoom)
+        window = windows.windows_of(session, [run.id], **zoom).get(run.id)
         assert window is not None
         return window
 
@@ -190,17 +190,17 @@ def test_means_and_times_are_those_of_the_buckets(database: Database, running: R
 def test_run_without_steps_has_no_window(database: Database, running: Run) -> None:
     """Without steps, or without steps in the range, there is no window."""
     with database.reading() as session:
-        assert windows.window(session, running.id) is None
+        assert windows.windows_of(session, [running.id]).get(running.id) is None
     record(database, running, make_steps([1.0] * 10))
     with database.reading() as session:
-        assert windows.window(session, running.id, first=11) is None
+        assert windows.windows_of(session, [running.id], first=11).get(running.id) is None
 
 
 def test_window_of_too_few_points_is_rejected(database: Database, running: Run) -> None:
     """Less than 32 points cannot hold the ends and the extremes of a window."""
     record(database, running, make_steps([1.0]))
     with database.reading() as session, pytest.raises(ValueError, match="at least 32"):
-        windows.window(session, running.id, most=31)
+        windows.windows_of(session, [running.id], most=31).get(running.id)
 
 
 def test_metrics_have_the_same_windows(database: Database, running: Run) -> None:
@@ -211,7 +211,7 @@ def test_metrics_have_the_same_windows(database: Database, running: Run) -> None
     few = [make_metric(step, step / 3000) for step in range(500, 3001, 500)]
     record(database, running, events=[*many, *few])
     with database.reading() as session:
-        lines = windows.metrics(session, running.id, most=100)
+        lines = windows.metrics_of_runs(session, [running.id], most=100)[running.id]
         result = windows.measure(session, running.id)
     assert list(lines) == ["loss/generator", "val/accuracy"]
     assert lines["val/accuracy"].x == [500, 1000, 1500, 2000, 2500, 3000]

@@ -43,7 +43,7 @@ from db.tables import (
 )
 from db.telemetry.recording import Recording
 from db.telemetry.series import Cursor, changes, log_lines, raw_steps
-from db.telemetry.windows import window
+from db.telemetry.windows import windows_of
 from halfstep.artifacts.manifest import Entry, digest_of
 from halfstep.telemetry.events import Sample
 from halfstep.telemetry.spool import EVENT, STEPS, UNTIMED_DTYPE, SpoolWriter
@@ -623,7 +623,7 @@ def test_a_spool_of_the_version_before_is_recorded_and_added_to(attempts: Attemp
     drain(attempts.supervisor())
     with attempts.database.reading() as session:
         found = raw_steps(session, attempts.run_id)["data_us"]
-        drawn = window(session, attempts.run_id)
+        drawn = windows_of(session, [attempts.run_id]).get(attempts.run_id)
     assert found == [None] * 40 + steps["data_us"][40:].tolist()
     assert drawn is not None
     assert drawn.series["data_us"].y == found
