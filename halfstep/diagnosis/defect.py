@@ -62,7 +62,8 @@ class Defect(Part, frozen=True, kw_only=True, omit_defaults=True):
         gradients_underflow without a share: parameters all of whose gradients are 0.
     value: what the largest of them is in fp32.  limit: the largest number of the dtype.
     sample: an input of the site, and what it is in fp32.
-    origin: where a value was rounded, or where a nonfinite tensor was made.
+    origin: where a value was rounded, or where a nonfinite tensor was made, or where
+        autocast was entered.
     loss, loss_fp32: of the step.  fits_below: the largest loss scale without the overflow.
     carried_from: the step in which a tensor became nonfinite.
     share: of the squared gradient norm that is lost, or the relative distance of the gradients.

@@ -317,7 +317,7 @@ _TEXTS: Mapping[Kind, Callable[[Observation], str] | str] = {
     "gradients_edited_after_step": "{steps} {line} changes gradients after their optimizer has "
     "stepped, and they are cleared before the next backward pass: it has no effect.",
     "stale_weight_cache": "{steps} {line} uses weights in half precision that have changed since: "
-    "autocast keeps them as they were at their first use, until it is left.",
+    "autocast keeps them as they were at their first use, until {origin} is left.",
     "no_half_operators": "A GradScaler is used, and no operator of the forward pass ran in fp16 or "
     "bf16.",
     "overflow_without_effect": "{steps} {line} {beyond}. The loss and the gradients are not "
@@ -340,6 +340,7 @@ def _text(observation: Observation) -> str:
         scale=scale_text(defect.scale),
         share=percent(defect.share),
         beyond=_beyond(defect),
+        origin="it" if defect.origin is None else named(defect.origin),
     )
 
 

@@ -14,7 +14,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from halfstep.shadow.lines import ENGINE
+from halfstep.shadow.lines import ENGINE, place_of_caller
+from halfstep.shadow.operations import Place
 from halfstep.shadow.sanitizer import Sanitizer
 from halfstep.watching.optimizer_hooks import remove_hooks
 
@@ -64,8 +65,10 @@ class ShadowHooks:
         self._wrap(GradScaler, "step", self._scaler_step)
         self._wrap(GradScaler, "update", self._update)
         self._wrap(torch.autograd, ENGINE, self._backward)
-        casts = self._sanitizer.mode.casts
-        casts.is_in_region = any(map(torch.is_autocast_enabled, AUTOCAST_DEVICES))
+        is_in_autocast = any(map(torch.is_autocast_enabled, AUTOCAST_DEVICES))
+        self._sanitizer.mode.casts.leave()
+        if is_in_autocast and torch.is_autocast_cache_enabled():
+            self._sanitizer.mode.casts.enter(Place())
         self._wrap(torch.autocast, "__enter__", self._enter_autocast)
         self._wrap(torch, "clear_autocast_cache", self._clear_cache)
         if self._is_eager:
@@ -114,8 +117,8 @@ class ShadowHooks:
     def _enter_autocast(self, original: Any, region: Any) -> Any:
         """Note that autocast is entered."""
         entered = original(region)
-        casts = self._sanitizer.mode.casts
-        casts.is_in_region = casts.is_in_region or (region._enabled and region._cache_enabled)
+        if region._enabled and region._cache_enabled:
+            self._sanitizer.mode.casts.enter(place_of_caller())
         return entered
 
     def _clear_cache(self, original: Any) -> Any:

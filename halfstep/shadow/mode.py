@@ -39,6 +39,7 @@ from halfstep.shadow.operators import (
 )
 from halfstep.shadow.repair import Repair
 from halfstep.shadow.reproduction import Reproduction
+from halfstep.shadow.scale import UNKNOWN
 from halfstep.shadow.weight_casts import WeightCasts
 from halfstep.watching.async_host_copy import is_capturing
 
@@ -100,7 +101,7 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.on_write: Callable[[Entry, Operation, int], None] | None = None
         #: Called with a comparison that the loop reads, and that depends on the loss scale.
         self.on_decision: Callable[[Operation], None] | None = None
-        self.casts = WeightCasts()
+        self.casts = WeightCasts(lambda tensor: bool(variable(tensor)[0]))
         #: Called with an operator of the forward pass that uses a cast from before a change.
         self.on_stale_cast: Callable[[Operation], None] | None = None
         self.scaled_read = Place()  # where the loop last read a value that depends on the scale
@@ -206,7 +207,21 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 except Exception as error:
                     self.record_failure(call.operator.name, error)
                     self._forget(call.tensors, tensors_in(result))
+        elif self.has_pass:
+            with DisableTorchFunction(), torch.no_grad():
+                try:
+                    self._follow_unread(tensors_in([*args, *kwargs.values()]), tensors_in(result))
+                except Exception as error:
+                    self.record_failure(operator_of(func).name, error)
         return result
+
+    def _follow_unread(self, arguments: list[Tensor], results: list[Tensor]) -> None:
+        """Note that how results depend on the loss scale is unknown, as of a sparse product."""
+        if _current_graph_task_id() == NO_PASS or all(map(is_readable, arguments)):
+            return
+        for tensor in filter(is_readable, results):
+            if has_numbers(tensor):
+                self.entry(tensor).power = UNKNOWN
 
     def _is_observed(self) -> bool:
         """Return whether the current thread is the observed one, or its backward pass on a device.

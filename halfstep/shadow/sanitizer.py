@@ -275,7 +275,15 @@ class Sanitizer:
         if not any(defect.kind == "stale_weight_cache" for defect in self._judge.defects):
             place = place_of_outermost_module() or operation.place
             site = site_of(replace(operation, place=place))
-            defect = Defect(step=self.step, kind="stale_weight_cache", symptom="weight", site=site)
+            region = self.mode.casts.region
+            origin = site_of(Operation(0, "autocast", place=region)) if region.line else None
+            defect = Defect(
+                step=self.step,
+                kind="stale_weight_cache",
+                symptom="weight",
+                site=site,
+                origin=origin,
+            )
             self._judge.found(defect)
 
     def _record_decision(self, operation: Operation) -> None:

@@ -308,7 +308,7 @@ def test_autocast_around_the_whole_loop_keeps_old_weights() -> None:
         net = nn.Linear(4, 4)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         if is_around_all:
-            with torch.autocast("cpu", dtype=torch.bfloat16):
+            with torch.autocast("cpu", dtype=torch.bfloat16):  # whole loop
                 for _ in range(6):
                     step(net, optimizer)
             return
@@ -318,8 +318,29 @@ def test_autocast_around_the_whole_loop_keeps_old_weights() -> None:
 
     row = first(rows_of_loop(lambda: train(is_around_all=True)))
     assert (row.kind, row.steps) == ("stale_weight_cache", [2, 3, 4, 5, 6])
+    source = Path(__file__).read_text().splitlines()
+    [region] = [n for n, line in enumerate(source, 1) if line.endswith("# whole loop")]
+    assert f"test_defects.py:{region}) is left" in row.text
     kinds = [each.kind for each in rows_of_loop(lambda: train(is_around_all=False))]
     assert "stale_weight_cache" not in kinds
+
+
+@pytest.mark.parametrize(("rate", "is_stale"), [(0.1, True), (0.0, False)])
+def test_a_region_that_was_entered_before_the_check(rate: float, is_stale: bool) -> None:
+    """A weight's values tell whether its cast is stale, not how often it was written."""
+    net = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=rate)
+
+    def train() -> None:
+        for _ in range(3):
+            optimizer.zero_grad()
+            net(torch.ones(2, 4)).float().square().mean().backward()
+            optimizer.step()
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        train()
+        kinds = [each.kind for each in rows_of_loop(train)]
+    assert ("stale_weight_cache" in kinds) == is_stale
 
 
 def train_beside_a_reference(*, keeps_cache: bool) -> None:
