@@ -12,7 +12,8 @@ def test_scripts_read_fields_that_are_sent() -> None:
     """Scripts that follow a stream call its message `message`, and so does the series of a run."""
     sent = {field for each in Message.__subclasses__() for field in each.__struct_fields__}
     scripts = [path.read_text() for path in STATIC.rglob("*.js")]
-    scripts = [text for text in scripts if "follow(`" in text or "message.steps" in text]
+    follows = re.compile(r"follow\(\s*`|message\.steps")
+    scripts = [text for text in scripts if follows.search(text)]
     read = {name for text in scripts for name in re.findall(r"\bmessage\.(\w+)", text)}
     assert len(scripts) >= 5
     assert {"run", "rows", "steps", "metrics", "log", "fragments", "is_worker_up"} <= read <= sent
