@@ -108,9 +108,9 @@ class Judge:
             loss = self._losses[-1] if self._losses else None
             self._dropped, self._dropped_loss = GradientSums(nonfinite), loss
 
-    def record_change(self, kind: Kind, step: int, operation: Operation) -> None:
-        """Record a change of gradients at the wrong time."""
-        site, scale = site_of(operation), self._mode.scale
+    def record_change(self, kind: Kind, step: int, operation: Operation, scale: float) -> None:
+        """Record a change of gradients at the wrong time, or a use of scaled ones."""
+        site = site_of(operation)
         self.found(Defect(step=step, kind=kind, symptom="gradient", site=site, scale=scale))
 
     def end(self, step: int, weights: Iterable[Tensor]) -> None:

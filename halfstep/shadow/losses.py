@@ -64,9 +64,12 @@ class LossHistory:
         return first[len(first) // 2] if first else 0.0
 
     def growth(self) -> float | None:
-        """Return the factor by which all of the last losses have grown; None if they have not."""
-        usual = self.usual()
-        if len(self._last) < LAST_LOSSES or not usual:
+        """Return the factor by which the last losses have grown; None if they have not.
+
+        All of them have, or, if each is larger than the one before, all but the first.
+        """
+        usual, last = self.usual(), list(self._last)
+        if len(last) < LAST_LOSSES or not usual:
             return None
-        growth = min(self._last) / usual
+        growth = (last[-2] if last == sorted(last) else min(last)) / usual
         return growth if growth > GROWN else None

@@ -27,7 +27,7 @@ from halfstep.shadow.call import NO_PASS, Call, Lasting
 from halfstep.shadow.facts import Facts, all_finite, examine
 from halfstep.shadow.lines import place_of_caller
 from halfstep.shadow.memory import Entry, OutOfMemory, ShadowMemory
-from halfstep.shadow.operations import OUTSIDE, Carried, Operation, Place
+from halfstep.shadow.operations import OUTSIDE, Carried, Kept, Operation, Place
 from halfstep.shadow.operators import (
     PLAIN,
     READS,
@@ -93,6 +93,8 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.carried: dict[int, tuple[Any, Carried]] = {}  # by storage: its reference, and why
         #: The same of tensors that are NaN since a step that was not observed, if they are NaN.
         self.left_over: dict[int, tuple[Any, Carried]] = {}
+        #: By storage: its reference, and what it keeps of scaled gradients.
+        self.kept: dict[int, tuple[Any, Kept]] = {}
         self.scale = 1.0  # the loss scale, as a number
         self.deadline = math.inf  # by time.perf_counter: later operators have no shadows
         self.keeps_inputs = False  # of operators that lose values, for a reproduction
@@ -145,6 +147,9 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kept = self.carried.get(key)
         if kept is not None and not kept[0].expired():
             origin.carried = kept[1]
+        of_scale = self.kept.get(key)
+        if of_scale is not None and not of_scale[0].expired():
+            origin.kept = of_scale[1]
         if is_part and tensor.numel() > LARGEST_READ:
             entry.is_unread = entry.is_suspect = True
         elif has_numbers(tensor) and is_readable(tensor):

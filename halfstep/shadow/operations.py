@@ -100,6 +100,7 @@ class Operation:
     variable: str = ""  # of OUTSIDE: the name under which the loop holds it
     is_weight: bool = False  # of OUTSIDE
     carried: "Carried | None" = None  # of OUTSIDE
+    kept: "Kept | None" = None  # of OUTSIDE
 
     @property
     def loss_scale(self) -> float:
@@ -111,6 +112,15 @@ class Operation:
     def is_backward(self) -> bool:
         """Whether it ran in the backward pass."""
         return bool(self.node)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What an earlier step has computed from scaled gradients, and kept outside of gradients."""
+
+    step: int
+    scale: float
+    origin: Operation
 
 
 @dataclass(frozen=True, slots=True)

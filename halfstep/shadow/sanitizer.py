@@ -22,10 +22,11 @@ from halfstep.shadow.lines import ModuleNames, place_of_outermost_module
 from halfstep.shadow.losses import new_loss
 from halfstep.shadow.memory import SHADOW_DTYPES, Entry
 from halfstep.shadow.mode import ShadowMode
-from halfstep.shadow.operations import OUTSIDE, Carried, Operation
+from halfstep.shadow.operations import OUTSIDE, Carried, Kept, Operation
 from halfstep.shadow.operators import is_readable, tensors_in
 from halfstep.shadow.reproduction import Reproduction
-from halfstep.shadow.walk import first_defect
+from halfstep.shadow.scale import is_unknown
+from halfstep.shadow.walk import find_kept, first_defect
 
 DEFAULT_BUDGET_BYTES = 4 * 2**30
 MOST_CARRIED = 1000
@@ -56,6 +57,7 @@ class Sanitizer:
         self.step = 0  # the one under way, from 1 on
         self.has_half_operators = False
         self.is_searching = False  # another step may find the line that makes a loss wrong
+        self._kept_found: list[Operation] = []
         self._scaler: Any = None  # that has scaled a loss of this step
         self._start()
 
@@ -240,6 +242,7 @@ class Sanitizer:
                 self._changes.end()
                 self._judge.end(self.step, self._weights.values())
                 self._carry()
+                self._keep_scaled()
             defects = self._judge.defects
             self.is_searching = self._judge.is_searching
             self.has_half_operators |= bool(self.mode.half_operators)
@@ -263,7 +266,12 @@ class Sanitizer:
         self._changes.begin()
 
     def _record_change(self, kind: Kind, operation: Operation) -> None:
-        self._judge.record_change(kind, self.step, operation)
+        kept = find_kept(operation) if kind == "scaled_gradients_edited" else None
+        if kept is None:
+            self._judge.record_change(kind, self.step, operation, self.mode.scale)
+        elif kept.origin not in self._kept_found:
+            self._kept_found.append(kept.origin)
+            self._judge.record_change("scaled_gradients_kept", kept.step, kept.origin, kept.scale)
 
     def _record_write(self, entry: Entry, operation: Operation, elements: int) -> None:
         """Note a change in place outside of a backward pass."""
@@ -316,6 +324,21 @@ class Sanitizer:
             if (kept := self._why_carried(latest)) is not None:
                 carried[key] = entry.storage, kept
         self.mode.carried = carried
+
+    def _keep_scaled(self) -> None:
+        """Keep what tensors that outlive the step have of scaled gradients, but for gradients."""
+        kept = {key: each for key, each in self.mode.kept.items() if not each[0].expired()}
+        for key, entry in self.mode.memory.entries.items():
+            latest = entry.writers[-1]
+            if latest.name == OUTSIDE:
+                continue
+            kept.pop(key, None)
+            is_scaled = entry.power is not None and entry.power != 0
+            is_result = is_scaled and not is_unknown(entry.power) and not latest.is_backward
+            if is_result and not entry.has_expired() and len(kept) < MOST_CARRIED:
+                origin = replace(latest, inputs=[])
+                kept[key] = entry.storage, Kept(self.step, self.mode.scale, origin)
+        self.mode.kept = kept
 
     def _why_carried(self, latest: Operation) -> Carried | None:
         origin = first_defect(latest)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 
 from halfstep.shadow.facts import Facts
-from halfstep.shadow.operations import OUTSIDE, Operation
+from halfstep.shadow.operations import OUTSIDE, Kept, Operation
 from halfstep.shadow.operators import DIFFERENCES, DIVISIONS, MOVES
 from halfstep.shadow.scale import is_unknown
 
@@ -183,6 +183,11 @@ def find_carried_source(operation: Operation) -> Operation | None:
         ancestor for ancestor in ancestors(operation) if ancestor.carried and ancestor.result
     )
     return next(carried, None)
+
+
+def find_kept(operation: Operation) -> Kept | None:
+    """Return what an earlier step has kept of scaled gradients, if that led to a result."""
+    return next((each.kept for each in ancestors(operation) if each.kept is not None), None)
 
 
 def find_large(operation: Operation) -> Operation | None:

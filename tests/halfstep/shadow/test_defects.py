@@ -1115,3 +1115,28 @@ def test_versions_of_lists_that_change_in_place_are_counted() -> None:
             loss.backward()
     finally:
         sanitizer.disarm()
+
+
+def test_an_edit_with_a_copy_of_scaled_gradients_is_named_where_the_copy_was_made() -> None:
+    """A gradient of an earlier step that is added to one of this step has that step's scale."""
+
+    def train() -> None:
+        net = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=2)
+        full: list[Tensor] = []
+        for _ in range(5):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = net(torch.randn(3, 4)).float().square().mean()
+            scaler.scale(loss).backward()
+            if not full:
+                full = [weight.grad.clone() for weight in net.parameters()]  # copy
+            for weight, gradient in zip(net.parameters(), full, strict=True):
+                weight.grad.add_(gradient)
+            scaler.step(optimizer)
+            scaler.update()
+
+    [row] = [row for row in rows_of_loop(train) if row.is_fault]
+    assert (row.kind, row.steps) == ("scaled_gradients_kept", [1])
+    assert Path(__file__).read_text().splitlines()[row.line - 1].endswith("# copy")
