@@ -16,6 +16,7 @@ from app.auth.authentication import Principal, SignedIn
 from app.dependencies import Db
 from app.files.file_names import file_name
 from app.html import formats
+from app.html.compact_templates import compact
 from app.html.documents import term
 from app.html.markdown import markdown
 from app.http.credentials import is_secure
@@ -28,7 +29,8 @@ from db.telemetry import damage
 _FOLDER = Path(__file__).parents[1] / "templates"
 #: Read once: an upgrade replaces the files of a running server.
 _TEMPLATES = {
-    path.relative_to(_FOLDER).as_posix(): path.read_text() for path in _FOLDER.rglob("*.html")
+    path.relative_to(_FOLDER).as_posix(): compact(path.read_text())
+    for path in _FOLDER.rglob("*.html")
 }
 _environment = Environment(
     loader=DictLoader(_TEMPLATES),

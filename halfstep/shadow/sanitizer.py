@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch._C import DisableTorchFunction
 from torch.amp.grad_scaler import GradScaler
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
@@ -18,18 +17,17 @@ from halfstep.diagnosis.defect import Defect, Kind, Site
 from halfstep.shadow.classify import site_of
 from halfstep.shadow.gradient_changes import GradientChanges, gradients_of, parameters_of
 from halfstep.shadow.judge import Judge
+from halfstep.shadow.lasting_tensors import keep_nonfinite, keep_scaled
 from halfstep.shadow.lines import ModuleNames, place_of_outermost_module
 from halfstep.shadow.losses import new_loss
 from halfstep.shadow.memory import SHADOW_DTYPES, Entry
 from halfstep.shadow.mode import ShadowMode
-from halfstep.shadow.operations import OUTSIDE, Carried, Kept, Operation
+from halfstep.shadow.operations import Operation
 from halfstep.shadow.operators import is_readable, tensors_in
 from halfstep.shadow.reproduction import Reproduction
-from halfstep.shadow.scale import is_unknown
-from halfstep.shadow.walk import find_kept, first_defect
+from halfstep.shadow.walk import find_kept
 
 DEFAULT_BUDGET_BYTES = 4 * 2**30
-MOST_CARRIED = 1000
 #: Half-precision tensors of at most this size keep what they are in fp32 until they are changed.
 LARGEST_CONSTANT, MOST_CONSTANTS = 64, 1000
 
@@ -241,8 +239,8 @@ class Sanitizer:
             if not self.mode.is_over_budget:
                 self._changes.end()
                 self._judge.end(self.step, self._weights.values())
-                self._carry()
-                self._keep_scaled()
+                keep_nonfinite(self.mode, self.step)
+                keep_scaled(self.mode, self.step)
             defects = self._judge.defects
             self.is_searching = self._judge.is_searching
             self.has_half_operators |= bool(self.mode.half_operators)
@@ -308,48 +306,6 @@ class Sanitizer:
                 if not (entry.has_expired() or entry.is_suspect or writer.is_backward):
                     entry.writers = [replace(writer, number=0, inputs=[], rounded=[])]
                     yield entry
-
-    def _carry(self) -> None:
-        """Keep why tensors that outlive the step are not finite."""
-        carried: dict[int, tuple[StorageWeakRef, Carried]] = {}
-        for key, entry in self.mode.memory.entries.items():
-            bad = (
-                writer
-                for writer in reversed(entry.writers)
-                if writer.result and writer.result.nonfinite
-            )
-            latest = next(bad, None) if entry.is_suspect else None
-            if entry.has_expired() or latest is None or len(carried) >= MOST_CARRIED:
-                continue
-            if (kept := self._why_carried(latest)) is not None:
-                carried[key] = entry.storage, kept
-        self.mode.carried = carried
-
-    def _keep_scaled(self) -> None:
-        """Keep what tensors that outlive the step have of scaled gradients, but for gradients."""
-        kept = {key: each for key, each in self.mode.kept.items() if not each[0].expired()}
-        for key, entry in self.mode.memory.entries.items():
-            latest = entry.writers[-1]
-            if latest.name == OUTSIDE:
-                continue
-            kept.pop(key, None)
-            is_scaled = entry.power is not None and entry.power != 0
-            is_result = is_scaled and not is_unknown(entry.power) and not latest.is_backward
-            if is_result and not entry.has_expired() and len(kept) < MOST_CARRIED:
-                origin = replace(latest, inputs=[])
-                kept[key] = entry.storage, Kept(self.step, self.mode.scale, origin)
-        self.mode.kept = kept
-
-    def _why_carried(self, latest: Operation) -> Carried | None:
-        origin = first_defect(latest)
-        if origin.name == OUTSIDE:
-            if origin.carried is not None:
-                return origin.carried
-            if latest is origin:  # an input that lives on
-                return None
-        elif not origin.inputs or origin.has_infinite_argument:  # made by the loop on purpose
-            return None
-        return Carried(self.step, replace(origin, inputs=[]))
 
 
 def _scale_of(scaler: GradScaler) -> float | None:

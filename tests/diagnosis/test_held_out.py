@@ -11,7 +11,7 @@ from tests.diagnosis.held_out_cases import Case, cases
 
 COLLECTIONS = (
     *("reported", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth"),
-    *("ninth", "tenth", "eleventh", "twelfth", "thirteenth"),
+    *("ninth", "tenth", "eleventh", "twelfth", "thirteenth", "fourteenth"),
 )
 #: Cases that are not named right, with what they get.
 MISSED = {
@@ -36,9 +36,18 @@ MISSED = {
     "twelfth/twotower_bf16_weights": "partly",
     "thirteenth/crop_index_tiles": "partly",
     "thirteenth/stem_separation_zclip": "partly",
+    "fourteenth/cell_cycling_weeks": "partly",  # the file is read by NumPy
+    "fourteenth/modrec_taylor_prune": "silent",  # a NaN of a state that only a comparison sees
 }
 #: The same of watched runs: silent where the failing step was not armed, or no weights are left.
 MISSED_WATCHED = {
+    "fourteenth/airquality_kernel": "silent",
+    "fourteenth/cell_cycling_weeks": "partly",
+    "fourteenth/dental_sdf": "silent",
+    "fourteenth/gimbal_slerp": "silent",
+    "fourteenth/modrec_taylor_prune": "silent",
+    "fourteenth/retention_logcosh": "silent",
+    "fourteenth/svrg_neutron_probe": "partly",
     "thirteenth/crop_index_tiles": "partly",
     "thirteenth/opcode_lm_sophia": "silent",
     "thirteenth/rna_counts_vae": "silent",

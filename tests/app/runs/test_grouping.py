@@ -120,7 +120,7 @@ def test_a_group_has_the_range_of_its_loss_scales(
         ):
             run.scale = 2.0**power
     page = browser.get("/runs?group=batch_size&columns=name,scale").text
-    cells = re.findall('data-column="Scale">(.*?)</td>', page)
+    cells = re.findall(r'data-column="Scale">\s*(.*?)\s*</td>', page)
     assert sorted(cells) == sorted(["–", "2<sup>−30</sup> to 2<sup>16</sup>", "2<sup>9</sup>"])
 
 

@@ -208,7 +208,7 @@ def test_a_grid_over_seeds_leads_to_a_parity_in_each_combination(
     offer_seeds(database)
     space = {"precision": "fp16, fp32", "training.batch_size": "8, 16", "training.seed": "0, 1"}
     begin(database, ada, at_once=8, space=space)
-    (address,) = re.findall(r'href="(.*?)">Parity over seeds', browser.get("/sweeps/1").text)
+    (address,) = re.findall(r'href="([^"]*)">Parity over seeds', browser.get("/sweeps/1").text)
     page = browser.get(address.replace("&amp;", "&")).text
     assert "within each combination of <code>training.batch_size</code>" in page
     assert "Unknown for fp16 at training.batch_size 8: not finished" in page
