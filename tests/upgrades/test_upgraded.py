@@ -139,6 +139,7 @@ def test_what_users_saved_still_works(old: Old) -> None:
             if path.count("{") == 1 and not path.endswith("/live")
         ]
         assert len(readable) > 10
+        until(lambda: not old.rows()["step_conversions"])
         runs = site.send("GET", "/runs?limit=200")["runs"]
         for run in {(each["recipe"], each["status"]): each for each in runs}.values():
             for path in readable:
