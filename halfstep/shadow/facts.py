@@ -50,7 +50,7 @@ def examine(tensor: Tensor, shadow: Tensor | None) -> Facts | None:
 
 
 def examine_all(pairs: Sequence[tuple[Tensor, Tensor | None]]) -> list[Facts | None]:
-    """Examine tensors of one device with their shadows, see `examine`.
+    """Examine tensors with their shadows, see `examine`.
 
     The host reads once whether anything is wrong in them: sums, and differences of counts of zeros.
     """
@@ -65,7 +65,8 @@ def examine_all(pairs: Sequence[tuple[Tensor, Tensor | None]]) -> list[Facts | N
             values += [_sum(tensor), *_differences(tensor, shadow)]
     if not values:
         return found
-    read = iter(torch.stack(values).tolist() if len(values) > 1 else [float(values[0])])
+    on_one_device = [value.to(values[0].device) for value in values]
+    read = iter(torch.stack(on_one_device).tolist())
     for index, tensor, shadow in numbers:
         is_finite = math.isfinite(next(read))
         if shadow is None:

@@ -55,7 +55,8 @@ class Sanitizer:
         self.step = 0  # the one under way, from 1 on
         self.has_half_operators = False
         self.is_searching = False  # another step may find the line that makes a loss wrong
-        self._kept_found: list[Operation] = []
+        #: The step of what was last reported as kept, by the line that has kept it.
+        self._kept_found: dict[tuple[str, int], int] = {}
         self._scaler: Any = None  # that has scaled a loss of this step
         self._start()
 
@@ -89,6 +90,7 @@ class Sanitizer:
         self.is_armed, self.mode.is_paused = False, True
         self.names.remove()
         self.mode.reset()
+        self.mode.kept = {}  # steps without shadows may change it
         self._start()
         if _get_current_dispatch_mode() is self.mode:
             self.mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
@@ -241,6 +243,8 @@ class Sanitizer:
                 self._judge.end(self.step, self._weights.values())
                 keep_nonfinite(self.mode, self.step)
                 keep_scaled(self.mode, self.step)
+            else:
+                self.mode.kept = {}
             defects = self._judge.defects
             self.is_searching = self._judge.is_searching
             self.has_half_operators |= bool(self.mode.half_operators)
@@ -267,8 +271,10 @@ class Sanitizer:
         kept = find_kept(operation) if kind == "scaled_gradients_edited" else None
         if kept is None:
             self._judge.record_change(kind, self.step, operation, self.mode.scale)
-        elif kept.origin not in self._kept_found:
-            self._kept_found.append(kept.origin)
+            return
+        place = kept.origin.place
+        if self._kept_found.get((place.file, place.line)) != kept.step:
+            self._kept_found[place.file, place.line] = kept.step
             self._judge.record_change("scaled_gradients_kept", kept.step, kept.origin, kept.scale)
 
     def _record_write(self, entry: Entry, operation: Operation, elements: int) -> None:

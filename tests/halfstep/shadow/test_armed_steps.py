@@ -266,3 +266,19 @@ def test_a_check_that_ends_within_a_step_does_not_disturb_other_hooks() -> None:
         last.remove()
     assert (check.steps, calls) == (2, [1, 1, 1, 1])
     assert not optimizer_module._global_optimizer_post_hooks
+
+
+def test_what_was_kept_of_scaled_gradients_is_forgotten_where_steps_are_not_armed() -> None:
+    """The loop may change it in a step without shadows, and nothing would show that."""
+    net, scaler, sanitizer = nn.Linear(4, 1), GradScaler("cpu"), Sanitizer(list)
+    scaler.scale(torch.ones(1))  # creates the scale
+    sanitizer.arm(1)
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = net(torch.ones(2, 4)).float().mean()
+    sanitizer.loss(loss, scaler)
+    scaler.scale(loss).backward()
+    copies = [weight.grad.clone() for weight in net.parameters()]
+    sanitizer.next_step(2)
+    assert len(sanitizer.mode.kept) == len(copies)
+    sanitizer.disarm()
+    assert not sanitizer.mode.kept
