@@ -118,12 +118,15 @@ class ShadowHooks:
         """Note that autocast is entered."""
         entered = original(region)
         if region._enabled and region._cache_enabled:
-            self._sanitizer.mode.casts.enter(place_of_caller())
+            self._call(self._note_region)
         return entered
+
+    def _note_region(self) -> None:
+        self._sanitizer.mode.casts.enter(place_of_caller())
 
     def _clear_cache(self, original: Any) -> Any:
         """Note that autocast is left."""
-        self._sanitizer.mode.casts.leave()
+        self._call(self._sanitizer.mode.casts.leave)
         return original()
 
     def _compile(self, original: Any, *args: Any, **kwargs: Any) -> Any:

@@ -146,7 +146,7 @@ export const rowsOf = (points, view, { scaled, proven = true, examples, onlyMetr
       name: 'norm',
       title: 'Gradient norm',
       group: scaled ? 'gradients' : '',
-      has: (!scaled && !onlyMetrics && !points.last) || has('grad_norm'),
+      has: (!onlyMetrics && !points.last) || has('grad_norm'),
       isLog: true,
       lines: normLines,
     },
