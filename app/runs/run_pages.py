@@ -52,10 +52,10 @@ TABS = {
     "charts": "Charts",
     "skips": "Skipped steps",
     "gradients": "Gradients",
-    "media": "Media",
     "files": "Files",
     "log": "Log",
     "configuration": "Configuration",
+    "media": "Media",  # last: it appears with the first file
 }
 #: Tabs by names that they had.
 FORMER_TABS = {"history": "configuration"}
@@ -73,7 +73,7 @@ def show_run(run_id: RunId, context: Context, chosen: Chosen) -> HTMLResponse:
     session, principal, settings = context.session, context.principal, context.settings
     run, owner = runs.get_with_owner(session, run_id)
     keys = file_keys(artifacts.newest(session, run_id, most=ARTIFACTS_SHOWN))
-    tab = _tab(context.request.query_params.get("tab", ""), run, keys)
+    tab = _tab(context.request.query_params.get("tab", ""), keys)
     last = runs.last_change(session, run_id)
     metric_names = chosen.names(session, run_id)
     log = series.log_lines(session, run_id, most=LOG_LINES_SHOWN)
@@ -165,9 +165,9 @@ def _neighbours(session: Session, run_id: int) -> dict[str, int | None]:
     }
 
 
-def _tab(name: str, run: Run, keys: list[FileKey]) -> str:
-    """Return the name of the tab that a URL names; of an ended run without media, the files."""
-    if name == "media" and run.status in ENDED and not any(key.kind in MEDIA for key in keys):
+def _tab(name: str, keys: list[FileKey]) -> str:
+    """Return the name of the tab that a URL names; of a run without media, the files."""
+    if name == "media" and not any(key.kind in MEDIA for key in keys):
         return "files"
     return FORMER_TABS.get(name, name)
 

@@ -50,7 +50,7 @@ export const createTabs = (article, onSelect) => {
   const followHash = () => {
     const target = document.getElementById(location.hash.slice(1))
     const wanted = tabs.find((each) => panelOf(each).contains(target))
-    const tab = wanted?.hidden ? tabs[tabs.indexOf(wanted) + 1] : wanted // without media, the files
+    const tab = wanted?.hidden ? tabs.find(({ dataset }) => dataset.tab === 'files') : wanted // without media
     if (!wanted || !tab || !target) return
     select(tab)
     if (target !== panelOf(wanted)) target.scrollIntoView()

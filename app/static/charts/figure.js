@@ -7,7 +7,7 @@ import { METRIC as METRIC_AXIS } from 'points'
 import { isSmoothed, smoothedSeries } from 'smoothing'
 
 /** Pixels around a panel's plot. */
-export const MARGIN = { l: 56, r: 16, t: 8, b: 24 }
+export const MARGIN = { l: 56, r: 26, t: 8, b: 24 }
 /**
  * Layout of every axis. Without these options Plotly measures each label to hide those that stick out, and reads all
  * values to find a type.
@@ -30,12 +30,14 @@ const TICKED = new Set(['loss', 'scale', 'norm'])
  * @typedef {{scaled: boolean, proven?: boolean, examples: number, onlyMetrics?: boolean}} Known
  */
 /**
- * group: of panels; empty: above the groups. metric: that it shows. has: whether there is something to draw. isLog:
- * whatever is chosen. lines: of a screen, in the theme's colours. axis: the linear one, or that of a scale.
+ * group: of panels; empty: above the groups. head: title within the group. metric: that it shows. has: whether there is
+ * something to draw. isLog: whatever is chosen. lines: of a screen, in the theme's colours. axis: the linear one, or
+ * that of a scale.
  * @typedef {{
  *   name: string,
  *   title: string,
  *   group: string,
+ *   head?: string,
  *   metric?: string,
  *   has: boolean,
  *   isLog?: boolean,
@@ -145,6 +147,7 @@ export const rowsOf = (points, view, { scaled, proven = true, examples, onlyMetr
     {
       name: 'norm',
       title: 'Gradient norm',
+      head: 'Norm',
       group: scaled ? 'gradients' : '',
       has: (!onlyMetrics && !points.last) || has('grad_norm'),
       isLog: true,

@@ -25,8 +25,8 @@ const made = (tag, fields = {}, ...children) => {
 const titleOf = (group) => GROUPS[group] ?? (group === '/' ? 'Metrics' : group.slice(0, -1))
 
 /** Return the title of a panel without that of its group. @param {import('figure').Row} row */
-const headOf = ({ title, group }) =>
-  group !== '/' && group.endsWith('/') && title.startsWith(group) ? title.slice(group.length) : title
+const headOf = ({ title, group, head }) =>
+  group !== '/' && group.endsWith('/') && title.startsWith(group) ? title.slice(group.length) : (group && head) || title
 
 /** The name of a line, without the title of its panel. @param {string} name @param {import('figure').Row} row */
 const shortened = (name, { title }) => (name.startsWith(title) ? name.slice(title.length).replace(', ', '') : name)
@@ -36,15 +36,15 @@ const OPEN = 60
 /** Pixels of a plot below which a legend of several lines has no names, which would hide values. */
 const NARROW = 400
 /**
- * Sign and meaning of marks of single steps, with a class if they are not red.
- * @type {Record<string, [string, string, string?]>}
- */
-/**
  * Return a short name of a line in a narrow panel: "before" of "before clipping".
  * @param {string} name
  * @param {import('figure').Row} row
  */
 const briefly = (name, row) => shortened(name, row).split(' ')[0]
+/**
+ * Sign and meaning of marks of single steps, with a class if they are not red.
+ * @type {Record<string, [string, string, string?]>}
+ */
 const SIGNS = {
   skipped: ['|', 'skipped step'],
   'loss spike': ['◆', 'loss spike'],

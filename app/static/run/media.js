@@ -197,7 +197,6 @@ export const createMedia = (section, table, onCount) => {
     }
     filter()
     none.hidden ||= !cards.size
-    section.querySelector('[data-no-media]').hidden = cards.size > 0
     onCount(cards.size)
   }
   return {

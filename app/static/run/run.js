@@ -99,7 +99,7 @@ const media = createMedia(
   article.querySelector('[data-media]'),
   article.querySelector('[data-fragment=artifacts]'),
   (count) => {
-    article.querySelector('[data-tab=media]').hidden = !count && article.dataset.over === 'true'
+    article.querySelector('[data-tab=media]').hidden = !count
     article.querySelector('[data-media-count]').textContent = count ? String(count) : ''
   },
 )
