@@ -55,12 +55,11 @@ torch.save({"model": model.state_dict(), "scaler": scaler.state_dict()}, path)
 scaler.load_state_dict(torch.load(path)["scaler"])    # on resume
 """
 SINGULAR = """\
-# fp16 rounds 1e-12 to 0, and the gradient at 0 is up to 1 / eps: take a smaller one only in fp32
-norm = (x.square().sum(-1) + 1e-4).sqrt()             # not x.square().sum(-1).sqrt()
+safe = torch.where(x > 0, x, 1.0)           # before the root, whose gradient at 0 is infinite
+root = torch.where(x > 0, safe.sqrt(), 0.0)
+norm = (x.square().sum(-1) + 1e-4).sqrt()   # or with an eps; fp16 rounds one below 3e-8 to 0
 unit = F.normalize(x, dim=-1, eps=1e-2)
 log = x.clamp_min(1e-4).log()
-safe = torch.where(x > 0, x, 1.0)                     # before the root: with only a where()
-root = torch.where(x > 0, safe.sqrt(), 0.0)           # around it the gradient at 0 is NaN
 """
 INPUTS = """\
 for batch in loader:

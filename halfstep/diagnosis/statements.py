@@ -193,7 +193,7 @@ def _nonfinite_input(observation: Observation) -> str:
     if defect.value is not None and defect.origin is not None:
         return (
             f"{f'`{variable}`' if variable else 'A tensor'} holds numbers up to "
-            f"{number(defect.value)} when step {defect.step:,} first uses it, in "
+            f"{number(defect.value)} where it comes into step {defect.step:,}, in "
             f"{named(defect.site)}; {named(defect.origin)} is then beyond fp32's "
             f"{number(defect.limit)}."
         )
@@ -204,8 +204,8 @@ def _nonfinite_input(observation: Observation) -> str:
     are = "is" if defect.count == 1 else "are"
     return (
         f"{f'`{variable}`' if variable else 'A tensor'} holds "
-        f"{quantity(defect.count, 'element')} that {are} NaN or infinite before step "
-        f"{defect.step:,} first uses it, in {named(defect.site)}."
+        f"{quantity(defect.count, 'element')} that {are} NaN or infinite where it comes into "
+        f"step {defect.step:,}, in {named(defect.site)}."
     )
 
 
@@ -295,7 +295,7 @@ _TEXTS: Mapping[Kind, Callable[[Observation], str] | str] = {
     "gradients_differ": "{steps} the gradients are far from their values in fp32: "
     "{in_step}by {share} of their norm.",
     "update_lost": "{steps} {line} changes a tensor in {dtype} by so little that at least half of "
-    "the change is rounded away.",
+    "the change is rounded away.{cast}",
     "scaled_by_another": "{steps} {line} scales a loss, and another scaler, of another scale, "
     "unscales its gradients: they count too much or too little.",
     "scaled_gradients_compared": "{steps} {line} compares gradients that are still multiplied by "
@@ -341,6 +341,7 @@ def _text(observation: Observation) -> str:
         share=percent(defect.share),
         beyond=_beyond(defect),
         origin="it" if defect.origin is None else named(defect.origin),
+        cast=f" It is in {_dtype(defect)} since {named(defect.origin)}." if defect.origin else "",
     )
 
 

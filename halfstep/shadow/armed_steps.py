@@ -37,6 +37,7 @@ ENOUGH = 2  # skips in armed steps
 EARLY_SKIPS = 5  # consecutive; after these, skips that the scale may explain are examined, too
 FEW = 0.5  # share of the parameters: above it, inf only does not prove an overflow
 FREE_SECONDS, SHARE = 2.0, 0.01  # of the run's time, for armed steps
+LONGEST_SECONDS = 60.0  # of an armed step while every step is skipped
 SLOWER = 5.0  # an armed step, before one was measured
 SMALLEST_BUDGET_BYTES = 2**28
 MOST_EVENTS = 200
@@ -152,7 +153,10 @@ class ArmedSteps:
         self._find_left_over()
         self._sanitizer.mode.memory.budget = budget
         self._began = time.perf_counter()
-        self._sanitizer.mode.deadline = self._began + max(self._get_allowed_seconds(), FREE_SECONDS)
+        seconds = max(self._get_allowed_seconds(), FREE_SECONDS)
+        if self._trains_nothing:
+            seconds = max(seconds, LONGEST_SECONDS)
+        self._sanitizer.mode.deadline = self._began + seconds
         self.hooks.begin()
         self._sanitizer.arm(step)
 
@@ -162,13 +166,17 @@ class ArmedSteps:
             self._sanitizer.judge(optimizer)
             self._step_ended()
 
+    @property
+    def _trains_nothing(self) -> bool:
+        """Whether all of the latest steps were skipped, and why was not seen."""
+        return self._in_a_row > EARLY_SKIPS and not self._seen
+
     def _is_affordable(self, step: int) -> bool:
         elapsed = time.perf_counter() - self._started
         steps = max(1, step - (self._first_step or 0) - self._armed)
         self._usual_seconds = (elapsed - self._armed_seconds) / steps
-        if self._in_a_row > EARLY_SKIPS and not self._seen:  # nothing is trained meanwhile
-            return True
-        return self._slower * self._usual_seconds <= self._get_allowed_seconds()
+        needed = self._slower * self._usual_seconds
+        return self._trains_nothing or needed <= self._get_allowed_seconds()
 
     def _get_allowed_seconds(self) -> float:
         """Return the seconds that armed steps may still take."""

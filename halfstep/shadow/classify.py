@@ -60,8 +60,10 @@ def classify(
     is_undefined = facts.shadow_nan and not is_lost
     if not is_undefined and depth < DEEPEST:
         lost = writers(operation, lambda other: bool(other.lost))
-        if (facts.lost or infinities) and (found := earliest(lost, before=operation)):
-            return classify(first_defect(found), symptom, step, depth + 1, is_lost=True)
+        if (facts.lost or infinities) and (
+            found := earliest(map(first_defect, lost), before=operation)
+        ):
+            return classify(found, symptom, step, depth + 1, is_lost=True)
     defect = Defect(
         step=step,
         kind="undefined",

@@ -164,12 +164,14 @@ class Judge:
 
     def _updates_lost(self, step: int) -> None:
         for lasting in lost_updates(self._mode):
+            _, cast = self._mode.halved.get(lasting.entry.storage.cdata, (None, None))
             self.found(
                 Defect(
                     step=step,
                     kind="update_lost",
                     symptom="weight",
                     site=site_of(lasting.entry.writers[-1]),
+                    origin=None if cast is None else site_of(Operation(0, "", place=cast)),
                     dtype=str(lasting.tensor.dtype).removeprefix("torch."),
                     elements=lasting.tensor.numel(),
                     helps=("fp32",),

@@ -4,11 +4,13 @@ from dataclasses import replace
 
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from halfstep.shadow.memory import SHADOW_DTYPES
 from halfstep.shadow.mode import ShadowMode
 from halfstep.shadow.operations import OUTSIDE, Carried, Kept, Operation
 from halfstep.shadow.scale import is_unknown
 from halfstep.shadow.walk import first_defect
 
+CAST = "_to_copy"
 MOST_KEPT = 1000
 
 
@@ -43,6 +45,17 @@ def keep_scaled(mode: ShadowMode, step: int) -> None:
             origin = replace(latest, inputs=[])
             kept[key] = entry.storage, Kept(step, mode.scale, origin)
     mode.kept = kept
+
+
+def keep_halved(mode: ShadowMode) -> None:
+    """Keep where tensors that outlive the step, such as weights, were cast to half precision."""
+    halved = {key: each for key, each in mode.halved.items() if not each[0].expired()}
+    for key, entry in mode.memory.entries.items():
+        first = entry.writers[0]
+        is_cast = first.name == CAST and entry.dtype in SHADOW_DTYPES
+        if is_cast and not entry.has_expired() and len(halved) < MOST_KEPT:
+            halved[key] = entry.storage, first.place
+    mode.halved = halved
 
 
 def _why_carried(latest: Operation, step: int) -> Carried | None:

@@ -53,6 +53,9 @@ OWN = (FakeTensor, UninitializedBuffer, UninitializedParameter)
 LARGEST_SEARCH = 4
 LARGEST_READ = 2**16  # elements of a tensor that is read before a selection from it
 MOST_OPERATIONS = 100_000  # of a step
+ARRIVAL = "lift_fresh"  # the operator that makes a tensor of numbers of NumPy or Python
+LARGEST_ARRIVAL = 2**20  # elements; a larger tensor may be a file that is mapped into memory
+MOST_ARRIVED = 1000
 
 
 _modes: "WeakSet[ShadowMode]" = WeakSet()
@@ -93,6 +96,10 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.carried: dict[int, tuple[Any, Carried]] = {}  # by storage: its reference, and why
         #: The same of tensors that are NaN since a step that was not observed, if they are NaN.
         self.left_over: dict[int, tuple[Any, Carried]] = {}
+        #: By storage: its reference, and where its odd numbers came in from NumPy or Python.
+        self.arrived: dict[int, tuple[Any, Place]] = {}
+        #: By storage of half precision: its reference, and where it was cast to that.
+        self.halved: dict[int, tuple[Any, Place]] = {}
         #: By storage: its reference, and what it keeps of scaled gradients.
         self.kept: dict[int, tuple[Any, Kept]] = {}
         self.scale = 1.0  # the loss scale, as a number
@@ -161,7 +168,7 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 origin.variable, origin.is_weight = self._variable(tensor)
                 if not origin.is_weight:
                     origin.largest, origin.is_tainted = largest, True
-                    origin.place = place_of_caller()
+                    origin.place = self._place_of_arrival(key)
         return entry
 
     def read(self, tensor: Tensor, entry: Entry, facts: Facts | None) -> None:
@@ -169,11 +176,32 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         origin = entry.writers[0]
         if facts is not None and origin.name == OUTSIDE and origin.result is None:
             origin.result, entry.is_suspect = facts, True
-            origin.place = place_of_caller()
+            key = tensor.untyped_storage()._cdata
+            origin.place = self._place_of_arrival(key)
             origin.variable, origin.is_weight = self._variable(tensor)
-            left_over = self.left_over.get(tensor.untyped_storage()._cdata)
+            left_over = self.left_over.get(key)
             if facts.nan and left_over is not None and not left_over[0].expired():
                 origin.carried = origin.carried or left_over[1]
+
+    def _place_of_arrival(self, key: int) -> Place:
+        """Return where a storage's numbers came in, or else where it is used now."""
+        reference, place = self.arrived.get(key, (None, None))
+        return place_of_caller() if place is None or reference.expired() else place
+
+    def _see_arrival(self, tensor: Tensor) -> None:
+        """Keep where a tensor of numbers of NumPy or Python is made, if they are odd."""
+        if not (has_numbers(tensor) and is_readable(tensor) and tensor.numel() <= LARGEST_ARRIVAL):
+            return
+        entry = self.entry(tensor)
+        if not (entry.is_suspect or entry.writers[0].largest):
+            return
+        if len(self.arrived) >= MOST_ARRIVED:
+            self.arrived = {
+                key: each for key, each in self.arrived.items() if not each[0].expired()
+            }
+        if len(self.arrived) < MOST_ARRIVED:
+            key = tensor.untyped_storage()._cdata
+            self.arrived[key] = entry.storage, entry.writers[0].place
 
     def facts(self, tensor: Tensor) -> Facts | None:
         """Return what is wrong in a tensor now."""
@@ -249,6 +277,8 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise OutOfMemory("the step takes too long")
         if operator.name in READS:
             self._see_read(tensors_in(args))
+        if operator.name == ARRIVAL:
+            self._see_arrival(args[0])
         if operator.is_view or operator.name in READS:
             return None
         tensors = tensors_in([*args, *kwargs.values()])

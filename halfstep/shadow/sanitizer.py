@@ -17,7 +17,7 @@ from halfstep.diagnosis.defect import Defect, Kind, Site
 from halfstep.shadow.classify import site_of
 from halfstep.shadow.gradient_changes import GradientChanges, gradients_of, parameters_of
 from halfstep.shadow.judge import Judge
-from halfstep.shadow.lasting_tensors import keep_nonfinite, keep_scaled
+from halfstep.shadow.lasting_tensors import keep_halved, keep_nonfinite, keep_scaled
 from halfstep.shadow.lines import ModuleNames, place_of_outermost_module
 from halfstep.shadow.losses import new_loss
 from halfstep.shadow.memory import SHADOW_DTYPES, Entry
@@ -243,6 +243,7 @@ class Sanitizer:
                 self._judge.end(self.step, self._weights.values())
                 keep_nonfinite(self.mode, self.step)
                 keep_scaled(self.mode, self.step)
+                keep_halved(self.mode)
             else:
                 self.mode.kept = {}
             defects = self._judge.defects

@@ -29,13 +29,15 @@ def first_defect(operation: Operation) -> Operation:
 def _walk_back(
     operation: Operation, sources: Callable[[Operation], Iterable[Operation]]
 ) -> Operation:
-    """Return the operation reached by going to the earliest source, as long as there is one."""
-    for _ in range(MOST_STEPS):
-        found = earliest(sources(operation), before=operation)
-        if found is None:
-            break
-        operation = found
-    return operation
+    """Return the earliest operation that is reached by its sources and theirs, and has none."""
+    open_, seen, ends = [operation], {operation.number}, [operation]
+    while open_ and len(seen) < MOST_STEPS:
+        current = open_.pop()
+        found = [source for source in sources(current) if source.number < current.number]
+        ends += [] if found else [current]
+        open_ += [source for source in found if source.number not in seen]
+        seen.update(source.number for source in found)
+    return min(ends, key=lambda end: end.number)
 
 
 def first_scaled(operation: Operation) -> Operation:

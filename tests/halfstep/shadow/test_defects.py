@@ -83,6 +83,18 @@ def test_bf16_is_not_advised_where_the_constant_is_that_of_the_dtype() -> None:
     assert "bf16" not in row.advice
 
 
+def test_of_several_overflows_the_first_is_named() -> None:
+    """The quotient of two infinities is NaN by the one that came first."""
+
+    def loss_of(w: Tensor) -> Tensor:
+        total = (w.half() * 1000 * 100).sum()
+        part = w.half().sum() * 40000
+        return ((part + 0.5) / total.clamp_min(1e-3)).float()
+
+    row = first(check(loss_of))
+    assert (row.kind, row.source) == ("overflow", "w.half() * 1000 * 100")
+
+
 def test_an_eps_that_is_0_in_half_precision_is_named() -> None:
     row = first(check(lambda w: F.normalize(w.half() * 0, dim=0).float().sum()))
     assert row.kind == "rounding"
@@ -162,6 +174,34 @@ def test_nan_in_the_data_has_the_name_of_its_variable() -> None:
     row = first(rows_of_loop(train))
     assert (row.kind, row.steps) == ("nonfinite_input", [2])
     assert "`data[1]` holds 8 elements" in row.text
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_nan_of_numpy_is_named_where_it_becomes_a_tensor(*, is_early: bool) -> None:
+    """Before the loop, or in a dataset that torch's loader reads."""
+    array = np.full((2, 4), math.nan, np.float32)
+
+    def train() -> None:
+        net = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        early = [torch.from_numpy(row) for row in array]  # early
+        for step in range(3):
+            late = [torch.from_numpy(row) for row in (array if step == 2 else array * 0 + 1)]
+            pictures = torch.stack(early if is_early and step == 2 else late)
+            net(torch.nan_to_num(pictures) if step < 2 else pictures).mean().backward()
+            optimizer.step()
+
+    row = first(rows_of_loop(train))
+    assert (row.kind, row.steps[:1]) == ("nonfinite_input", [3])
+    assert (row.line == line_of("# early")) == is_early
+    assert "where it comes into step 3, in `torch.from_numpy(row)`" in row.text
+
+
+def line_of(mark: str) -> int:
+    """Return the number of the line of this file that ends with a mark."""
+    lines = Path(__file__).read_text().splitlines()
+    [number] = [n for n, line in enumerate(lines, 1) if line.endswith(f"  {mark}")]
+    return number
 
 
 def test_a_nan_number_of_the_loop_is_named_where_it_is_used() -> None:
@@ -318,9 +358,7 @@ def test_autocast_around_the_whole_loop_keeps_old_weights() -> None:
 
     row = first(rows_of_loop(lambda: train(is_around_all=True)))
     assert (row.kind, row.steps) == ("stale_weight_cache", [2, 3, 4, 5, 6])
-    source = Path(__file__).read_text().splitlines()
-    [region] = [n for n, line in enumerate(source, 1) if line.endswith("# whole loop")]
-    assert f"test_defects.py:{region}) is left" in row.text
+    assert f"test_defects.py:{line_of('# whole loop')}) is left" in row.text
     kinds = [each.kind for each in rows_of_loop(lambda: train(is_around_all=False))]
     assert "stale_weight_cache" not in kinds
 
@@ -483,6 +521,7 @@ def test_weights_in_half_precision_that_do_not_move() -> None:
 
     row = first(rows_of_loop(train))
     assert (row.kind, row.dtype) == ("update_lost", "bfloat16")
+    assert "It is in bf16 since `nn.Linear(8, 8).bfloat16()` (test_defects.py:" in row.text
 
 
 class KahanSum(torch.optim.Optimizer):
