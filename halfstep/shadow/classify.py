@@ -111,6 +111,8 @@ def _outside(operation: Operation, facts: Facts, symptom: Symptom, step: int) ->
     if operation.carried is None:
         return replace(defect, kind="nonfinite_weight") if operation.is_weight else defect
     origin = operation.carried.origin
+    if origin is not None and origin.name == OUTSIDE:
+        return replace(defect, site=replace(site_of(origin), variable=operation.variable))
     return replace(
         defect,
         kind="carried",

@@ -16,8 +16,10 @@ MOST_KEPT = 1000
 
 def keep_nonfinite(mode: ShadowMode, step: int) -> None:
     """Keep why tensors that outlive the step are not finite."""
-    carried: dict[int, tuple[StorageWeakRef, Carried]] = {}
+    carried = {key: each for key, each in mode.carried.items() if not each[0].expired()}
     for key, entry in mode.memory.entries.items():
+        if entry.writers[-1].name != OUTSIDE:
+            carried.pop(key, None)
         bad = (
             writer
             for writer in reversed(entry.writers)

@@ -185,8 +185,8 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _place_of_arrival(self, key: int) -> Place:
         """Return where a storage's numbers came in, or else where it is used now."""
-        reference, place = self.arrived.get(key, (None, None))
-        return place_of_caller() if place is None or reference.expired() else place
+        arrived = self.arrived.get(key)
+        return place_of_caller() if arrived is None or arrived[0].expired() else arrived[1]
 
     def _see_arrival(self, tensor: Tensor) -> None:
         """Keep where a tensor of numbers of NumPy or Python is made, if they are odd."""

@@ -178,13 +178,13 @@ def test_nan_in_the_data_has_the_name_of_its_variable() -> None:
 
 @pytest.mark.parametrize("is_early", [True, False])
 def test_nan_of_numpy_is_named_where_it_becomes_a_tensor(*, is_early: bool) -> None:
-    """Before the loop, or in a dataset that torch's loader reads."""
+    """Also before the loop, which keeps what it has computed from it."""
     array = np.full((2, 4), math.nan, np.float32)
 
     def train() -> None:
         net = nn.Linear(4, 1)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        early = [torch.from_numpy(row) for row in array]  # early
+        early = [torch.from_numpy(row) * 2 for row in array]  # early
         for step in range(3):
             late = [torch.from_numpy(row) for row in (array if step == 2 else array * 0 + 1)]
             pictures = torch.stack(early if is_early and step == 2 else late)
