@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from halfstep.diagnosis.defect import Defect
 from halfstep.diagnosis.observations import NONFINITE
 from halfstep.shadow.hooks import ShadowHooks
+from halfstep.shadow.memory import ByStorage
 from halfstep.shadow.operations import Carried
 from halfstep.shadow.operators import is_readable
 from halfstep.shadow.sanitizer import DEFAULT_BUDGET_BYTES, Sanitizer
@@ -208,11 +209,10 @@ class ArmedSteps:
         }
         if self._constant is None:
             self._constant = found
-        self._sanitizer.mode.left_over = {
-            key: (reference, Carried(self._first_of_row, None))
-            for key, (reference, version) in found.items()
-            if self._in_a_row and not self._is_constant(key, version)
-        }
+        left_over = self._sanitizer.mode.left_over = ByStorage()
+        for key, (reference, version) in found.items():
+            if self._in_a_row and not self._is_constant(key, version):
+                left_over.add(reference, Carried(self._first_of_row, None))
 
     def _is_constant(self, key: int, version: int) -> bool:
         reference, known = (self._constant or {}).get(key, (None, -1))

@@ -164,7 +164,7 @@ class Judge:
 
     def _updates_lost(self, step: int) -> None:
         for lasting in lost_updates(self._mode):
-            _, cast = self._mode.halved.get(lasting.entry.storage.cdata, (None, None))
+            cast = self._mode.halved.find(lasting.entry.storage.cdata)
             self.found(
                 Defect(
                     step=step,

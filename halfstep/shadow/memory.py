@@ -1,6 +1,7 @@
 """Shadow values, by storage. This module imports torch."""
 
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,38 @@ SHADOW_DTYPES = {
     torch.complex32: torch.complex64,
 }
 WRITERS_KEPT = 16
+MOST_STORAGES = 1000  # of which something is kept
+T = TypeVar("T")
+
+
+class ByStorage(Generic[T]):
+    """What is kept of storages, as long as they exist."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[StorageWeakRef, T]] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def find(self, key: int) -> T | None:
+        """Return what is kept of a storage, by its `_cdata`."""
+        found = self._kept.get(key)
+        return None if found is None or found[0].expired() else found[1]  # type: ignore[no-untyped-call]
+
+    def add(self, storage: StorageWeakRef, kept: T) -> None:
+        """Keep something of a storage, unless there are too many."""
+        if len(self._kept) >= MOST_STORAGES:
+            self._kept = {
+                key: each
+                for key, each in self._kept.items()
+                if not each[0].expired()  # type: ignore[no-untyped-call]
+            }
+        if len(self._kept) < MOST_STORAGES:
+            self._kept[storage.cdata] = storage, kept
+
+    def drop(self, key: int) -> None:
+        """Forget a storage."""
+        self._kept.pop(key, None)
 
 
 class OutOfMemory(RuntimeError):

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from halfstep.shadow.call import NO_PASS, Call, Lasting
 from halfstep.shadow.facts import Facts, all_finite, examine
 from halfstep.shadow.lines import place_of_caller
-from halfstep.shadow.memory import Entry, OutOfMemory, ShadowMemory
+from halfstep.shadow.memory import ByStorage, Entry, OutOfMemory, ShadowMemory
 from halfstep.shadow.operations import OUTSIDE, Carried, Kept, Operation, Place
 from halfstep.shadow.operators import (
     PLAIN,
@@ -55,7 +55,6 @@ LARGEST_READ = 2**16  # elements of a tensor that is read before a selection fro
 MOST_OPERATIONS = 100_000  # of a step
 ARRIVAL = "lift_fresh"  # the operator that makes a tensor of numbers of NumPy or Python
 LARGEST_ARRIVAL = 2**20  # elements; a larger tensor may be a file that is mapped into memory
-MOST_ARRIVED = 1000
 
 
 _modes: "WeakSet[ShadowMode]" = WeakSet()
@@ -93,15 +92,12 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.has_pass = False  # the thread waits for a backward pass
         self.is_apart: Callable[[], bool] = bool  # whether operators are not those of the loop
         self.is_over_budget = False
-        self.carried: dict[int, tuple[Any, Carried]] = {}  # by storage: its reference, and why
+        self.carried: ByStorage[Carried] = ByStorage()  # why it is not finite
         #: The same of tensors that are NaN since a step that was not observed, if they are NaN.
-        self.left_over: dict[int, tuple[Any, Carried]] = {}
-        #: By storage: its reference, and where its odd numbers came in from NumPy or Python.
-        self.arrived: dict[int, tuple[Any, Place]] = {}
-        #: By storage of half precision: its reference, and where it was cast to that.
-        self.halved: dict[int, tuple[Any, Place]] = {}
-        #: By storage: its reference, and what it keeps of scaled gradients.
-        self.kept: dict[int, tuple[Any, Kept]] = {}
+        self.left_over: ByStorage[Carried] = ByStorage()
+        self.arrived: ByStorage[Place] = ByStorage()  # where odd numbers of NumPy or Python came in
+        self.halved: ByStorage[Place] = ByStorage()  # where it was cast to half precision
+        self.kept: ByStorage[Kept] = ByStorage()  # what it keeps of scaled gradients
         self.scale = 1.0  # the loss scale, as a number
         self.deadline = math.inf  # by time.perf_counter: later operators have no shadows
         self.keeps_inputs = False  # of operators that lose values, for a reproduction
@@ -151,12 +147,7 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         origin.dtype = tensor.dtype
         entry.writers = [origin]
         key = tensor.untyped_storage()._cdata
-        kept = self.carried.get(key)
-        if kept is not None and not kept[0].expired():
-            origin.carried = kept[1]
-        of_scale = self.kept.get(key)
-        if of_scale is not None and not of_scale[0].expired():
-            origin.kept = of_scale[1]
+        origin.carried, origin.kept = self.carried.find(key), self.kept.find(key)
         if is_part and tensor.numel() > LARGEST_READ:
             entry.is_unread = entry.is_suspect = True
         elif has_numbers(tensor) and is_readable(tensor):
@@ -179,29 +170,20 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             key = tensor.untyped_storage()._cdata
             origin.place = self._place_of_arrival(key)
             origin.variable, origin.is_weight = self._variable(tensor)
-            left_over = self.left_over.get(key)
-            if facts.nan and left_over is not None and not left_over[0].expired():
-                origin.carried = origin.carried or left_over[1]
+            if facts.nan:
+                origin.carried = origin.carried or self.left_over.find(key)
 
     def _place_of_arrival(self, key: int) -> Place:
         """Return where a storage's numbers came in, or else where it is used now."""
-        arrived = self.arrived.get(key)
-        return place_of_caller() if arrived is None or arrived[0].expired() else arrived[1]
+        return self.arrived.find(key) or place_of_caller()
 
     def _see_arrival(self, tensor: Tensor) -> None:
         """Keep where a tensor of numbers of NumPy or Python is made, if they are odd."""
         if not (has_numbers(tensor) and is_readable(tensor) and tensor.numel() <= LARGEST_ARRIVAL):
             return
         entry = self.entry(tensor)
-        if not (entry.is_suspect or entry.writers[0].largest):
-            return
-        if len(self.arrived) >= MOST_ARRIVED:
-            self.arrived = {
-                key: each for key, each in self.arrived.items() if not each[0].expired()
-            }
-        if len(self.arrived) < MOST_ARRIVED:
-            key = tensor.untyped_storage()._cdata
-            self.arrived[key] = entry.storage, entry.writers[0].place
+        if entry.is_suspect or entry.writers[0].largest:
+            self.arrived.add(entry.storage, entry.writers[0].place)
 
     def facts(self, tensor: Tensor) -> Facts | None:
         """Return what is wrong in a tensor now."""

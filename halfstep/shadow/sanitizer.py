@@ -20,7 +20,7 @@ from halfstep.shadow.judge import Judge
 from halfstep.shadow.lasting_tensors import keep_halved, keep_nonfinite, keep_scaled
 from halfstep.shadow.lines import ModuleNames, place_of_outermost_module
 from halfstep.shadow.losses import new_loss
-from halfstep.shadow.memory import SHADOW_DTYPES, Entry
+from halfstep.shadow.memory import SHADOW_DTYPES, ByStorage, Entry
 from halfstep.shadow.mode import ShadowMode
 from halfstep.shadow.operations import Operation
 from halfstep.shadow.operators import is_readable, tensors_in
@@ -90,7 +90,7 @@ class Sanitizer:
         self.is_armed, self.mode.is_paused = False, True
         self.names.remove()
         self.mode.reset()
-        self.mode.kept = {}  # steps without shadows may change it
+        self.mode.kept = ByStorage()  # steps without shadows may change it
         self._start()
         if _get_current_dispatch_mode() is self.mode:
             self.mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
@@ -245,7 +245,7 @@ class Sanitizer:
                 keep_scaled(self.mode, self.step)
                 keep_halved(self.mode)
             else:
-                self.mode.kept = {}
+                self.mode.kept = ByStorage()
             defects = self._judge.defects
             self.is_searching = self._judge.is_searching
             self.has_half_operators |= bool(self.mode.half_operators)
