@@ -1,35 +1,25 @@
 """Settings that server and worker share, from HALFSTEP_* environment variables."""
 
 import os
-import re
-import shlex
-from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
-from pydantic import (
-    Field,
-    SecretStr,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from db import database_copy, variables
+from db import variables
 from db.errors import Invalid
+from db.setting_types import (
+    KubernetesName,
+    OptionalKubernetesName,
+    Options,
+    Proxies,
+    PublicUrl,
+    Users,
+    required_by,
+)
 from halfstep.field_errors import reason
-
-#: A label of RFC 1123, as in names of Kubernetes objects.
-KUBERNETES_NAME = r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
-#: Settings that a placement requires.
-NEEDED_BY = {"kubernetes_image": "kubernetes", "ray_address": "ray"}
-#: Limit of users reserved for runs.
-MOST_USERS = 10_000
 
 #: Folder of the folders that runs write.
 SCRATCH = "scratch"
@@ -57,10 +47,10 @@ class Settings(BaseSettings):
     host_names: str = ""
     # Addresses or networks of proxies, separated by commas: their X-Forwarded-For and
     # X-Forwarded-Proto are trusted.
-    trusted_proxies: str = ""
+    trusted_proxies: Proxies = ""
     # Public address of the server, with a path if a proxy serves it below one:
     # https://host/halfstep.
-    public_url: str = ""
+    public_url: PublicUrl = ""
     # Mail server for alerts: smtp:// or smtps://user:password@host.
     smtp_url: SecretStr = SecretStr("")
     # Sender of alerts; empty: halfstep@ the mail server's host.
@@ -117,7 +107,7 @@ class Settings(BaseSettings):
     # Whether the sandbox uses namespaces where the system permits them.
     sandbox_namespaces: bool = True
     # Range of user ids reserved for runs: 20000-20063; empty: none.
-    run_users: Annotated[str, Field(pattern=r"^([1-9]\d{0,8}-[1-9]\d{0,8})?$")] = ""
+    run_users: Users = ""
     # Memory limit of a run by cgroup, in GiB; 0: none.
     run_memory_gib: Annotated[float, Field(ge=0, le=2**20, allow_inf_nan=False)] = 0.0
     # Limit of a run's processes and threads; 0: none.
@@ -145,26 +135,30 @@ class Settings(BaseSettings):
     # each run, by `halfstep placer`.
     placement: Literal["boxes", "slurm", "kubernetes", "ray"] = "boxes"
     # Additional sbatch options: --partition=gpu --gres=gpu:{devices} …
-    slurm_options: Annotated[str, Field(max_length=2000)] = ""
+    slurm_options: Options = ""
     # Image of the workers' pods.
-    kubernetes_image: Annotated[str, Field(validate_default=True, max_length=500)] = ""
+    kubernetes_image: Annotated[
+        str, Field(max_length=500), required_by("placement", "kubernetes")
+    ] = ""
     # Namespace of the workers' jobs.
-    kubernetes_namespace: Annotated[str, Field(pattern=KUBERNETES_NAME)] = "default"
+    kubernetes_namespace: KubernetesName = "default"
     # Service account of the workers' pods.
-    kubernetes_service_account: Annotated[str, Field(pattern=f"{KUBERNETES_NAME}|^$")] = ""
+    kubernetes_service_account: OptionalKubernetesName = ""
     # Secret with the environment of the workers' pods, such as HALFSTEP_DATABASE_URL.
-    kubernetes_secret: Annotated[str, Field(pattern=f"{KUBERNETES_NAME}|^$")] = ""
+    kubernetes_secret: OptionalKubernetesName = ""
     # Resource name by which the pods request devices; empty: none.
     kubernetes_resource: Annotated[str, Field(pattern=r"^([a-z0-9.-]{1,253}/)?[\w.-]{0,63}$")] = (
         "nvidia.com/gpu"
     )
     # Kueue local queue of the jobs; empty: no Kueue.
-    kubernetes_queue: Annotated[str, Field(pattern=f"{KUBERNETES_NAME}|^$")] = ""
+    kubernetes_queue: OptionalKubernetesName = ""
     # YAML file with a pod template, whose container `worker` is completed.
     kubernetes_pod_template: Path | None = None
     # Head of the Ray cluster: host:6379 on one of its machines, else ray://host:10001.
     ray_address: Annotated[
-        str, Field(validate_default=True, pattern=r"^(auto|(ray://)?[\w.-]+:\d{1,5})?$")
+        str,
+        Field(pattern=r"^(auto|(ray://)?[\w.-]+:\d{1,5})?$"),
+        required_by("placement", "ray"),
     ] = ""
     # Ray resource name of devices.
     ray_resource: Annotated[str, Field(pattern=r"^[\w.:-]{1,64}$")] = "GPU"
@@ -188,7 +182,7 @@ class Settings(BaseSettings):
     # Interval in hours at which a server backs up into HALFSTEP_BACKUP_FOLDER; 0: never.
     backup_every_hours: Annotated[float, Field(ge=0, le=24 * 365)] = 0.0
     # Folder of these backups, best on another disk or machine.
-    backup_folder: Path | None = None
+    backup_folder: Annotated[Path | None, required_by("backup_every_hours")] = None
     # How many of these backups are kept, the newest ones.
     backup_keep: Annotated[int, Field(ge=1, le=1000)] = 7
     # Free space in GB on the disk of the data folder below which a worker starts no run and the log
@@ -196,64 +190,6 @@ class Settings(BaseSettings):
     reserve_disk_gb: Annotated[float, Field(ge=0)] = 1.0
     # Time in seconds for runs to save a checkpoint when their worker stops.
     stop_grace_seconds: Annotated[float, Field(gt=0)] = 30.0
-
-    @field_validator("trusted_proxies")
-    @classmethod
-    def _check_proxies(cls, text: str) -> str:
-        for part in filter(None, map(str.strip, text.split(","))):
-            try:
-                ip_network(part)
-            except ValueError as error:
-                message = f"{part!r} is not valid; allowed: addresses or networks, as 10.0.0.0/8"
-                raise PydanticCustomError("proxies", "{message}", {"message": message}) from error
-        return text
-
-    @field_validator("public_url")
-    @classmethod
-    def _check_public_url(cls, text: str) -> str:
-        if text and not re.fullmatch(r"https?://[^/?#\s]+(/[\w.~-]+)*/?", text):
-            message = {
-                "message": "allowed: http:// or https://, a host, and an optional path of "
-                "plain names"
-            }
-            raise PydanticCustomError("public_url", "{message}", message)
-        return text
-
-    @field_validator("run_users")
-    @classmethod
-    def _check_users(cls, text: str) -> str:
-        first, _, last = text.partition("-")
-        if text and not 0 <= int(last) - int(first) < MOST_USERS:
-            message = {"message": f"allowed: FIRST-LAST, at most {MOST_USERS} users"}
-            raise PydanticCustomError("users", "{message}", message)
-        return text
-
-    @field_validator("slurm_options")
-    @classmethod
-    def _check_options(cls, text: str) -> str:
-        try:
-            shlex.split(text)
-        except ValueError as error:
-            message = {"message": f"{error}; allowed: shell syntax"}
-            raise PydanticCustomError("options", "{message}", message) from error
-        return text
-
-    @field_validator(*NEEDED_BY)
-    @classmethod
-    def _check_needed(cls, text: str, info: ValidationInfo) -> str:
-        placement = NEEDED_BY[str(info.field_name)]
-        if not text and info.data.get("placement") == placement:
-            message = {"message": f"required by HALFSTEP_PLACEMENT={placement}"}
-            raise PydanticCustomError("needed", "{message}", message)
-        return text
-
-    @field_validator("backup_folder")
-    @classmethod
-    def _check_backup_folder(cls, folder: Path | None, info: ValidationInfo) -> Path | None:
-        if folder is None and info.data.get("backup_every_hours"):
-            message = {"message": "required by HALFSTEP_BACKUP_EVERY_HOURS"}
-            raise PydanticCustomError("needed", "{message}", message)
-        return folder
 
     @model_validator(mode="after")
     def _fill(self) -> Self:
@@ -332,21 +268,6 @@ class Settings(BaseSettings):
         """User ids reserved for runs, possibly empty."""
         first, _, last = self.run_users.partition("-")
         return range(int(first), int(last) + 1) if first else range(0)
-
-    @property
-    def private_paths(self) -> list[Path]:
-        """Paths that no run may read: the data folder, the database's files, the secrets' key."""
-        from sqlalchemy import make_url  # takes as long as all the rest of this module
-
-        paths = [self.data, self.secrets_key, *filter(None, [self.backup_folder])]
-        url = make_url(self.database_url)
-        if url.get_backend_name() == "sqlite" and url.database:
-            file = Path(url.database).resolve()
-            paths += [file.with_name(file.name + end) for end in ("", "-wal", "-shm", "-journal")]
-            paths += database_copy.copies(file)
-        if self.storage_url.startswith("file://"):
-            paths.append(Path(url2pathname(urlsplit(self.storage_url).path)))
-        return [path.resolve() for path in paths]
 
     def run_folder(self, run_id: int, node: int = 0) -> Path:
         """Return the folder of a run's job, log and checkpoints on the training machine.

@@ -14,7 +14,12 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
+from sqlalchemy import make_url
+
+from db import database_copy
 from db.settings import Settings
 from halfstep.api_client import credentials, local_server
 from halfstep.isolation import Isolation
@@ -78,7 +83,20 @@ def private_paths(settings: Settings) -> list[Path]:
     of_user = (*(home / name for name in IN_HOME), credentials.place(), local_server.folder())
     # Rules for each entry of /etc miss entries replaced later, so only if these files are readable.
     readable = (Path(place) for place in OF_SYSTEM if os.access(place, os.R_OK))
-    return [*settings.private_paths, *of_user, *readable]
+    return [*_private_paths_of_service(settings), *of_user, *readable]
+
+
+def _private_paths_of_service(settings: Settings) -> list[Path]:
+    """Return the data folder, the database's files, the secrets' key, backups and the storage."""
+    paths = [settings.data, settings.secrets_key, *filter(None, [settings.backup_folder])]
+    url = make_url(settings.database_url)
+    if url.get_backend_name() == "sqlite" and url.database:
+        file = Path(url.database).resolve()
+        paths += [file.with_name(file.name + end) for end in ("", "-wal", "-shm", "-journal")]
+        paths += database_copy.copies(file)
+    if settings.storage_url.startswith("file://"):
+        paths.append(Path(url2pathname(urlsplit(settings.storage_url).path)))
+    return [path.resolve() for path in paths]
 
 
 def sandbox_of_run(settings: Settings, files: AttemptFiles, read: Sequence[str] = ()) -> Sandbox:
