@@ -136,6 +136,17 @@ def test_labels_can_be_set_later(without_torch: None) -> None:
     assert again["before"] == {"name": "warm", "note": "first try", "tags": ["a", "b"]}
 
 
+def test_an_entry_deleted_from_the_summary_is_not_logged() -> None:
+    """The others are, in the table and as numbers."""
+    wandb: Any = halfstep
+    wandb.init(name="deleted")
+    wandb.summary.update({"best": 3, "draft": 1})
+    del wandb.summary["draft"]
+    wandb.finish()
+    assert read_logged("deleted") == {"summary/best": [(0, 3.0)]}
+    assert {row["name"] for row in table("deleted", "summary")} == {"best"}
+
+
 def test_tables_images_and_a_summary(
     without_torch: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
