@@ -255,7 +255,7 @@ def make_context(
 
     step_observers = StepObservers(
         StopRule(config.scaler),
-        Replay(context, modules, batches, config, device, on_event, spikes.left_out, suspend),
+        Replay(context, modules, config, device, on_event, spikes.left_out, suspend),
         Histogram(optimizers, diagnosis, device, on_event),
         headroom,
         fp8_ranges,

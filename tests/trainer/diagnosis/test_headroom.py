@@ -8,7 +8,7 @@ from torch.nn.modules import module as torch_module
 from halfstep.watching.headroom import Headroom as Measuring
 from tests.marks import looped
 from tests.trainer.conftest import Pair, Regression, assert_same_bits
-from trainer.diagnosis.replay import Replay
+from trainer.diagnosis.step_repetition import StepRepetition
 from trainer.recipes.digits import Digits
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
@@ -118,8 +118,8 @@ def test_a_replay_is_not_measured(run_loop, monkeypatch):
         self._modules["model"](torch.full((1, 64), 1e4))
         return original(self, trace, *arguments)
 
-    original = Replay._repeat_passes
-    monkeypatch.setattr(Replay, "_repeat_passes", loudly)
+    original = StepRepetition._repeat_passes
+    monkeypatch.setattr(StepRepetition, "_repeat_passes", loudly)
     replayed = run_loop(Digits, values(1))
     assert len(replayed.of("replay")) == 1
     alone = run_loop(Digits, values(0))

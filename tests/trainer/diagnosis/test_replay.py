@@ -22,6 +22,7 @@ from trainer.data.batches import fingerprint
 from trainer.data.sampler import Sampler
 from trainer.data.sources import make_sources
 from trainer.diagnosis.replay import Replay
+from trainer.diagnosis.step_repetition import StepRepetition
 from trainer.distributed.ranks import Control, Request
 from trainer.precision.scale_policies import CALIBRATED_AFTER
 from trainer.recipes.digits import Digits
@@ -207,13 +208,13 @@ def _optimizers(run):
 def test_a_replayed_loss_is_that_of_the_skipped_step(run_loop, monkeypatch):
     """With the same examples, random numbers and weights the replay computes the recorded loss."""
     losses = []
-    original = Replay._repeat_passes
+    original = StepRepetition._repeat_passes
 
     def keeping(self, *args):
         losses.append(original(self, *args))
         return losses[-1]
 
-    monkeypatch.setattr(Replay, "_repeat_passes", keeping)
+    monkeypatch.setattr(StepRepetition, "_repeat_passes", keeping)
     run = run_loop(Digits, {"recipe": {"dropout": 0.3, "shift_pixels": 2}})
     steps = [event["step"] for event in run.of("replay")]
     assert len(steps) == 3
@@ -355,7 +356,7 @@ def test_a_replay_that_fails_midway_leaves_no_trace(run_loop, monkeypatch):
         torch.rand(3)
         raise torch.OutOfMemoryError("no memory left")
 
-    monkeypatch.setattr(Replay, "_repeat_passes", failing)
+    monkeypatch.setattr(StepRepetition, "_repeat_passes", failing)
     run = run_loop(PlantedForward)
     assert [result["diagnosis"] for result in run.of("failed_diagnosis")] == ["replay"]
     assert alone.of("replay")
@@ -440,7 +441,7 @@ def test_replay_watches_for_a_bounded_time(run_loop, monkeypatch):
         kept.append(self._coming is not None)
 
     monkeypatch.setattr(Replay, "before_step", seen)
-    monkeypatch.setattr("trainer.diagnosis.replay.WATCHED_STEPS", 20)
+    monkeypatch.setattr("trainer.diagnosis.skip_history.WATCHED_STEPS", 20)
     run_loop(Planted, {"diagnosis": {"replay_skips": 3}})
     assert sum(kept) == 20 + 1
     assert not any(kept[:CALIBRATED_AFTER])
@@ -466,7 +467,7 @@ def test_a_replay_by_hand_that_fails_ends_no_run(run_loop, monkeypatch):
     def failing(*_arguments):
         raise torch.OutOfMemoryError("no memory left")
 
-    monkeypatch.setattr(Replay, "_repeat_passes", failing)
+    monkeypatch.setattr(StepRepetition, "_repeat_passes", failing)
     wanted = iter([Control()] * 5 + [Control(request=Request(7, "replay", 3.0))])
     values = {"diagnosis": {"replay_skips": 0}}
     run = run_loop(PlantedForward, values, control=lambda: next(wanted, Control()))

@@ -115,12 +115,12 @@ def test_a_save_may_take_longer_than_ranks_wait_for_each_other(tmp_path):
 REPLAYED = """
 import sys, torch
 import torch.distributed as dist
-import trainer.loop, trainer.setup
+import trainer.loop
 from torch import nn
 from halfstep.run_config import parse_config
 from halfstep.diagnosis.observations import EXPLAINING_SKIPS
 from tests.trainer.conftest import Regression
-from trainer.diagnosis import replay
+from trainer.diagnosis import replay, step_repetition
 from trainer.distributed.ranks import join
 from trainer.loop import train
 
@@ -147,12 +147,12 @@ class Synchronised(Regression):
         self.modules["model"].insert(0, Centred())
         kept.append(self)
 
-class Replay(replay.Replay):
-    def _replay_and_report(self, step, *arguments, **options):
+class StepRepetition(step_repetition.StepRepetition):
+    def repeat(self, step, *arguments, **options):
         steps.append(step.number)
-        super()._replay_and_report(step, *arguments, **options)
+        return super().repeat(step, *arguments, **options)
 
-class Sanitizer(replay.Sanitizer):
+class Sanitizer(step_repetition.Sanitizer):
     def __init__(self, on_defects):
         self.kinds = set()
         def see(defects):
@@ -170,7 +170,7 @@ def run(replay_skips):
           on_steps=lambda records: None, on_event=lambda event: None)
     return [kept[-1].modules["model"].module.state_dict(), kept[-1].scaler.state_dict()]
 
-trainer.setup.Replay, replay.Sanitizer = Replay, Sanitizer
+replay.StepRepetition, step_repetition.Sanitizer = StepRepetition, Sanitizer
 kept, steps, found = [], [], []
 with join(torch.device("cpu"), timeout_seconds=60) as (ranks, device):
     ends = [run(replay_skips=3), run(replay_skips=0)]
