@@ -1,14 +1,11 @@
 """Recorder of a run's spool and log in the database, in fenced, repeatable flushes."""
 
 import errno
-import hashlib
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any, TypeGuard
 
 import obstore
@@ -18,47 +15,28 @@ from sqlalchemy.orm import Session
 
 from db.database import Database, is_outage
 from db.errors import StaleAttempt, StorageUnreachable
-from db.files import artifact_versions, artifacts, checkpoints
-from db.files.object_store import delete_files, is_in_place, put_file
-from db.queue import queue
+from db.files import artifacts, checkpoints
 from db.runs import runs
 from db.settings import Settings
 from db.tables import COMMAND, TRAIN
 from db.telemetry import series, step_conversion, telemetry
-from db.telemetry.recording import BlobId, Recording, in_words
+from db.telemetry.recording import Recording, in_words
 from halfstep import untrusted_files
 from halfstep.clock import clock
 from halfstep.sidecar.log_file import LogFile, forget_part
 from halfstep.sidecar.system import SAMPLE_SECONDS, SystemMonitor
-from halfstep.telemetry.events import (
-    Artifact,
-    Checkpoint,
-    Event,
-    File,
-    Line,
-    Resumed,
-    SavedArtifact,
-)
+from halfstep.telemetry.events import Artifact, Checkpoint, Event, Line, Resumed, SavedArtifact
 from halfstep.telemetry.plain_json import safe_repr
-from halfstep.telemetry.spool import (
-    Item,
-    Position,
-    SpoolReader,
-    Steps,
-    Unrecordable,
-    frame,
-    spool_files,
-)
+from halfstep.telemetry.spool import Item, Position, SpoolReader, Steps, Unrecordable
 from worker.attempts.published_log import publish
 from worker.attempts.renew_lease import wait_for
-from worker.attempts.scratch_folders import make_folders
-from worker.attempts.uploads import Stored, Uploads, files_of
+from worker.attempts.scratch_folders import SAVED, make_folders, take_over
+from worker.attempts.spool_files import SpoolFiles
+from worker.attempts.stored_files import StoredFiles
+from worker.attempts.uploads import files_of
 
 #: Frames of steps and events in one transaction: about 50 ms of SQLite's write lock.
 TRANSACTION_ITEMS = 1000
-#: Folders of the files that are taken over.
-BLOBS = "blobs"
-SAVED = ("checkpoints", "artifacts", BLOBS)
 
 
 class CannotRecord(Exception):
@@ -78,13 +56,6 @@ def in_short(error: Exception) -> str:
     return f"{type(error).__name__}: {safe_repr(message.partition(chr(10))[0])}"
 
 
-def _is_content(path: Path, file: File) -> bool:
-    """Return whether a file of the service has the size and the SHA-256 that a run states."""
-    with path.open("rb") as content:
-        is_same = hashlib.file_digest(content, "sha256").hexdigest() == file.sha256
-        return is_same and content.tell() == file.size_bytes
-
-
 class Recorder:
     """Recorder of one attempt; first records what earlier attempts left in the spool.
 
@@ -99,13 +70,10 @@ class Recorder:
         run_id: int,
         attempt: int,
     ) -> None:
-        self._settings, self._database, self._store = settings, database, store
-        self._run_id, self._attempt = run_id, attempt
+        self._database, self._run_id, self._attempt = database, run_id, attempt
         self._folder, self._scratch = make_folders(settings, run_id)
-        self._stored: set[str] = set()  # files of pending items that are in the store
-        self._blob_keys: dict[BlobId, str] = {}  # likewise, of named artifacts
-        self._uploads = Uploads(self._send, partial(delete_files, store))  # for a bucket
-        self._is_in_place = is_in_place(store, settings.data)
+        self._spool_files = SpoolFiles(self._scratch / "spool", self._folder, attempt)
+        self._files = StoredFiles(settings, database, store, run_id, attempt)
         self._is_own = False  # the items last read are of this attempt
         self._read_from: Position | None = None  # position before the items last read
         self._has_sent_off = False  # files of pending items
@@ -129,7 +97,7 @@ class Recorder:
             shares_log=run.nodes > 1,
         )
         # Files of an older attempt, left on a disconnected machine, would overwrite later records.
-        self._spool = SpoolReader(self._spool_folder, Position(newest, sequence=0, offset=0))
+        self._spool = SpoolReader(self._spool_files.folder, Position(newest, sequence=0, offset=0))
 
     @property
     def has_begun(self) -> bool:
@@ -170,7 +138,9 @@ class Recorder:
                 raise
             with suppress(Exception):
                 self._publish_waiting(meanwhile)
-            raise CannotRecord(self._quarantine_spool(error)) from error
+            traceback.print_exception(error)  # into the supervisor's log, or the worker's
+            text = f"its output could not be recorded: {in_short(error)}"
+            raise CannotRecord(f"{text}; {self._spool_files.quarantine()}") from error
 
     def finish(self) -> bool:
         """Log damage at the end of a spool no longer written; return if more is to flush."""
@@ -181,17 +151,17 @@ class Recorder:
 
     def stop(self) -> None:
         """Stop sending files: another attempt may write the same ones."""
-        self._uploads.stop()
+        self._files.uploads.stop()
 
     def _publish_waiting(self, meanwhile: Callable[[], None]) -> None:
         """Publish only checkpoints, also those being sent, so that the run can continue."""
-        for event in chain(self._recording.checkpoints, self._await_uploads(meanwhile)):
+        for event in chain(self._recording.checkpoints, self._files.await_uploads(meanwhile)):
             if isinstance(event, Checkpoint):
                 with suppress(Exception):  # the unrecordable item may be one of them
                     self._publish(event, meanwhile)
 
     def _publish(self, event: Checkpoint, meanwhile: Callable[[], None]) -> None:
-        keys = self._store_files(event.files, meanwhile)
+        keys = self._files.store(event.files, meanwhile)
         with self._database.writing() as session:
             checkpoints.publish(session, self._run_id, self._attempt, event, keys)
 
@@ -208,14 +178,14 @@ class Recorder:
             self._send_off(meanwhile)
             self._has_sent_off = True
         if not recording:
-            return not self._uploads
+            return not self._files.uploads
         # Files before the transaction, which holds a lock.
-        keys = [self._store_files(event.files, meanwhile) for event in recording.checkpoints]
-        artifact_keys = self._store_files(recording.artifacts, meanwhile)
-        self._store_blobs(meanwhile)
+        keys = [self._files.store(event.files, meanwhile) for event in recording.checkpoints]
+        artifact_keys = self._files.store(recording.artifacts, meanwhile)
+        blob_keys = self._files.store_blobs(recording.named, meanwhile)
 
         def write(session: Session) -> list[str]:
-            recording.write(session, keys, artifact_keys, self._blob_keys)
+            recording.write(session, keys, artifact_keys, blob_keys)
             if not recording.checkpoints:
                 return []
             return checkpoints.prune(session, self._run_id, self._attempt, self._policy)
@@ -223,49 +193,24 @@ class Recorder:
         pruned = step_conversion.write(
             self._database, write, wait=lambda convert: wait_for(convert, meanwhile)
         )
-        # Rows first: no row may refer to a deleted file.
-        if self._is_in_place:
-            delete_files(self._store, pruned)
-        else:
-            self._uploads.prune(pruned)
-        for key in pruned:
-            path = self._settings.data / key
-            path.unlink(missing_ok=True)  # for a bucket
-            with suppress(OSError):
-                name = path.relative_to(self._folder).as_posix()
-                untrusted_files.delete(self._scratch, name)
-            # A folder of shards, of which this may be the last.
-            if path.parent.name.startswith("step-"):
-                with suppress(OSError):
-                    path.parent.rmdir()
+        self._files.delete(pruned)  # rows first: no row may refer to a deleted file
         for event in recording.artifacts:
             forget_part(event.path, self._folder)
-        self._stored.clear()
-        self._blob_keys.clear()
+        self._files.forget()
         recording.forget()
         # After a crash, events waiting for a bucket must be read again.
-        self._spool.release(delete=True, before=self._uploads.since)
+        self._spool.release(delete=True, before=self._files.uploads.since)
         return False
-
-    @property
-    def quarantine(self) -> Path:
-        """Folder of this attempt's items that could not be recorded."""
-        return self._folder / f"quarantine-{self._attempt}"
 
     def clear(self, *, is_over: bool = False) -> None:
         """Delete the spool of this and earlier attempts, which is fully recorded.
 
         is_over: the run has ended; delete also its names of files that the service has.
         """
-        for name in self._list_spooled():
-            untrusted_files.delete(self._spool_folder, name)
+        self._spool_files.delete()
         for name in SAVED if is_over else ():
             with suppress(OSError):
                 untrusted_files.delete(self._scratch, name)
-
-    @property
-    def _spool_folder(self) -> Path:
-        return self._scratch / "spool"
 
     def _collect(self) -> None:
         self._read_from = self._spool.position()
@@ -284,36 +229,14 @@ class Recorder:
 
         After a rollback, waits for its files: earlier events come first.
         """
-        recording, uploads = self._recording, self._uploads
-        files = recording.files
+        recording, files = self._recording, self._files
         if self._monitor is None or not self._is_own or recording.goes_back:
-            recording.publish([*self._await_uploads(meanwhile), *recording.files])
+            recording.publish([*files.await_uploads(meanwhile), *recording.files])
             return
-        if files and not self._is_in_place:
-            uploads.add(files, self._read_from or Position(0, 0, 0))
+        if recording.files and not files.is_in_place:
+            files.uploads.add(recording.files, self._read_from or Position(0, 0, 0))
             recording.publish([])
-        if uploads.can_begin:
-            self._check_fence()
-            uploads.begin()
-        arrived = self._mark_stored(uploads.collect())
-        recording.publish([*arrived, *recording.files])
-
-    def _await_uploads(self, meanwhile: Callable[[], None]) -> Iterator[Stored]:
-        """Yield the events of waiting files once these are in the store."""
-        while self._uploads:
-            if self._uploads.can_begin:
-                self._check_fence()
-                self._uploads.begin()
-            wait_for(self._uploads.wait, meanwhile)
-            yield from self._mark_stored(self._uploads.collect())
-
-    def _mark_stored(self, arrived: list[Stored]) -> list[Stored]:
-        self._stored.update(self._key(file) for event in arrived for file in files_of(event))
-        return arrived
-
-    def _send(self, file: File) -> None:
-        """Put a file into the store; runs in a thread."""
-        put_file(self._store, self._key(file), self._folder / file.path)
+        recording.publish([*files.collect_uploads(), *recording.files])
 
     def _is_for_rows(self, item: Item) -> TypeGuard[Steps | Event]:
         """Return whether to record an item; moves unrecordable ones to quarantine.
@@ -324,115 +247,27 @@ class Recorder:
             if item.damaged_bytes:
                 self._report_damage(item)
             else:
-                self._quarantine_frame(item)
+                self._report_problem(self._spool_files.quarantine_frame(item))
             return False
         # Not for events that a dead supervisor may have reported.
         if isinstance(item, Resumed) and self._monitor:
             self.append_log(in_words(item))
-        if isinstance(item, SavedArtifact):
-            return all(self._take_over(file) for file in item.files)
-        if not isinstance(item, Artifact | Checkpoint):
+        if not isinstance(item, Artifact | Checkpoint | SavedArtifact):
             return True
-        # Read a second time, after a crash, a checkpoint may have been pruned by now.
-        return all(self._take_over(file) for file in files_of(item))
-
-    def _take_over(self, file: File) -> bool:
-        """Take a file over into the service's folder; return whether it is there."""
-        path = self._folder / file.path
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if file.path.startswith(f"{BLOBS}/"):  # stored by its hash, for others too
-                untrusted_files.copy_verified(
-                    self._scratch, file.path, path, file.sha256, file.size_bytes
-                )
-            else:
-                untrusted_files.take_over(self._scratch, file.path, path, file.size_bytes)
-        except FileNotFoundError:  # taken over before a crash, if it is that file
-            is_blob = file.path.startswith(f"{BLOBS}/")
-            return path.is_file() and (not is_blob or _is_content(path, file))
-        except OSError as error:
-            if error.errno not in untrusted_files.REFUSED:
-                raise
-            self._report_problem(
-                f"{file.path} is a link, or in a linked folder; allowed: a plain file"
-            )
-            return False
+            # Read a second time, after a crash, a checkpoint may have been pruned by now.
+            return all(take_over(self._scratch, self._folder, file) for file in files_of(item))
         except ValueError as error:
-            self._report_problem(f"{file.path}: {error}")
+            self._report_problem(str(error))
             return False
-        return True
 
     def _report_damage(self, damaged: Unrecordable) -> None:
         """Log spool damage in the run's log; the training itself may be healthy."""
         self.lost_bytes += damaged.damaged_bytes
         self.append_log(f"{damaged.problem}: what they held is lost")
 
-    def _quarantine_frame(self, item: Unrecordable) -> None:
-        """Save an unrecordable frame unchanged, and continue with the next one."""
-        try:
-            self.quarantine.mkdir(exist_ok=True)
-            with (self.quarantine / "frames").open("ab") as file:
-                file.write(frame(item.kind, item.payload))
-            self._report_problem(f"{item.problem} (kept in {self.quarantine})")
-        except OSError as problem:
-            self._report_problem(f"{item.problem} (not kept in {self.quarantine}: {problem})")
-
     def _report_problem(self, problem: str) -> None:
         """Mark the run to end for unrecordable output; only the first fault is reported."""
         if self.problem is None:
             self.problem = f"its output cannot be recorded: {problem}"
             self.append_log(self.problem)
-
-    def _quarantine_spool(self, error: Exception) -> str:
-        """Move the spool away, as it would fail again; return a message about it."""
-        traceback.print_exception(error)  # into the supervisor's log, or the worker's
-        text = f"its output could not be recorded: {in_short(error)}"
-        try:
-            self.quarantine.mkdir(exist_ok=True)
-            for name in self._list_spooled():
-                untrusted_files.take_over(self._spool_folder, name, self.quarantine / name)
-                untrusted_files.delete(self._spool_folder, name)
-        except OSError as problem:
-            return f"{text}; nor could it be moved to {self.quarantine}: {problem}"
-        return f"{text}; it was moved to {self.quarantine}"
-
-    def _list_spooled(self) -> list[str]:
-        """List what this attempt and those before it spooled: a later one may be writing."""
-        names = [path.name for path in spool_files(self._spool_folder)]
-        return [name for name in names if int(name.partition("-")[0]) <= self._attempt]
-
-    def _store_files(self, files: Sequence[File], meanwhile: Callable[[], None]) -> list[str]:
-        """Store those files that the store lacks; return the keys of all."""
-        lacking = {key: file for file in files if (key := self._key(file)) not in self._stored}
-        if lacking:
-            self._check_fence()
-        for key, file in lacking.items():
-            wait_for(partial(self._send, file), meanwhile)
-            self._stored.add(key)
-        return [self._key(file) for file in files]
-
-    def _store_blobs(self, meanwhile: Callable[[], None]) -> None:
-        """Store the files of named artifacts that the project does not have yet."""
-        saved = (event for event in self._recording.named if isinstance(event, SavedArtifact))
-        files = {(file.sha256, file.size_bytes): file for event in saved for file in event.files}
-        if not files:
-            return
-        with self._database.reading() as session:
-            project = runs.get(session, self._run_id).project
-            known = artifact_versions.find_known_blobs(
-                session, project, {sha256 for sha256, _ in files}
-            )
-        for blob, file in files.items():
-            if blob not in known and blob not in self._blob_keys:
-                key = artifact_versions.new_key(file.sha256)
-                wait_for(partial(put_file, self._store, key, self._folder / file.path), meanwhile)
-                self._blob_keys[blob] = key
-
-    def _key(self, file: File) -> str:
-        """Return the store key of a file in the run's folder."""
-        return (self._folder / file.path).relative_to(self._settings.data).as_posix()
-
-    def _check_fence(self) -> None:
-        """Check that no later attempt may have stored the same key. Raises StaleAttempt."""
-        with self._database.writing() as session:
-            queue.lock_active_attempt(session, self._run_id, self._attempt)

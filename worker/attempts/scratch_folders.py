@@ -1,6 +1,7 @@
 """Folders of a run on this machine: one that the service writes, and one that the run writes."""
 
 import errno
+import hashlib
 import logging
 import os
 import re
@@ -12,12 +13,16 @@ from pathlib import Path
 
 from db.settings import Settings
 from halfstep import untrusted_files
+from halfstep.telemetry.events import File
 
 logger = logging.getLogger(__name__)
 
 NODE = re.compile(r"node-[1-9][0-9]{0,5}")
+#: Folders of the files that are taken over; the last one of files by their hash.
+BLOBS = "blobs"
+SAVED = ("checkpoints", "artifacts", BLOBS)
 #: What stays in the service's folder of what runs wrote there in earlier versions.
-KEPT = ("checkpoints", "artifacts", "blobs", "log", "incoming")
+KEPT = (*SAVED, "log", "incoming")
 
 
 def make_folders(settings: Settings, run_id: int, node: int = 0) -> tuple[Path, Path]:
@@ -39,6 +44,37 @@ def make_folders(settings: Settings, run_id: int, node: int = 0) -> tuple[Path, 
                 raise
     scratch.chmod(0o700)
     return folder, scratch
+
+
+def take_over(scratch: Path, folder: Path, file: File) -> bool:
+    """Take a file that a run saved over into its own folder; return whether it is there.
+
+    Raises ValueError for anything but a plain file with the content that the run states.
+    """
+    path, is_blob = folder / file.path, file.path.startswith(f"{BLOBS}/")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if is_blob:  # stored by its hash, for others too
+            untrusted_files.copy_verified(scratch, file.path, path, file.sha256, file.size_bytes)
+        else:
+            untrusted_files.take_over(scratch, file.path, path, file.size_bytes)
+    except FileNotFoundError:  # taken over before a crash, if it is that file
+        return path.is_file() and (not is_blob or _is_content(path, file))
+    except OSError as error:
+        if error.errno not in untrusted_files.REFUSED:
+            raise
+        text = f"{file.path} is a link, or in a linked folder; allowed: a plain file"
+        raise ValueError(text) from error
+    except ValueError as error:
+        raise ValueError(f"{file.path}: {error}") from error
+    return True
+
+
+def _is_content(path: Path, file: File) -> bool:
+    """Return whether a file of the service has the size and the SHA-256 that a run states."""
+    with path.open("rb") as content:
+        is_same = hashlib.file_digest(content, "sha256").hexdigest() == file.sha256
+        return is_same and content.tell() == file.size_bytes
 
 
 def divide_all(settings: Settings, active: Collection[int]) -> None:

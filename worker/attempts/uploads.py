@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import TypeAlias
 
-from halfstep.telemetry.events import Artifact, Checkpoint, File
+from halfstep.telemetry.events import Artifact, Checkpoint, File, SavedArtifact
 from halfstep.telemetry.spool import Position
 
 #: An event whose files are stored before it is recorded.
@@ -92,6 +92,6 @@ class Uploads:
             del self._pruned[: len(keys)]
 
 
-def files_of(event: Stored) -> Sequence[File]:
-    """Return the files of an event: those of a checkpoint, or the artifact itself."""
-    return event.files if isinstance(event, Checkpoint) else [event]
+def files_of(event: Stored | SavedArtifact) -> Sequence[File]:
+    """Return the files of an event; an artifact is one itself."""
+    return [event] if isinstance(event, Artifact) else event.files
