@@ -9,6 +9,8 @@ from pathlib import Path
 
 from obstore.store import ObjectStore
 
+from db.database import Database
+from db.queue import queue
 from db.settings import Settings
 from db.tables import Run, Status
 from halfstep import untrusted_files
@@ -117,6 +119,36 @@ class Outcome:
     reason: str | None = None
     error: str | None = None
     failure_kind: str | None = None
+
+
+def end_attempt(
+    database: Database,
+    settings: Settings,
+    run_id: int,
+    attempt: int,
+    outcome: Outcome,
+    log: str = "",
+) -> None:
+    """End an attempt by its outcome. log: see queue.end_killed. Raises StaleAttempt."""
+    reason, error, failure_kind = outcome.reason, outcome.error, outcome.failure_kind
+    with database.writing() as session:
+        if outcome.status is None:
+            queue.end_killed(
+                session,
+                run_id,
+                attempt,
+                reason=reason or "",
+                max_attempts=settings.max_attempts,
+                max_stalled_attempts=settings.max_stalled_attempts,
+                log=log,
+            )
+        else:
+            queue.end(
+                *(session, run_id, attempt, outcome.status),
+                reason=reason,
+                error=error,
+                failure_kind=failure_kind,
+            )
 
 
 def disk_full(folder: Path, error: str = "") -> Outcome:

@@ -7,19 +7,26 @@ import logging
 import os
 import platform
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import pynvml
 
+from db.database import Database
+from db.queue import queue
+from db.runs import environments
 from db.runs.environments import Texts
 from db.tables import Worker
 from halfstep import redaction
 from halfstep.telemetry.source_state import SourceState, redact
+from worker.attempts.renew_lease import wait_for
 
 logger = logging.getLogger(__name__)
+
+Description: TypeAlias = tuple[dict[str, Any], Texts] | None
 
 #: Variables whose values are never shown: a command may have received one of them.
 SECRETS = (
@@ -38,9 +45,39 @@ class Started:
     hidden: Sequence[str] = ()  # texts never shown
 
 
-def try_describe(
-    started: Started, worker: Worker, devices: list[int]
-) -> tuple[dict[str, Any], Texts] | None:
+class AttemptEnvironment:
+    """Environment of an attempt, which is described in a thread and recorded once."""
+
+    def __init__(
+        self, database: Database, run_id: int, attempt: int, describe: Callable[[], Description]
+    ) -> None:
+        self._database, self._run_id, self._attempt = database, run_id, attempt
+        self._describe = describe
+        self._future: Future[Description] | None = None  # until it is recorded
+        self.has_begun = False
+
+    def begin(self) -> None:
+        """Begin to describe it."""
+        thread = ThreadPoolExecutor(1, thread_name_prefix="environment")
+        self._future, self.has_begun = thread.submit(self._describe), True
+
+    def wait(self, meanwhile: Callable[[], None]) -> Description:
+        """Return the description, or None without one; call `meanwhile` until then."""
+        return wait_for(self._future.result, meanwhile) if self._future else None
+
+    def record(self, meanwhile: Callable[[], None], *, wait: bool) -> None:
+        """Store the description once, if it is available. Raises StaleAttempt."""
+        if self._future is None or not (wait or self._future.done()):
+            return
+        described = self.wait(meanwhile)
+        if described is not None:
+            with self._database.writing() as session:
+                queue.lock_active_attempt(session, self._run_id, self._attempt)
+                environments.record(session, self._run_id, self._attempt, *described)
+        self._future = None
+
+
+def try_describe(started: Started, worker: Worker, devices: list[int]) -> Description:
     """Return the environment record, or None if that fails, which is only logged."""
     try:
         return describe(started, worker, devices)

@@ -11,6 +11,7 @@ from db.queue.node_groups import NodeOutcome
 from db.settings import Settings
 from db.tables import RunNode, Status
 from worker.attempts import node_group
+from worker.attempts.attempt import Outcome, end_attempt
 from worker.attempts.recorder import CannotRecord, Recorder, in_short, may_pass
 
 logger = logging.getLogger(__name__)
@@ -63,16 +64,8 @@ class LostAttempts:
             raise CannotRecord(recorder.problem)
         if node_group.close(self._database, self._settings, run_id, attempt, outcome) is None:
             return False
-        with self._database.writing() as session:
-            queue.end_killed(
-                session,
-                run_id,
-                attempt,
-                reason=reason,
-                max_attempts=self._settings.max_attempts,
-                max_stalled_attempts=self._settings.max_stalled_attempts,
-                log=self._supervisor_log(run_id, attempt),
-            )
+        killed, log = Outcome(None, reason), self._supervisor_log(run_id, attempt)
+        end_attempt(self._database, self._settings, run_id, attempt, killed, log)
         logger.warning("%s", reason, extra={"run": run_id})
         return True
 
@@ -85,13 +78,5 @@ class LostAttempts:
     def fail(self, run_id: int, attempt: int, reason: str, *, failure_kind: str) -> None:
         """End an attempt as failed. Raises StaleAttempt."""
         logger.error("%s", reason, extra={"run": run_id})
-        with self._database.writing() as session:
-            queue.end(
-                session,
-                run_id,
-                attempt,
-                Status.FAILED,
-                reason=reason,
-                error=reason,
-                failure_kind=failure_kind,
-            )
+        outcome = Outcome(Status.FAILED, reason, reason, failure_kind)
+        end_attempt(self._database, self._settings, run_id, attempt, outcome)

@@ -1,5 +1,6 @@
 """One node's view of a multi-node attempt: exchanges status with other nodes."""
 
+import logging
 import math
 import os
 import socket
@@ -27,10 +28,15 @@ from halfstep.telemetry.attempt_messages import MOST_OF_RUN, Rendezvous, read_me
 from halfstep.telemetry.events import Line
 from worker.attempts.attempt import LOST_LEASE, Outcome
 from worker.attempts.published_log import publish
+from worker.attempts.recorder import may_pass
 from worker.attempts.renew_lease import wait_for
+
+logger = logging.getLogger(__name__)
 
 #: Time that other nodes have to renew their leases after a database outage, as this one had.
 GRACE_SECONDS = 5.0
+#: Interval at which the first node checks whether the others have ended.
+SETTLE_SECONDS = 0.4
 #: Time between two polls; a longer gap means an outage.
 POLL_SECONDS = 2.0
 #: Share of a lease after which ranks that wait for each other raise.
@@ -44,12 +50,13 @@ class NodeGroup:
 
     def __init__(self, settings: Settings, files: AttemptFiles, run_id: int, node: int) -> None:
         self._files, self._run_id, self._node = files, run_id, node
-        self._lease_seconds = settings.lease_seconds
+        self._settings = settings
         self._has_rendezvous = False
         self._polled_at, self._believed_until = 0.0, 0.0
+        self.trouble: str | None = None  # failure of another node, for which this one must end
 
-    def poll(self, database: Database) -> str | None:
-        """Exchange the rendezvous address; return why this node must stop, or None.
+    def poll(self, database: Database) -> None:
+        """Exchange the rendezvous address, and look for a failure of another node.
 
         Call it after each renewal of this node's lease. Raises StaleAttempt.
         """
@@ -57,12 +64,34 @@ class NodeGroup:
         if moment - self._polled_at > POLL_SECONDS:
             self._believed_until = moment + GRACE_SECONDS
         self._polled_at = moment
-        lease = self._lease_seconds if moment > self._believed_until else math.inf
+        lease = self._settings.lease_seconds if moment > self._believed_until else math.inf
         attempt = self._files.attempt
         if not self._has_rendezvous:
             self._exchange_rendezvous(database)
         with database.reading() as session:
-            return node_groups.stop_reason(session, self._run_id, attempt, self._node, lease)
+            reason = node_groups.stop_reason(session, self._run_id, attempt, self._node, lease)
+        self.trouble = self.trouble or reason
+
+    def settle(self, database: Database, outcome: Outcome) -> Outcome:
+        """Report this node's outcome; as the first node, wait for all and combine them.
+
+        Raises StaleAttempt.
+        """
+        run_id, attempt, own = self._run_id, self._files.attempt, make_reported_outcome(outcome)
+        while True:
+            try:
+                if self._node:
+                    with database.writing() as session:
+                        node_groups.record_outcome(session, run_id, attempt, self._node, own)
+                    return outcome
+                blamed = close(database, self._settings, run_id, attempt, own)
+                if blamed is not None:
+                    return combine_outcomes(outcome, blamed, self.trouble)
+            except Exception as error:
+                if not may_pass(error):
+                    raise
+                logger.warning("waiting: %s", error)
+            time.sleep(SETTLE_SECONDS)
 
     def _exchange_rendezvous(self, database: Database) -> None:
         """Publish the rendezvous address as node 0; pass it to the ranks as another."""

@@ -11,15 +11,12 @@ has one supervisor per node: the first records and closes the attempt.
 import errno
 import logging
 import os
-import shutil
 import signal
 import socket
 import sys
 import threading
 import time
 import traceback
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,38 +26,27 @@ import setproctitle  # noqa: F401 - by which the fork server names processes
 from db.database import Database, open_database
 from db.errors import StaleAttempt
 from db.files.object_store import open_store
-from db.queue import node_groups, queue, workers
-from db.runs import environments, runs
-from db.runs.environments import Texts
+from db.queue import queue, workers
+from db.runs import runs
 from db.settings import Settings
 from db.tables import COMMAND, Status, Worker
-from halfstep import untrusted_files
 from halfstep.cli import logs
 from halfstep.clock import clock
 from halfstep.fork_server import Begun
 from halfstep.process import close_to_others
 from halfstep.sidecar.system import SystemMonitor
 from halfstep.telemetry.attempt_files import AttemptFiles
-from halfstep.telemetry.attempt_messages import Lease, write_message
 from worker import disk_space
-from worker.attempts import environment
-from worker.attempts.attempt import Attempt, CannotStart, Outcome, disk_full
+from worker.attempts.attempt import Attempt, CannotStart, Outcome, disk_full, end_attempt
+from worker.attempts.attempt_lease import AttemptLease
 from worker.attempts.child import Child
-from worker.attempts.node_group import (
-    NodeGroup,
-    NodeLog,
-    close,
-    combine_outcomes,
-    make_reported_outcome,
-)
+from worker.attempts.environment import AttemptEnvironment, try_describe
+from worker.attempts.node_group import NodeGroup, NodeLog
 from worker.attempts.recorder import CannotRecord, Recorder, may_pass
-from worker.attempts.renew_lease import wait_for
+from worker.attempts.run_isolation import RunIsolation
 from worker.attempts.scratch_folders import make_folders
 from worker.attempts.training import Training
 from worker.commands.command import Command
-from worker.sandbox import cgroup_limits
-from worker.sandbox.cgroup_limits import RunGroup
-from worker.sandbox.run_users import NoneFree, RunUser
 
 logger = logging.getLogger(__name__)
 
@@ -69,9 +55,6 @@ TICK_SECONDS = 0.05
 FIRST_TICK_SECONDS = 0.01  # until the first step: users wait for it
 RENEWAL_SECONDS = 0.4  # interval of lease renewals and of reading user requests
 OUTAGE_SECONDS = 2.0  # longest wait before retrying the database
-#: Shares of the lease after which a training whose lease could not be renewed is asked to leave a
-#: checkpoint and end, and is killed: well before another worker may start it.
-ASK_SHARE, KILL_SHARE = 0.5, 0.7
 #: Folder of the built-in recipes, which no run writes.
 BUILT_IN = Path(__file__).parents[2] / "trainer" / "recipes"
 
@@ -115,16 +98,13 @@ class Supervisor:
         with database.reading() as session:
             is_alone = runs.get(session, run_id).nodes == 1
         self.node_group = None if is_alone else NodeGroup(settings, self.files, run_id, node)
-        self.user: RunUser | None = None
-        self.group: RunGroup | None = None
-        self.trouble: str | None = None  # failure of another node that made this one end
-        self.lease = Lease(ask=0.0, kill=0.0)
-        self.desired_state = "run"  # state requested by users at the last lease renewal
+        self.isolation = RunIsolation(
+            settings, self.files, self.folder, f"run-{run_id}-{attempt}-{node}"
+        )
+        self.lease = AttemptLease(settings, database, self.files, run_id, node)
         self.has_lost_lease = False  # when the training ended
         self.is_recorded = False  # everything in the spool
-        self.is_described = False  # the environment, in the database
-        # What environment.described returns.
-        self.describing: Future[tuple[dict[str, Any], Texts] | None] | None = None
+        self.environment: AttemptEnvironment | None = None
         self.has_warned = False  # of a disk that is nearly full
         self.preempted = threading.Event()
         self.ended = threading.Event()
@@ -147,18 +127,12 @@ class Supervisor:
         try:
             self._begin()
             child = self.work.start()
-            threading.Thread(target=self._guard_lease, args=(child,), daemon=True).start()
+            threading.Thread(target=self.lease.guard, args=(child, self.ended), daemon=True).start()
             try:
                 return self._follow(child)
             finally:
                 child.kill()
-                if self.user:
-                    self.user.clear()
-                self._tidy()
-                if self.user:
-                    self.user.release()
-                if self.group:
-                    self.group.clear()
+                self.isolation.release()
                 self.ended.set()
         except DiskFull:
             return disk_full(self.folder)
@@ -168,15 +142,6 @@ class Supervisor:
             return Outcome(Status.FAILED, str(error), traceback.format_exc(), "code")
         except StopRequested as error:
             return Outcome(Status.QUEUED, str(error))
-
-    def _tidy(self) -> None:
-        """Delete temporary files; a user of its own gives back what it could read."""
-        with suppress(OSError):
-            untrusted_files.delete(self.files.folder, self.files.temporary.name)
-        shutil.rmtree(self.folder / "staged", ignore_errors=True)
-        if self.user:  # another run may have this user next
-            self.folder.chmod(0o700)
-            os.chown(self.files.folder, 0, 0)
 
     def preempt(self, *_signal: Any) -> None:
         """Request that the training save a checkpoint and the run be requeued."""
@@ -201,7 +166,7 @@ class Supervisor:
                 if not may_pass(error):
                     raise
                 logger.warning("waiting: %s", error)
-                if self.preempted.is_set() or self.desired_state != "run":
+                if self.preempted.is_set() or self.lease.desired_state != "run":
                     raise StopRequested(f"stopped before it could start: {error}") from error
             time.sleep(OUTAGE_SECONDS)
 
@@ -214,7 +179,7 @@ class Supervisor:
 
     def _prepare(self) -> None:
         """Prepare everything the training needs. Raises CannotStart, StaleAttempt."""
-        self._acquire_isolation()
+        self.isolation.acquire()
         with self.database.writing() as session:
             run = queue.lock_active_attempt(session, self.run_id, self.attempt)
             started_at = clock() - queue.seconds_since_start(session, run)
@@ -236,8 +201,8 @@ class Supervisor:
                 append_log=self.recorder.append_log,
                 renew_lease=self._renew_lease,
                 check_not_stopped=self._check_not_stopped,
-                user=self.user,
-                group=self.group,
+                user=self.isolation.user,
+                group=self.isolation.group,
                 log=self.recorder.log,
                 warm=self.warm,
             )
@@ -249,51 +214,30 @@ class Supervisor:
             monitor = SystemMonitor(node.devices if is_cuda else [])
             self.recorder.begin(monitor, started_at, run.settings.get("checkpoints", {}))
 
-    def _acquire_isolation(self) -> None:
-        """Acquire the run's exclusive user and cgroup. Raises CannotStart."""
-        try:
-            self.user = self.user or RunUser.acquire(self.settings)
-            if self.user:
-                self.user.take_over(self.files.folder, self.settings.run_user_range)
-                self.user.let_read(self.folder)
-            if cgroup_limits.list_limits(self.settings):
-                name = f"run-{self.run_id}-{self.attempt}-{self.node}"
-                self.group = RunGroup(self.settings, name)
-        except (NoneFree, OSError) as error:
-            raise CannotStart(f"it cannot be isolated: {error}") from error
-
     def _describe_environment(self, worker: Worker, devices: list[int]) -> None:
-        """Describe the attempt's environment in a thread; `_follow` records it.
+        """Begin to describe the environment of a training; `_follow` records it.
 
         A user's recipe starts after that, since it may change the files described. A command
         describes them itself, before it starts.
         """
-        thread = ThreadPoolExecutor(1, thread_name_prefix="environment")
         started = self.work.describe_start()
-        described = partial(environment.try_describe, started, worker, devices)
-        self._begin_description = partial(thread.submit, described)
+        describe = partial(try_describe, started, worker, devices)
+        self.environment = AttemptEnvironment(self.database, self.run_id, self.attempt, describe)
         if isinstance(self.work, Training):
-            self.describing = self._begin_description()
+            self.environment.begin()
             if started.folder != str(BUILT_IN):
-                wait_for(self.describing.result, self._renew_lease)
+                self.environment.wait(self._renew_lease)
 
-    def _can_describe(self, *, has_ended: bool) -> bool:
-        """Return whether to read the description that a command's process has written."""
-        is_due = self.node == 0 and not (self.describing or self.is_described)
-        work = self.work
-        return is_due and isinstance(work, Command) and (has_ended or work.is_described())
-
-    def _record_environment(self, child: Child) -> None:
-        """Store the description of the environment, if available. Raises StaleAttempt."""
-        if self.describing is None:
+    def _record_environment(self, child: Child, *, has_ended: bool) -> None:
+        """Record the environment once it is described. Raises StaleAttempt."""
+        environment, work = self.environment, self.work
+        if environment is None:  # of another node than the first
             return
-        described = wait_for(self.describing.result, partial(self._renew_lease, child))
-        if described is not None:
-            content, texts = described
-            with self.database.writing() as session:
-                queue.lock_active_attempt(session, self.run_id, self.attempt)
-                environments.record(session, self.run_id, self.attempt, content, texts)
-        self.describing, self.is_described = None, True
+        if isinstance(work, Command) and not environment.has_begun:
+            if not (has_ended or work.is_described()):
+                return
+            environment.begin()
+        environment.record(partial(self._renew_lease, child), wait=has_ended)
 
     def _follow(self, child: Child) -> Outcome:
         """Record until the training ends and all its output is in the database."""
@@ -304,16 +248,13 @@ class Supervisor:
             if code is not None:
                 child.finish_listening()
                 self.recorder.log.close()
-                self.has_lost_lease = self.has_lost_lease or clock() > self.lease.kill
+                self.has_lost_lease = self.has_lost_lease or self.lease.has_expired
             try:
                 if not is_told:  # of a training the first step reports that it runs
                     with self.database.writing() as session:
                         queue.run_command(session, self.run_id, self.attempt)
                     is_told = True
-                if self._can_describe(has_ended=code is not None):
-                    self.describing = self._begin_description()
-                if self.describing and (self.describing.done() or code is not None):
-                    self._record_environment(child)
+                self._record_environment(child, has_ended=code is not None)
                 if clock() >= renewal_due:
                     self._acknowledge(self._renew(), child)
                     renewal_due = clock() + RENEWAL_SECONDS
@@ -324,7 +265,7 @@ class Supervisor:
                 if code is not None and is_drained and not self.recorder.finish():
                     self.is_recorded = True
                     return self._how_ended(code, child)
-                if self.recorder.problem or self.trouble:
+                if self.recorder.problem or (self.node_group and self.node_group.trouble):
                     child.kill()  # its earlier output is still recorded in full
                 is_starting = is_training and not self.recorder.has_begun
                 pause = FIRST_TICK_SECONDS if is_starting else TICK_SECONDS
@@ -337,19 +278,13 @@ class Supervisor:
             time.sleep(pause)
 
     def _renew(self) -> queue.DesiredState:
-        """Renew the lease, also for the training's guard; return user requests.
+        """Renew the lease and exchange status with other nodes; return user requests.
 
         Raises StaleAttempt.
         """
-        before = clock()  # to be safe, the lease counts from before the request
-        lease = self.settings.lease_seconds
-        with self.database.writing() as session:
-            requested = queue.renew(session, self.run_id, self.attempt, lease, self.node)
-        self.desired_state = requested.desired_state
-        self.lease = Lease(ask=before + ASK_SHARE * lease, kill=before + KILL_SHARE * lease)
-        write_message(self.files.lease, self.lease)
+        requested = self.lease.renew()
         if self.node_group:
-            self.trouble = self.trouble or self.node_group.poll(self.database)
+            self.node_group.poll(self.database)
         return requested
 
     def _warn_of_disk(self) -> None:
@@ -365,7 +300,7 @@ class Supervisor:
     def _check_not_stopped(self) -> None:
         """Renew the lease during preparation. Raises StaleAttempt, StopRequested."""
         self._renew_lease()
-        if self.preempted.is_set() or self.desired_state != "run":
+        if self.preempted.is_set() or self.lease.desired_state != "run":
             raise StopRequested("stopped before it could start")
 
     def _renew_lease(self, child: Child | None = None) -> None:
@@ -387,16 +322,6 @@ class Supervisor:
             child.kill()
         else:
             self.work.acknowledge(requested, child, is_preempted=self.preempted.is_set())
-
-    def _guard_lease(self, child: Child) -> None:
-        """Kill a training whose lease cannot be renewed; never waits for the database.
-
-        The training's own guard has requested a checkpoint by then, and also kills it if this
-        process is stopped.
-        """
-        while not self.ended.wait(min(0.5, self.settings.lease_seconds / 20)):
-            if clock() > self.lease.kill:
-                child.kill()
 
     def _how_ended(self, exit_code: int, child: Child) -> Outcome:
         """Return the outcome: a recording failure, or what the work reports."""
@@ -420,55 +345,13 @@ class Supervisor:
         Raises StaleAttempt.
         """
         if self.node_group:
-            outcome = self._settle(outcome)
+            outcome = self.node_group.settle(self.database, outcome)
         if self.node:
             return
-        with self.database.writing() as session:
-            if outcome.status is None:
-                queue.end_killed(
-                    session,
-                    self.run_id,
-                    self.attempt,
-                    reason=outcome.reason or "",
-                    max_attempts=self.settings.max_attempts,
-                    max_stalled_attempts=self.settings.max_stalled_attempts,
-                )
-            else:
-                queue.end(
-                    session,
-                    self.run_id,
-                    self.attempt,
-                    outcome.status,
-                    reason=outcome.reason,
-                    error=outcome.error,
-                    failure_kind=outcome.failure_kind,
-                )
+        end_attempt(self.database, self.settings, self.run_id, self.attempt, outcome)
         if self.is_recorded and isinstance(self.recorder, Recorder):
             is_over = outcome.status in (Status.FINISHED, Status.FAILED, Status.CANCELLED)
             self.recorder.clear(is_over=is_over)
-
-    def _settle(self, outcome: Outcome) -> Outcome:
-        """Report this node's outcome; as the first node, wait for all and combine them.
-
-        Raises StaleAttempt.
-        """
-        own = make_reported_outcome(outcome)
-        while True:
-            try:
-                if self.node:
-                    with self.database.writing() as session:
-                        node_groups.record_outcome(
-                            session, self.run_id, self.attempt, self.node, own
-                        )
-                    return outcome
-                blamed = close(self.database, self.settings, self.run_id, self.attempt, own)
-                if blamed is not None:
-                    return combine_outcomes(outcome, blamed, self.trouble)
-            except Exception as error:
-                if not may_pass(error):
-                    raise
-                logger.warning("waiting: %s", error)
-            time.sleep(RENEWAL_SECONDS)
 
 
 def main(warm: socket.socket | None = None) -> None:
