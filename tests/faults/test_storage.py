@@ -19,6 +19,7 @@ from tests.site import GATED, Site, until
 from trainer.checkpoints import checkpoint
 from trainer.checkpoints.checkpoint import CheckpointError
 from worker.attempts.supervisor import Supervisor
+from worker.disk_space import DiskSpace
 
 SMALL = 6 * 2**20  # bytes
 
@@ -71,7 +72,7 @@ def test_a_worker_whose_disk_is_nearly_full_starts_no_run(
     """The worker logs the reason once, and the run stays in the queue."""
     run_id = site.submit(steps=10)
     worker = site.idle_worker()
-    worker.settings = worker.settings.model_copy(update={"reserve_disk_gb": 1e9})
+    worker.disk = DiskSpace(worker.settings.model_copy(update={"reserve_disk_gb": 1e9}))
     worker._claim()
     worker._claim()
     assert site.run(run_id).status == Status.QUEUED
