@@ -10,8 +10,6 @@ from typing import Annotated, Literal
 from fastapi import Depends, Path, Query, Request, Response
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 
 from app.artifacts.artifact_uploads import BlobUpload
 from app.auth.audit import audited, set_detail, unaudited
@@ -24,7 +22,7 @@ from app.files.downloads import MEDIA_TYPES, OCTETS, send
 from app.files.file_names import without_specials
 from app.files.file_uploads import take_file
 from app.files.ingest_api import OCTETS as OCTETS_BODY
-from app.files.ingest_api import FilePosition, Offset
+from app.files.ingest_api import FilePosition, Offset, read_piece
 from app.http.active_requests import DOWNLOAD
 from app.http.list_pages import After, Limit, ListPage
 from app.http.parameters import Body, RowId, Text
@@ -323,14 +321,20 @@ def save_version(
 
 
 async def _piece(request: Request, _user: Uploader) -> bytes:
-    """Read the body before waiting for a turn, since a slow connection would occupy it."""
-    try:
-        return await request.body()
-    except ClientDisconnect as error:
-        raise HTTPException(400, "The client disconnected.") from error
+    return await read_piece(request)
 
 
 UploadedPiece = Annotated[bytes, Depends(_piece)]
+
+
+async def _blob(
+    version_id: RowId,
+    sha256: Annotated[str, Path(pattern=SHA256)],
+    size: Annotated[int, Query(ge=0, le=LARGEST_COUNT, description="Of the whole file")],
+    request: Request,
+    _user: Uploader,
+) -> BlobUpload:
+    return BlobUpload(request.state.grants, version_id, size, sha256)
 
 
 @router.put(
@@ -341,23 +345,20 @@ UploadedPiece = Annotated[bytes, Depends(_piece)]
 )
 @unaudited("Content of a version, whose creation is recorded.")
 async def upload_blob(
-    version_id: RowId,
-    sha256: Annotated[str, Path(pattern=SHA256)],
+    file: Annotated[BlobUpload, Depends(_blob)],
     offset: Offset,
-    size: Annotated[int, Query(ge=0, le=LARGEST_COUNT, description="Of the whole file")],
     request: Request,
     _user: Uploader,
     settings: TheSettings,
     body: UploadedPiece,
 ) -> FilePosition:
     """Upload a piece of a file of a version, from `offset` of it on."""
-    file = BlobUpload(request.state.grants, version_id, size, sha256)
 
     def work() -> int:
         return take_file(settings, request.app.state.database, file, offset, body)
 
     end = await ingesting(request, work)
-    return FilePosition(offset=end, stored=end == size)
+    return FilePosition(offset=end, stored=end == file.size_bytes)
 
 
 @router.put(

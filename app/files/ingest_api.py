@@ -163,12 +163,16 @@ def begin(body: WatchedRun, session: Db, sender: Sender, request: Request) -> Be
     )
 
 
-async def _piece(request: Request, _sender: Sender) -> bytes:
+async def read_piece(request: Request) -> bytes:
     """Read the body before waiting for a turn, since a slow connection would occupy it."""
     try:
         return await request.body()
     except ClientDisconnect as error:
         raise HTTPException(400, "The client disconnected.") from error
+
+
+async def _piece(request: Request, _sender: Sender) -> bytes:
+    return await read_piece(request)
 
 
 #: OpenAPI description of the raw body.
@@ -209,17 +213,23 @@ async def _take(request: Request, position: SpoolPosition, body: bytes) -> Posit
     return Position(sequence=position.sequence, offset=await ingesting(request, work))
 
 
-@router.put("/{run_id}/{attempt}/files/{path:path}", openapi_extra=OCTETS)
-@unaudited(TELEMETRY)
-async def send_file(
+async def _file(
+    sender: Sender,
     run_id: RowId,
     attempt: RowId,
     path: str,
-    offset: Offset,
     size: Annotated[int, Query(ge=0, le=LARGEST_COUNT, description="Of the whole file")],
     sha256: Annotated[str, Query(pattern="^[0-9a-f]{64}$", description="Of the whole file")],
+) -> FileUpload:
+    return FileUpload(sender, run_id, attempt, path, size, sha256)
+
+
+@router.put("/{run_id}/{attempt}/files/{path:path}", openapi_extra=OCTETS)
+@unaudited(TELEMETRY)
+async def send_file(
+    file: Annotated[FileUpload, Depends(_file)],
+    offset: Offset,
     request: Request,
-    sender: Sender,
     body: Piece,
     settings: TheSettings,
 ) -> FilePosition:
@@ -227,14 +237,13 @@ async def send_file(
 
     Once the file is complete its SHA-256 is verified, and it can be downloaded.
     """
-    file = FileUpload(sender, run_id, attempt, path, size, sha256)
 
     def work() -> int:
         piece = _unpack(request, body)
         return take_file(settings, request.app.state.database, file, offset, piece)
 
     end = await ingesting(request, work)
-    return FilePosition(offset=end, stored=end == size)
+    return FilePosition(offset=end, stored=end == file.size_bytes)
 
 
 @router.post("/{run_id}/{attempt}/source")

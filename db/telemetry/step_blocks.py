@@ -339,34 +339,32 @@ def spans(
     rows = connection.execute(_spans_query(), given).cursor.fetchall()
     for run_id, waits, *edges in rows:
         _check_converted(run_id, waits)
-        span = _span(connection, run_id, limits, *edges)
+        span = _span(connection, run_id, limits, _Edges(*edges))
         if span is not None:
             found[run_id] = span
     return found
 
 
-def _span(
-    connection: Connection,
-    run_id: int,
-    limits: StepRange,
-    before: int | None,
-    is_dense: bool | None,
-    following: int | None,
-    last: int | None,
-    is_last_dense: bool | None,
-) -> StepRange | None:
-    """Return the first and last step within limits.
+class _Edges(NamedTuple):
+    """Blocks of a run at the edges of a range of steps; None: there is no such block."""
 
-    before, is_dense: last step of the block that begins before the limits, and whether it has each
-    step until then.  following: first step of the next block.  last, is_last_dense: of the last
-    block that begins before the end of the limits.
-    """
-    first = following
-    if before is not None and before >= limits[0]:
-        first = limits[0] if is_dense else None
-    if last is None:
+    before: int | None  # last step of the block that begins before the range
+    is_dense: bool | None  # it has each step until then
+    following: int | None  # first step of the next block
+    last: int | None  # last step of the last block that begins before the range's end
+    is_last_dense: bool | None
+
+
+def _span(
+    connection: Connection, run_id: int, limits: StepRange, edges: _Edges
+) -> StepRange | None:
+    """Return the first and last step within limits."""
+    first = edges.following
+    if edges.before is not None and edges.before >= limits[0]:
+        first = limits[0] if edges.is_dense else None
+    if edges.last is None:
         return None
-    end = last if last <= limits[1] else limits[1] if is_last_dense else None
+    end = edges.last if edges.last <= limits[1] else limits[1] if edges.is_last_dense else None
     if first is not None and end is not None:
         return (first, end) if first <= end else None
     # Where steps are sparse, their numbers have to be read.
