@@ -21,6 +21,7 @@ from benchmarks.report import report
 from halfstep.recipe import Loss, Recipe
 from halfstep.run_config import RunConfig, parse_config
 from trainer.loop import train
+from trainer.setup import prepare_run
 
 WIDTH, LAYERS, BATCH_SIZE = 256, 32, 4096
 MICRO_BATCHES = (1, 16)
@@ -60,11 +61,13 @@ def largest(accumulation_steps: int) -> float:
     }
     before = psutil.Process().memory_info().rss
     train(
-        Deep,
-        parse_config(Deep, values),
-        device=torch.device("cpu"),
-        on_steps=lambda _steps: None,
-        on_event=lambda _event: None,
+        prepare_run(
+            Deep,
+            parse_config(Deep, values),
+            device=torch.device("cpu"),
+            on_steps=lambda _steps: None,
+            on_event=lambda _event: None,
+        )
     )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10
     return float(peak - before) / 2**20

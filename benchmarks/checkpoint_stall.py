@@ -36,6 +36,7 @@ from trainer.checkpoints import checkpoint
 from trainer.checkpoints.files import checksum
 from trainer.distributed.ranks import Control
 from trainer.loop import train
+from trainer.setup import prepare_run
 
 LAYERS = 24
 BYTES_A_WEIGHT = 12  # in fp32, with Adam's two moments
@@ -128,13 +129,15 @@ def loop(width: int, steps: int, folder: Path | None) -> Told:
     }
     with Peak() as peak:
         train(
-            Wide,
-            parse_config(Wide, values),
-            device=torch.device("cpu"),
-            on_steps=lambda _steps: None,
-            on_event=on_event,
+            prepare_run(
+                Wide,
+                parse_config(Wide, values),
+                device=torch.device("cpu"),
+                on_steps=lambda _steps: None,
+                on_event=on_event,
+                checkpoint_folder=folder,
+            ),
             control=control,
-            checkpoint_folder=folder,
         )
     return Told(Wide.forwards, boundaries, saves, peak.size_bytes)
 

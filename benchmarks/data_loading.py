@@ -29,6 +29,7 @@ from halfstep.recipe import Loss, Recipe
 from halfstep.run_config import RunConfig, parse_config
 from trainer.distributed.ranks import Control
 from trainer.loop import train
+from trainer.setup import prepare_run
 
 BAR_SHARE, BAR_SECONDS = 0.97, 2.0
 FILES, PIXELS, CROP = 256, 160, 112
@@ -112,14 +113,16 @@ def ours(recipe: type[Labelled], steps: int, folder: Path | None = None, **kwarg
     config = parse_config(recipe, values)
     ignore: Any = lambda _told: None  # noqa: E731
     train(
-        recipe,
-        config,
-        device=CPU,
-        on_steps=ignore,
-        on_event=ignore,
+        prepare_run(
+            recipe,
+            config,
+            device=CPU,
+            on_steps=ignore,
+            on_event=ignore,
+            checkpoint_folder=folder,
+            **kwargs,
+        ),
         control=Control,
-        checkpoint_folder=folder,
-        **kwargs,
     )
     return _rate(Labelled.forwards)
 

@@ -45,6 +45,7 @@ from trainer.registry import (
     list_recipes,
     load_recipe,
 )
+from trainer.setup import prepare_run
 
 #: Path prefixes of our own code, which is hidden from users' tracebacks.
 OURS = tuple(f"{Path(inspect.getfile(source)).parent}/" for source in (ConfigError, train))
@@ -92,14 +93,16 @@ def train_recipe(
         tell_steps = _print_steps_json if as_json else printer.steps
         with join(chosen) as (ranks, own_device):
             outcome = train(
-                recipe,
-                config,
-                device=own_device,
-                on_steps=_both(summary.steps, tell_steps),
-                on_event=_both(summary.event, _print_json if as_json else printer.event),
-                checkpoint_folder=checkpoints,
-                resume=resume,
-                ranks=ranks,
+                prepare_run(
+                    recipe,
+                    config,
+                    device=own_device,
+                    on_steps=_both(summary.steps, tell_steps),
+                    on_event=_both(summary.event, _print_json if as_json else printer.event),
+                    checkpoint_folder=checkpoints,
+                    resume=resume,
+                    ranks=ranks,
+                )
             )
     except (ConfigError, RecipeError, CheckpointError, WeightsError) as error:
         leave(2, str(error))

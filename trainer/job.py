@@ -19,6 +19,7 @@ from trainer.console import print_event
 from trainer.distributed.ranks import Control, Request, join, rendezvous
 from trainer.loop import Outcome, train
 from trainer.registry import load_recipe
+from trainer.setup import prepare_run
 
 
 class Job:
@@ -64,20 +65,22 @@ class Job:
                 measure(Measurement(recipe, config, device, files, weights, on_event))
                 return Outcome("finished", 0)
             return train(
-                recipe,
-                config,
-                device=device,
-                on_steps=on_steps,
-                on_event=on_event,
+                prepare_run(
+                    recipe,
+                    config,
+                    device=device,
+                    on_steps=on_steps,
+                    on_event=on_event,
+                    checkpoint_folder=folder / "checkpoints",
+                    artifact_folder=folder / "artifacts",
+                    resume=folder / job.resume if job.resume else None,
+                    weights=weights,
+                    started_at=job.started_at,
+                    ranks=ranks,
+                    is_checked=True,  # by the supervisor, from its SHA-256
+                ),
                 control=self._control,
-                checkpoint_folder=folder / "checkpoints",
-                artifact_folder=folder / "artifacts",
-                resume=folder / job.resume if job.resume else None,
-                weights=weights,
-                started_at=job.started_at,
                 seconds_before=job.seconds_before,
-                ranks=ranks,
-                is_checked=True,  # by the supervisor, from its SHA-256
             )
 
     def _control(self) -> Control:

@@ -10,21 +10,17 @@ trainer.step, the set-up trainer.setup.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from halfstep.recipe import Recipe
-from halfstep.run_config import RunConfig
-from halfstep.telemetry.events import Event, Metric, RequestDone
-from halfstep.telemetry.spool import Steps
+from halfstep.telemetry.events import Metric, RequestDone
 from trainer.checkpoints.checkpoint import Progress
 from trainer.checkpoints.resume import go_back_to
-from trainer.distributed.ranks import Control, Ranks
+from trainer.distributed.ranks import Control
 from trainer.evaluation import evaluate, evaluate_average, make_artifacts
 from trainer.observers import best_effort
-from trainer.setup import Run, prepare_run
+from trainer.setup import Run
 from trainer.step import all_skipped, retry_in_fp32, train_step
 from trainer.stopwatch import Stopwatch
 
@@ -48,48 +44,13 @@ STATUS_OF_STOP: dict[str | None, Any] = {
 
 
 def train(
-    recipe_class: type[Recipe],
-    config: RunConfig[Any],
-    *,
-    device: torch.device,
-    on_steps: Callable[[Steps], None],
-    on_event: Callable[[Event], None],
-    control: Callable[[], Control] = Control,
-    checkpoint_folder: Path | None = None,
-    artifact_folder: Path | None = None,
-    resume: Path | None = None,
-    weights: Mapping[str, Path] | None = None,
-    started_at: float | None = None,
-    seconds_before: float = 0.0,
-    ranks: Ranks | None = None,
-    is_checked: bool = False,
+    run: Run, *, control: Callable[[], Control] = Control, seconds_before: float = 0.0
 ) -> Outcome:
     """Train until the last step or a requested stop, after which a checkpoint is saved too.
 
-    on_steps, on_event: called one at a time, by this thread and the writer thread.
-    started_at: first start of the run, by halfstep.clock.  seconds_before: training time of earlier
-    attempts.
-    checkpoint_folder: None: save nothing.  artifact_folder: by default `artifacts` in
-    checkpoint_folder.
-    weights: initial weights if there is no checkpoint to resume, see load_weights; None: those of
-    weights.path.
-    is_checked: the checksum of `resume` is already verified.
-    Raises ConfigError, RecipeError, CheckpointError or WeightsError for errors of the user.
+    seconds_before: training time of earlier attempts.
+    Raises ConfigError, RecipeError or CheckpointError for errors of the user.
     """
-    run = prepare_run(
-        recipe_class,
-        config,
-        device=device,
-        ranks=ranks or Ranks(),
-        on_steps=on_steps,
-        on_event=on_event,
-        checkpoint_folder=checkpoint_folder,
-        artifact_folder=artifact_folder,
-        resume=resume,
-        weights=weights,
-        started_at=started_at,
-        is_checked=is_checked,
-    )
     training, telemetry = run.config.training, run.step_observers.telemetry
     stopwatch = Stopwatch(run.prepared.device, seconds_before)
     step, retried = run.progress.step, run.progress.retried

@@ -110,17 +110,28 @@ def prepare_run(
     config: RunConfig[Any],
     *,
     device: torch.device,
-    ranks: Ranks,
     on_steps: Callable[[Steps], None],
     on_event: Callable[[Event], None],
-    checkpoint_folder: Path | None,
-    artifact_folder: Path | None,
-    resume: Path | None,
-    weights: Mapping[str, Path] | None,
-    started_at: float | None,
-    is_checked: bool,
+    checkpoint_folder: Path | None = None,
+    artifact_folder: Path | None = None,
+    resume: Path | None = None,
+    weights: Mapping[str, Path] | None = None,
+    started_at: float | None = None,
+    ranks: Ranks | None = None,
+    is_checked: bool = False,
 ) -> Run:
-    """Set up a run; for parameters and errors see trainer.loop.train."""
+    """Set up a run, for trainer.loop.train.
+
+    on_steps, on_event: called one at a time, by this thread and the writer thread.
+    checkpoint_folder: None: save nothing.  artifact_folder: by default `artifacts` in
+    checkpoint_folder.
+    weights: initial weights if there is no checkpoint to resume, see load_weights; None: those of
+    weights.path.
+    started_at: first start of the run, by halfstep.clock.
+    is_checked: the checksum of `resume` is already verified.
+    Raises ConfigError, RecipeError, CheckpointError or WeightsError for errors of the user.
+    """
+    ranks = ranks or Ranks()
     started_at = clock() if started_at is None else started_at
     on_steps, on_event = one_at_a_time(on_steps, on_event)
     training = config.training
@@ -218,7 +229,7 @@ def make_context(
     on_event: Callable[[Event], None],
     at: float,
 ) -> tuple[StepContext, StepObservers]:
-    """Create the context of all steps, and its observers. at: started_at of `train`."""
+    """Create the context of all steps, and its observers. at: started_at of `prepare_run`."""
     recipe, modules, ranks = prepared.recipe, prepared.modules, prepared.ranks
     config, device = prepared.config, prepared.device
     training, diagnosis = config.training, config.diagnosis

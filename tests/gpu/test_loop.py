@@ -210,6 +210,7 @@ from halfstep.run_config import parse_config
 from trainer.distributed.ranks import join
 from trainer.recipes.digits import Digits
 from trainer.loop import train
+from trainer.setup import prepare_run
 
 steps = []
 with join(torch.device("cuda")) as (ranks, device):
@@ -219,8 +220,8 @@ with join(torch.device("cuda")) as (ranks, device):
             kept.append(self)
     kept = []
     config = parse_config(Digits, {"training": {"steps": 100}, "scaler": {"init_scale": 2.0**24}})
-    train(Kept, config, device=device, on_event=lambda event: None, ranks=ranks,
-          on_steps=lambda records: steps.extend(records["step"].tolist()))
+    train(prepare_run(Kept, config, device=device, on_event=lambda event: None, ranks=ranks,
+          on_steps=lambda records: steps.extend(records["step"].tolist())))
     state = kept[0].modules["model"].module.state_dict()
     torch.save({"weights": {k: v.cpu() for k, v in state.items()}, "steps": steps},
                f"{sys.argv[1]}/rank-{ranks.rank}.pt")

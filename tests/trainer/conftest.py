@@ -15,8 +15,10 @@ from halfstep.run_config import parse_config
 from halfstep.telemetry.spool import STEP_DTYPE
 from tests.spool_made import fields_of
 from trainer.data.sampler import Sampler
+from trainer.distributed.ranks import Control
 from trainer.loop import train
 from trainer.recipes.digits import Digits
+from trainer.setup import prepare_run
 from trainer.step import make_scaler
 
 CPU = torch.device("cpu")
@@ -114,7 +116,14 @@ class Run:
 def run_loop(tmp_path):
     """Return a function that trains a recipe, by default on the CPU, and returns a Run."""
 
-    def run(recipe_class=Digits, values=None, folder: Path | None = None, device=CPU, **kwargs):
+    def run(
+        recipe_class=Digits,
+        values=None,
+        folder: Path | None = None,
+        device=CPU,
+        control=Control,
+        **kwargs,
+    ):
         run = Run()
 
         class Kept(recipe_class):
@@ -127,14 +136,17 @@ def run_loop(tmp_path):
             run.records = np.concatenate([run.records, records])
 
         run.outcome = train(
-            Kept,
-            parse_config(recipe_class, values or {}),
-            device=device,
-            on_steps=on_steps,
-            on_event=lambda event: run.events.append(fields_of(event)),
-            checkpoint_folder=folder,
-            artifact_folder=folder and folder.parent / "artifacts",
-            **kwargs,
+            prepare_run(
+                Kept,
+                parse_config(recipe_class, values or {}),
+                device=device,
+                on_steps=on_steps,
+                on_event=lambda event: run.events.append(fields_of(event)),
+                checkpoint_folder=folder,
+                artifact_folder=folder and folder.parent / "artifacts",
+                **kwargs,
+            ),
+            control=control,
         )
         return run
 

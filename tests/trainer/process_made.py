@@ -64,6 +64,7 @@ from halfstep.run_config import parse_config
 from trainer.distributed.ranks import Control, Request, join
 from trainer.recipes.digits import Digits
 from trainer.loop import train
+from trainer.setup import prepare_run
 
 trainer.distributed.ranks.AGREE_SECONDS = 0  # in every step, which control() counts by its calls
 
@@ -89,10 +90,10 @@ with join(torch.device("cpu")) as (ranks, device):
         return Control("pause") if ranks.rank == 1 and len(calls) == 12 else Control()
 
     config = parse_config(Digits, {"scaler": {"init_scale": 256.0}})
-    outcome = train(Kept, config, device=device,
-                    on_steps=lambda records: steps.extend(records["step"].tolist()),
-                    on_event=lambda event: events.append(to_builtins(event)),
-                    control=control, ranks=ranks)
+    prepared = prepare_run(Kept, config, device=device, ranks=ranks,
+                           on_steps=lambda records: steps.extend(records["step"].tolist()),
+                           on_event=lambda event: events.append(to_builtins(event)))
+    outcome = train(prepared, control=control)
     torch.save({"weights": kept[0].modules["model"].module.state_dict(), "steps": steps,
                 "outcome": [outcome.status, outcome.step],
                 "scaler": kept[0].scaler.state_dict(), "events": events, "scales": scales},

@@ -17,7 +17,7 @@ from trainer.recipes import mlp
 from trainer.recipes.digits import Digits
 from trainer.recipes.mlp import MLP
 from trainer.schedule import learning_rate_factor
-from trainer.setup import one_at_a_time
+from trainer.setup import one_at_a_time, prepare_run
 from trainer.step import make_scaler
 
 
@@ -75,11 +75,13 @@ def test_skip_flags_are_the_truth_and_skipped_steps_change_no_weight(monkeypatch
         "diagnosis": {"replay_skips": 0},  # a replay draws its batch again
     }
     train(
-        Observed,
-        parse_config(Observed, values),
-        device=CPU,
-        on_steps=lambda steps: records.extend(steps["flags"] & 1),
-        on_event=lambda event: None,
+        prepare_run(
+            Observed,
+            parse_config(Observed, values),
+            device=CPU,
+            on_steps=lambda steps: records.extend(steps["flags"] & 1),
+            on_event=lambda event: None,
+        )
     )
     assert records == truth
     assert unchanged == truth[:-1]
@@ -318,11 +320,13 @@ def test_cuda_without_cuda_is_rejected():
         pytest.skip("this machine has CUDA")
     with pytest.raises(ConfigError, match="no usable CUDA device"):
         train(
-            Digits,
-            parse_config(Digits, {}),
-            device=torch.device("cuda"),
-            on_steps=lambda steps: None,
-            on_event=lambda event: None,
+            prepare_run(
+                Digits,
+                parse_config(Digits, {}),
+                device=torch.device("cuda"),
+                on_steps=lambda steps: None,
+                on_event=lambda event: None,
+            )
         )
 
 
@@ -444,12 +448,14 @@ def test_every_record_before_a_checkpoint_is_out_before_it(tmp_path):
             order.append(("saved", event.step))
 
     train(
-        Digits,
-        parse_config(Digits, {"training": {"steps": 20}, "checkpoints": {"every_steps": 10}}),
-        device=CPU,
-        on_steps=lambda steps: order.extend(steps["step"].tolist()),
-        on_event=on_event,
-        checkpoint_folder=tmp_path,
+        prepare_run(
+            Digits,
+            parse_config(Digits, {"training": {"steps": 20}, "checkpoints": {"every_steps": 10}}),
+            device=CPU,
+            on_steps=lambda steps: order.extend(steps["step"].tolist()),
+            on_event=on_event,
+            checkpoint_folder=tmp_path,
+        )
     )
     assert set(range(1, 11)) <= set(order[: order.index(("saved", 10))])
     assert order[-1] == ("saved", 20)
@@ -488,11 +494,13 @@ def test_steps_before_an_error_are_handed_over(run_loop):
 
     with pytest.raises(ZeroDivisionError):
         train(
-            Failing,
-            parse_config(Failing, {}),
-            device=CPU,
-            on_steps=lambda steps: recorded.extend(steps["step"].tolist()),
-            on_event=lambda event: None,
+            prepare_run(
+                Failing,
+                parse_config(Failing, {}),
+                device=CPU,
+                on_steps=lambda steps: recorded.extend(steps["step"].tolist()),
+                on_event=lambda event: None,
+            )
         )
     assert recorded == [1, 2, 3]
 

@@ -267,6 +267,7 @@ from tests.trainer.conftest import Regression
 from halfstep.run_config import parse_config
 from trainer.distributed.ranks import join
 from trainer.loop import train
+from trainer.setup import prepare_run
 
 torch.compile = functools.partial(torch.compile, backend="eager")  # no code generation
 averaged = []
@@ -284,8 +285,8 @@ class Counting(Regression):
 
 with join(torch.device("cpu")) as (ranks, device):
     values = {"training": {"steps": 5, "accumulation_steps": 3, "compile": True}}
-    train(Counting, parse_config(Counting, values), device=device,
-          on_steps=lambda records: None, on_event=lambda event: None, ranks=ranks)
+    train(prepare_run(Counting, parse_config(Counting, values), device=device,
+          on_steps=lambda records: None, on_event=lambda event: None, ranks=ranks))
     torch.save(len(averaged), f"{sys.argv[1]}/rank-{ranks.rank}.pt")
 """
 
@@ -307,6 +308,7 @@ from halfstep.run_config import parse_config
 from halfstep.recipe import Loss, RecipeError
 from trainer.distributed.ranks import join
 from trainer.loop import train
+from trainer.setup import prepare_run
 
 class Partial(Regression):
     defaults = Regression.defaults | {"training": {"static_graph": True, "batch_size": 8}}
@@ -326,8 +328,8 @@ class Penalty(Partial):
 
 def weights_of(recipe_class, **training):
     values = {"precision": "fp32", "training": {"steps": 4, **training}}
-    train(recipe_class, parse_config(recipe_class, values), device=device,
-          on_steps=lambda records: None, on_event=lambda event: None, ranks=ranks)
+    train(prepare_run(recipe_class, parse_config(recipe_class, values), device=device,
+          on_steps=lambda records: None, on_event=lambda event: None, ranks=ranks))
     return kept[-1].state_dict()
 
 def memory(tensors):
@@ -408,6 +410,7 @@ from halfstep.run_config import parse_config
 from tests.trainer.conftest import Regression
 from trainer.distributed.ranks import join
 from trainer.loop import train
+from trainer.setup import prepare_run
 
 seen = set()
 
@@ -422,9 +425,9 @@ with join(torch.device("cpu")) as (ranks, device):
     values = {"precision": "fp16", "training": {"steps": 5, "ema_decay": 0.9},
               "modules": {"fp32": ["model.2"], "checkpointed": ["model.0", "model.1"]},
               "scaler": {"init_scale": 2.0**8, "restore_buffers": True}}
-    train(Placed, parse_config(Placed, values), device=device, ranks=ranks,
+    train(prepare_run(Placed, parse_config(Placed, values), device=device, ranks=ranks,
           on_steps=lambda records: None, on_event=lambda event: None,
-          checkpoint_folder=Path(folder) / "checkpoints")
+          checkpoint_folder=Path(folder) / "checkpoints"))
     torch.save(sorted(map(str, seen)), f"{folder}/rank-{ranks.rank}.pt")
 """
 

@@ -53,6 +53,7 @@ from trainer.logged_values import LOGGING
 from trainer.loop import train
 from trainer.registered_recipes import NotRegisteredError
 from trainer.registry import UnknownRecipeError, file_of, load_recipe
+from trainer.setup import prepare_run
 from trainer.several_losses import as_losses
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16")
@@ -210,11 +211,13 @@ def _train(
     try:
         with _watch_scalers(op_recorder), shadows:
             train(
-                _make_observed(recipe_class, config, op_recorder),
-                config,
-                device=CPU,
-                on_steps=records.append,
-                on_event=lambda event: _see_event(event, op_recorder),
+                prepare_run(
+                    _make_observed(recipe_class, config, op_recorder),
+                    config,
+                    device=CPU,
+                    on_steps=records.append,
+                    on_event=lambda event: _see_event(event, op_recorder),
+                )
             )
         op_recorder.summarise()
     except ConfigError:

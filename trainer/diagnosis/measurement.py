@@ -44,7 +44,7 @@ class Measurement:
     config: RunConfig[Any]
     device: torch.device
     checkpoints: Mapping[str, Path]  # files by name
-    weights: Mapping[str, Path]  # initial weights, as of trainer.loop.train
+    weights: Mapping[str, Path]  # initial weights, as of trainer.setup.prepare_run
     on_event: Callable[[Event], None]
 
 

@@ -32,7 +32,7 @@ from trainer.diagnosis.op_recorder import Finding
 from trainer.diagnosis.source_locations import first_line, place
 from trainer.loop import train
 from trainer.repeatability import seed_everything
-from trainer.setup import make_recipe
+from trainer.setup import make_recipe, prepare_run
 from trainer.several_losses import as_losses
 from trainer.step import make_autocast, make_scaler
 
@@ -179,13 +179,15 @@ def check_resume(recipe_class: type[Recipe], values: JsonObject) -> Iterator[Fin
 
         def run(into: Path, resume: Path | None = None) -> Mapping[str, str]:
             train(
-                recipe_class,
-                config,
-                device=CPU,
-                on_steps=records.append,
-                on_event=lambda _: None,
-                checkpoint_folder=into,
-                resume=resume,
+                prepare_run(
+                    recipe_class,
+                    config,
+                    device=CPU,
+                    on_steps=records.append,
+                    on_event=lambda _: None,
+                    checkpoint_folder=into,
+                    resume=resume,
+                )
             )
             return dict(_fingerprints(checkpoint.load(into / f"step-{RESUMED:08d}.pt")))
 

@@ -13,6 +13,7 @@ from tests.diagnosis.parts import DEVICE
 from tests.diagnosis.recipes import networks
 from tests.diagnosis.registry import HEALTHY, LOOPS, PRECISION, SCALE, Handle, Loop, WatchCall
 from trainer.loop import train
+from trainer.setup import prepare_run
 
 ALL_THREE = ("fp16", "bf16", "fp32")
 
@@ -67,7 +68,11 @@ def train_recipe(
             handles[0].log({event.name: event.value})
 
     config = parse_config(recipe, dict(values))
-    train(Seen, config, device=torch.device(DEVICE), on_steps=result.append, on_event=on_event)
+    train(
+        prepare_run(
+            Seen, config, device=torch.device(DEVICE), on_steps=result.append, on_event=on_event
+        )
+    )
 
 
 case(networks.Sound, HEALTHY, precisions=ALL_THREE)

@@ -24,6 +24,7 @@ from trainer.checkpoints.files import checksum, write_whole
 from trainer.checkpoints.weights import write_weights
 from trainer.distributed.ranks import Control
 from trainer.loop import train
+from trainer.setup import prepare_run
 
 EVERY_5 = {"training": {"steps": 20}, "checkpoints": {"every_steps": 5}}
 
@@ -98,12 +99,14 @@ def test_a_run_that_raises_finishes_its_save(run_loop, tmp_path, disk):
     result = []
     with pytest.raises(ZeroDivisionError):
         train(
-            Failing,
-            parse_config(Failing, EVERY_5),
-            device=CPU,
-            on_steps=lambda steps: None,
-            on_event=lambda event: result.append(fields_of(event)),
-            checkpoint_folder=tmp_path,
+            prepare_run(
+                Failing,
+                parse_config(Failing, EVERY_5),
+                device=CPU,
+                on_steps=lambda steps: None,
+                on_event=lambda event: result.append(fields_of(event)),
+                checkpoint_folder=tmp_path,
+            )
         )
     assert checkpoint.load(tmp_path / "step-00000005.pt")["progress"]["step"] == 5
     assert [event["step"] for event in result if event["event"] == "checkpoint"] == [5]

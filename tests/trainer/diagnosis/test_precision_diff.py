@@ -10,6 +10,7 @@ from halfstep.telemetry.events import FailedDiagnosis, PrecisionDiff, RequestDon
 from trainer.distributed.ranks import Control, Request
 from trainer.loop import train
 from trainer.recipes.digits import Digits
+from trainer.setup import prepare_run
 
 VALUES = {"training": {"steps": 6, "batch_size": 16}, "evaluation": {"every_steps": None}}
 
@@ -26,13 +27,15 @@ def train_with(requests: dict[int, Request], **values: Any) -> tuple[list[Any], 
         return Control(request=requests.get(boundary))
 
     train(
-        Digits,
-        parse_config(Digits, VALUES | values),
-        device=torch.device("cpu"),
-        on_steps=lambda records: steps.extend(
-            (float(r["loss"]), float(r["grad_norm"]), float(r["scale"])) for r in records
+        prepare_run(
+            Digits,
+            parse_config(Digits, VALUES | values),
+            device=torch.device("cpu"),
+            on_steps=lambda records: steps.extend(
+                (float(r["loss"]), float(r["grad_norm"]), float(r["scale"])) for r in records
+            ),
+            on_event=events.append,
         ),
-        on_event=events.append,
         control=control,
     )
     return events, steps

@@ -28,7 +28,7 @@ from trainer.diagnosis.precision_plan import FRESH, plan_recipe, submit_command
 from trainer.loop import train
 from trainer.precision.module_precision import set_precisions
 from trainer.recipes.digits import Digits
-from trainer.setup import make_recipe, set_up_process
+from trainer.setup import make_recipe, prepare_run, set_up_process
 from trainer.step import make_autocast
 
 BOUNDS = Bounds(0.02, 0.999)
@@ -88,12 +88,14 @@ def save(folder: Path, recipe: Any, **training: Any) -> list[Path]:
         "evaluation": {"every_steps": None},
     }
     train(
-        recipe,
-        parse_config(recipe, values),
-        device=CPU,
-        on_steps=lambda _: None,
-        on_event=lambda _: None,
-        checkpoint_folder=folder,
+        prepare_run(
+            recipe,
+            parse_config(recipe, values),
+            device=CPU,
+            on_steps=lambda _: None,
+            on_event=lambda _: None,
+            checkpoint_folder=folder,
+        )
     )
     return sorted(folder.glob("*.pt"))
 

@@ -37,6 +37,7 @@ from trainer.distributed.shards import is_shard
 from trainer.loop import train
 from trainer.recipes.digits import Digits
 from trainer.recipes.gpt import GPT
+from trainer.setup import prepare_run
 from trainer.step import make_scaler
 
 OVERFLOWS_AT = 4  # of forward passes in training
@@ -202,15 +203,17 @@ def story(recipe_class, values, *, parallel, folder=None, resume=None, control=C
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DTensor, "full_tensor", number_alone)
         train(
-            Kept,
-            parse_config(recipe_class, values),
-            device=device,
-            on_steps=records.append,
-            on_event=lambda event: events.append(fields_of(event)),
+            prepare_run(
+                Kept,
+                parse_config(recipe_class, values),
+                device=device,
+                on_steps=records.append,
+                on_event=lambda event: events.append(fields_of(event)),
+                checkpoint_folder=folder,
+                resume=resume,
+                ranks=ranks,
+            ),
             control=control,
-            checkpoint_folder=folder,
-            resume=resume,
-            ranks=ranks,
         )
     [recipe] = kept
     modules = {name: getattr(m, "module", m) for name, m in recipe.modules.items()}

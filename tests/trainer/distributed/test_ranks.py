@@ -93,10 +93,11 @@ wait_for(folder / f"here-{1 - rank}")
 state_files.save, trainer.setup.Saver = slow, Saver
 with join(torch.device("cpu"), timeout_seconds=SECONDS) as (ranks, device):
     impatient = dist.new_group(backend="gloo", timeout=timedelta(seconds=SECONDS))
-    outcome = trainer.loop.train(
+    prepared = trainer.setup.prepare_run(
         Regression, parse_config(Regression, {}), device=device, ranks=ranks,
         on_steps=lambda records: None, on_event=lambda event: None, checkpoint_folder=folder,
     )
+    outcome = trainer.loop.train(prepared)
     torch.save(vars(outcome), folder / f"rank-{rank}.pt")
 """
 
@@ -123,6 +124,7 @@ from tests.trainer.conftest import Regression
 from trainer.diagnosis import replay, step_repetition
 from trainer.distributed.ranks import join
 from trainer.loop import train
+from trainer.setup import prepare_run
 
 class Centred(nn.Module):
     # Takes away the mean over all ranks, and keeps a running one, as SyncBatchNorm does.
@@ -166,8 +168,8 @@ class Sanitizer(step_repetition.Sanitizer):
 
 def run(replay_skips):
     config = parse_config(Synchronised, {"diagnosis": {"replay_skips": replay_skips}})
-    train(Synchronised, config, device=device, ranks=ranks,
-          on_steps=lambda records: None, on_event=lambda event: None)
+    train(prepare_run(Synchronised, config, device=device, ranks=ranks,
+          on_steps=lambda records: None, on_event=lambda event: None))
     return [kept[-1].modules["model"].module.state_dict(), kept[-1].scaler.state_dict()]
 
 replay.StepRepetition, step_repetition.Sanitizer = StepRepetition, Sanitizer
