@@ -3,7 +3,7 @@
 import re
 import shlex
 from ipaddress import ip_network
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, TypeAlias
 
 from pydantic import AfterValidator, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
@@ -17,7 +17,7 @@ MOST_USERS = 10_000
 def required_by(setting: str, value: str | None = None) -> AfterValidator:
     """Return the check that a setting is set if an earlier one has a value, by default any."""
 
-    def check(own: Any, info: ValidationInfo) -> Any:
+    def check(own: object, info: ValidationInfo) -> object:
         other = info.data.get(setting)
         if not own and (other if value is None else other == value):
             suffix = "" if value is None else f"={value}"

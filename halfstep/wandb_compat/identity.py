@@ -1,7 +1,6 @@
 """Names, labels and addresses of a run, as W&B calls them."""
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 from halfstep.session.watch_session import Watch
 from halfstep.telemetry.attempt_messages import RunFile
@@ -10,7 +9,9 @@ from halfstep.telemetry.attempt_messages import RunFile
 class Identity:
     """Names, labels and addresses of a run; name, notes and tags can be set."""
 
-    def __init__(self, watch: Watch, described: RunFile | None, labels: dict[str, Any]) -> None:
+    def __init__(
+        self, watch: Watch, described: RunFile | None, labels: Mapping[str, str | None]
+    ) -> None:
         """described: content of run.json, None if nothing is recorded. labels: W&B's own."""
         self._watch = watch
         self._name: str = (described and described.name) or labels["name"] or "run"

@@ -40,7 +40,7 @@ class Run(Identity):
         self,
         watch: watch_session.Watch,
         described: RunFile | None,
-        labels: dict[str, Any],
+        labels: Mapping[str, str | None],
         allow_val_change: bool | None = None,
     ) -> None:
         """described: content of run.json, None if nothing is recorded. labels: W&B's own."""

@@ -35,7 +35,7 @@ class Summary:
                 self._record_value(name, value)
         self._is_recording = False
 
-    def read_numbers(self) -> dict[str, Any]:
+    def read_numbers(self) -> JsonObject:
         """Return the numbers that the script set or selected, by the names of their metrics."""
         set_names = [name for name in self.entries if name in self._own]
         own = {f"summary/{name}": self.entries[name] for name in set_names}
@@ -45,7 +45,7 @@ class Summary:
                 own |= {f"summary/{name}.{kind}": value for kind, value in chosen.items()}
         return {name: value for name, value in own.items() if is_number(value)}
 
-    def list_rows(self) -> list[dict[str, Any]]:
+    def list_rows(self) -> list[JsonObject]:
         """Return the entries as rows of a table."""
         return [{"name": name, "value": to_cell(value)} for name, value in self.entries.items()]
 
