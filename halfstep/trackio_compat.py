@@ -70,7 +70,7 @@ def log_system(metrics: Any) -> None:
 def log_artifact(artifact_or_path: Any, *arguments: Any, **named: Any) -> Any:
     """Log an artifact, or a file or folder as one, with the active run."""
     named.pop("overwrite", None)  # content that the artifact has makes no new version
-    return calls.log_artifact(artifact_or_path, *arguments, **named)
+    return calls.RUN_FUNCTIONS["log_artifact"](artifact_or_path, *arguments, **named)
 
 
 def alert(
@@ -78,12 +78,12 @@ def alert(
 ) -> None:
     """Alert the owner of the active run."""
     report_ignored("alert", {"webhook_url": webhook_url})
-    calls.alert(title, text or "", level)
+    calls.RUN_FUNCTIONS["alert"](title, text or "", level)
 
 
 def save(glob_str: Any, project: str | None = None) -> Any:
     """Upload files with the active run."""
-    return calls.save(glob_str)
+    return calls.RUN_FUNCTIONS["save"](glob_str)
 
 
 def show(project: str | None = None, **further: Any) -> tuple[None, str, None, str]:

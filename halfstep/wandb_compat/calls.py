@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,23 @@ early = Entries()  # values set before `init`
 _begun: Run | None = None  # the latest run
 
 
+def _call_active(method: str, *arguments: Any, **named: Any) -> Any:
+    if (run := _active()) is None:
+        say_once(f"{method}() without init() is ignored")
+        return None
+    return getattr(run, method)(*arguments, **named)
+
+
+#: Functions that call the active run's method of the same name.
+RUN_FUNCTIONS = {
+    name: wraps(getattr(Run, name))(partial(_call_active, name))
+    for name in (
+        *("alert", "define_metric", "log_artifact", "log_code", "log_model"),
+        *("save", "use_artifact", "use_model", "watch"),
+    )
+}
+
+
 def get_attribute(name: str) -> Any:
     """Return the attribute of the module `wandb` with this name."""
     run = _active()
@@ -63,7 +81,7 @@ def get_attribute(name: str) -> Any:
         return Entries() if run is None else run.summary
     if run is None and name in OURS:
         return OURS[name]
-    return MEDIA.get(name) or globals()[name]
+    return MEDIA.get(name) or RUN_FUNCTIONS.get(name) or globals()[name]
 
 
 def init(
@@ -151,65 +169,13 @@ def log(
     if _active() is None and (watch := watch_session.current()) is not None:
         watch.log(data, step=step)
         return
-    _of_active("log", data, step=step, commit=commit, sync=sync)
-
-
-def watch(models: Any, *arguments: Any, **named: Any) -> Any:
-    """Name the parameters of the active run as these modules do."""
-    return _of_active("watch", models, *arguments, **named)
-
-
-def define_metric(name: str = "*", *arguments: Any, **named: Any) -> Any:
-    """Choose which value of a metric is in the active run's summary, and its x axis."""
-    return _of_active("define_metric", name, *arguments, **named)
-
-
-def alert(title: str, *arguments: Any, **named: Any) -> None:
-    """Alert the owner of the active run."""
-    _of_active("alert", title, *arguments, **named)
-
-
-def save(glob_str: Any = None, *arguments: Any, **named: Any) -> Any:
-    """Upload files with the active run."""
-    return _of_active("save", glob_str, *arguments, **named)
-
-
-def log_artifact(artifact_or_path: Any, *arguments: Any, **named: Any) -> Any:
-    """Log an artifact, or a file or folder as one, with the active run."""
-    return _of_active("log_artifact", artifact_or_path, *arguments, **named)
-
-
-def use_artifact(artifact_or_name: Any, *arguments: Any, **named: Any) -> Any:
-    """Return a version that the active run uses."""
-    return _of_active("use_artifact", artifact_or_name, *arguments, **named)
-
-
-def log_code(root: str = ".", *arguments: Any, **named: Any) -> Any:
-    """Save the code below a folder as an artifact of the active run."""
-    return _of_active("log_code", root, *arguments, **named)
-
-
-def log_model(path: Any, *arguments: Any, **named: Any) -> Any:
-    """Log a file or folder as a model with the active run."""
-    return _of_active("log_model", path, *arguments, **named)
-
-
-def use_model(name: str) -> Any:
-    """Return the local path of a model that the active run uses."""
-    return _of_active("use_model", name)
+    _call_active("log", data, step=step, commit=commit, sync=sync)
 
 
 def finish(exit_code: int | None = None, quiet: bool | None = None) -> None:
     """End the active run, if there is one."""
     if (run := _active()) is not None:
         run.finish(exit_code, quiet)
-
-
-def _of_active(method: str, *arguments: Any, **named: Any) -> Any:
-    if (run := _active()) is None:
-        say_once(f"{method}() without init() is ignored")
-        return None
-    return getattr(run, method)(*arguments, **named)
 
 
 def latest_page() -> str | None:
