@@ -80,6 +80,12 @@ def test_columns_without_room_are_named(many: Run, page: Page) -> None:
     assert before
     assert edges[2]["x"] == before["x"]
     expect(table).to_have_css("mask-image", "none")
+    head = page.locator("th[data-column=name]")
+    assert head.evaluate(
+        "th => { scrollTo(0, 0); const { x, y } = th.getBoundingClientRect();"
+        " return document.elementFromPoint(x + 12, y + 12).closest('th') === th }"
+    )
+    expect(page.locator(".band div").first).to_be_in_viewport()
 
 
 def test_every_table_that_goes_on_fades_at_its_edge(many: Run, page: Page) -> None:
@@ -91,6 +97,7 @@ def test_every_table_that_goes_on_fades_at_its_edge(many: Run, page: Page) -> No
     expect(table.locator("td").last).to_have_css("padding-top", "4px")
     table.evaluate("box => { box.scrollLeft = box.scrollWidth }")
     expect(table).to_have_css("mask-image", "none")
+    expect(table.get_by_role("columnheader", name="batch_size").first).to_be_in_viewport(ratio=1)
 
 
 def test_names_have_the_room_of_bars_that_no_run_has(

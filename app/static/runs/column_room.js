@@ -25,7 +25,9 @@ export const createColumnRoom = (list) => {
   note.addEventListener('click', (event) => {
     if (isUsual) return
     event.preventDefault()
-    scroller.scrollBy({ left: scroller.clientWidth / 2, behavior: 'smooth' })
+    // The first of them comes next to the pinned name, whole.
+    const { left } = heads.find(isOut).getBoundingClientRect()
+    scroller.scrollBy({ left: left - heads[0].getBoundingClientRect().right, behavior: 'smooth' })
   })
   scroller.addEventListener('scroll', show)
   new ResizeObserver(show).observe(scroller)
