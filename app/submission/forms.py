@@ -40,7 +40,7 @@ MAIN = (
     "training.max_grad_norm",
     "scaler.growth_interval",
 )
-LISTED = 5  # settings in the summary of a group
+LISTED = 5  # settings in the summary of a group; form.js keeps it up to date
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class FieldSet:
         """Values of its first settings, for the collapsed group."""
         known = [control for control in self.inputs if control.text]
         texts = [_with_value(control.source.title, control.text[:40]) for control in known[:LISTED]]
-        return ", ".join(text[0].lower() + text[1:] for text in texts)
+        return ", ".join(t[0].lower() + t[1:] if t[1:2].islower() else t for t in texts)
 
 
 def _with_value(title: str, text: str) -> str:

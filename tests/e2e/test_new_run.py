@@ -1,5 +1,6 @@
 """Layout of the new-run form, and its command line."""
 
+import re
 import shlex
 
 import pytest
@@ -21,6 +22,21 @@ def test_what_matters_is_in_sight_without_scrolling(offered: None, page: Page) -
         assert box is not None
         assert box["y"] + box["height"] <= 900, place
     expect(page.locator(".primary:visible")).to_have_text(["Start run"])
+
+
+@pytest.mark.parametrize("width", [768, pytest.param(1024, marks=pytest.mark.extended)])
+@pytest.mark.parametrize(
+    "path", ["runs/new?recipe=digits", "sweeps/new?recipe=digits", "sweeps/new/command"]
+)
+def test_the_button_that_starts_is_in_view_on_a_tablet(
+    offered: None, page: Page, path: str, width: int
+) -> None:
+    """It stands beside the form, or below it where that leaves no room."""
+    page.set_viewport_size({"width": width, "height": 768})
+    page.goto(f"/{path}")
+    for y in (0, 300):
+        page.evaluate("y => scrollTo(0, y)", y)
+        expect(page.locator("[data-start]")).to_be_in_viewport(ratio=1)
 
 
 @pytest.mark.extended
@@ -57,6 +73,29 @@ def test_help_is_readable_in_full(offered: None, page: Page, width: int) -> None
     assert texts.count() > 5
     cut = "all => all.filter((one) => one.scrollHeight > one.clientHeight + 1 && one.clientHeight)"
     assert texts.evaluate_all(f"{cut}.map((one) => one.textContent)") == []
+
+
+def test_what_is_changed_is_marked_as_it_is_typed(offered: None, page: Page) -> None:
+    """A closed group says its values and how many are changed; a field says its default."""
+    page.goto("/runs/new?recipe=digits")
+    group = page.locator("details[data-group=scaler]")
+    summary, tag = group.locator("summary"), group.locator("[data-changed]")
+    expect(summary).to_contain_text("enabled true, initial scale 16777216")
+    expect(tag).to_be_hidden()
+    summary.click()
+    scale = group.get_by_label("Initial scale")
+    scale.fill("65536")
+    summary.click()
+    expect(summary).to_contain_text("enabled true, initial scale 65536")
+    expect(tag).to_have_text("1 changed")
+    expect(page.locator(".all-settings")).to_contain_text("of which 1 differ from the defaults")
+    summary.click()
+    expect(group.locator(".field.changed")).to_contain_text("Default: 16777216")
+    scale.fill("16777216.0")
+    expect(group.locator(".field.changed")).to_have_count(0)
+    expect(page.locator("details[data-group=modules] summary")).to_have_text(
+        re.compile(r"Modules\s+\w+")
+    )
 
 
 def test_the_command_follows_the_form(offered: None, page: Page) -> None:

@@ -26,7 +26,7 @@ export const createColumnRoom = (list) => {
     if (isUsual) return
     event.preventDefault()
     // The first of them comes next to the pinned name, whole.
-    const { left } = heads.find(isOut).getBoundingClientRect()
+    const { left } = /** @type {Found} */ (heads.find(isOut)).getBoundingClientRect()
     scroller.scrollBy({ left: left - heads[0].getBoundingClientRect().right, behavior: 'smooth' })
   })
   scroller.addEventListener('scroll', show)

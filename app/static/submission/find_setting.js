@@ -18,7 +18,8 @@ const attach = (box, form) => {
   const fields = groups.flatMap((group) =>
     [...group.querySelectorAll('.field')].map((field) => {
       const names = [...field.querySelectorAll('[name]')].map((each) => each.name)
-      return { field, group, text: [...names, field.textContent].join(' ') }
+      const words = field.textContent.replace(field.querySelector('.default')?.textContent ?? '', '')
+      return { field, group, text: [...names, words].join(' ') }
     }),
   )
   /** State before the search. @type {Map<Found, boolean>|null} */

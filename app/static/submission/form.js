@@ -4,6 +4,7 @@
 import { takeAlong } from 'carry_form'
 import { power } from 'formats'
 import { root } from 'root'
+import { settingsOf } from 'submit_command'
 
 const isScale = (input) => input.name.startsWith('scaler.') && input.name.endsWith('scale')
 
@@ -45,6 +46,44 @@ form?.addEventListener('input', ({ target }) => {
   if (precision && !precision.defaultChecked) changed.unshift(precision.value)
   named = name.value = [name.defaultValue, ...changed].filter(Boolean).join(', ').slice(0, 200)
 })
+
+const LISTED = 5 // as in forms.py
+
+/** Mark what differs from the recipe's defaults, and say in each closed group what it holds. */
+const showSettings = () => {
+  const settings = settingsOf(form)
+  for (const { field, isChanged } of settings) {
+    field.classList.toggle('changed', isChanged)
+    field.querySelector('.default').hidden = !isChanged
+  }
+  for (const summary of form.querySelectorAll('[data-summary]')) {
+    const group = summary.closest('details')
+    const own = settings.filter(({ field }) => group.contains(field))
+    const words = own.filter(({ text }) => text).map(({ field, text }) => withValue(field, text.slice(0, 40)))
+    summary.textContent = words.slice(0, LISTED).join(', ') || summary.dataset.summary
+    const tag = group.querySelector('[data-changed]')
+    const changed = own.filter(({ isChanged }) => isChanged).length
+    tag.hidden = !changed
+    tag.textContent = `${changed} changed`
+  }
+  const differing = settings.filter(({ field, isChanged }) => isChanged && field.closest('details')).length
+  form.querySelector('[data-differing]').textContent = differing
+    ? `, of which ${differing} differ from the defaults`
+    : ''
+}
+
+/** A setting's title with its value, in the place of "…" if it has one. @param {Found} field @param {string} text */
+const withValue = (field, text) => {
+  const title = String(field.querySelector('label').firstChild?.textContent).trim()
+  const template = title.includes('…') ? title : `${title} …`
+  const words = text === '1' ? template.replace(' … steps', ' step').replace('…', text) : template.replace('…', text)
+  return /^.[a-z]/.test(words) ? words.charAt(0).toLowerCase() + words.slice(1) : words
+}
+
+if (form) {
+  form.addEventListener('input', showSettings)
+  addEventListener('pageshow', showSettings) // a browser that goes back fills in what was typed
+}
 
 // A browser sends an invalid number as an empty value, so it is reported here.
 form?.addEventListener('submit', (event) => {

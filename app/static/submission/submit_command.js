@@ -28,7 +28,7 @@ export const valueOf = (kind, text) => {
 
 /**
  * @param {string} recipe
- * @param {{path: string, kind: string, text: string, initial: string}[]} settings
+ * @param {{path: string, kind: string, text: string, isChanged: boolean}[]} settings
  * @param {[string, string][]} options
  */
 export const commandOf = (recipe, settings, options) =>
@@ -36,9 +36,19 @@ export const commandOf = (recipe, settings, options) =>
     `halfstep run submit ${quoted(recipe)}`,
     ...options.filter(([, value]) => value !== '').map(([name, value]) => `${name} ${quoted(value)}`),
     ...settings
-      .filter(({ text, initial }) => text !== initial)
+      .filter(({ isChanged }) => isChanged)
       .map(({ path, kind, text }) => `--set ${quoted(`${path}=${valueOf(kind, text)}`)}`),
   ].join(' \\\n  ')
+
+/** What the form's settings are, and whether they differ from the recipe's defaults. @param {Found} form */
+export const settingsOf = (form) =>
+  [...form.querySelectorAll('[data-setting]')].map((field) => {
+    const input = field.querySelector('[name]')
+    const text = input.type === 'checkbox' ? String(input.checked) : input.value.trim()
+    const { setting: kind, default: initial } = field.dataset
+    const isSame = text === initial || (kind === 'number' && text && initial && Number(text) === Number(initial))
+    return { field, path: input.name, kind, text, isChanged: !isSame }
+  })
 
 const form = /** @type {Found} */ (globalThis.document?.querySelector('[data-run-form]'))
 const box = /** @type {Found} */ (form?.querySelector('[data-terminal]'))
@@ -46,11 +56,6 @@ const box = /** @type {Found} */ (form?.querySelector('[data-terminal]'))
 const show = () => {
   /** @param {string} name */
   const typed = (name) => String(new FormData(/** @type {any} */ (form)).get(name) ?? '').trim()
-  const settings = [...form.querySelectorAll('[data-setting]')].map((field) => {
-    const input = field.querySelector('[name]')
-    const text = input.type === 'checkbox' ? String(input.checked) : input.value.trim()
-    return { path: input.name, kind: field.dataset.setting, text, initial: field.dataset.default }
-  })
   /** @param {string} name @param {string} usual */
   const unless = (name, usual) => (typed(name) === usual ? '' : typed(name))
   const options = /** @type {[string, string][]} */ ([
@@ -63,7 +68,7 @@ const show = () => {
     ['--nodes', unless('nodes', '1')],
     ['--devices', unless('devices_per_node', '1')],
   ])
-  box.querySelector('[data-command]').textContent = commandOf(form.dataset.recipe, settings, options)
+  box.querySelector('[data-command]').textContent = commandOf(form.dataset.recipe, settingsOf(form), options)
 }
 
 // What starts from another run, waits for one or has a priority is not what this command does.

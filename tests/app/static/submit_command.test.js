@@ -20,8 +20,8 @@ test('a value is what the command reads', () => {
 })
 
 test('only what differs from the defaults is in the command', () => {
-  const setting = (path, text, initial) => ({ path, kind: 'number', text, initial })
-  const settings = [setting('training.steps', '500', '400'), setting('training.seed', '0', '0')]
+  const setting = (path, text, isChanged) => ({ path, kind: 'number', text, isChanged })
+  const settings = [setting('training.steps', '500', true), setting('training.seed', '0', false)]
   assert.equal(
     commandOf('digits', settings, [
       ['--precision', 'bf16'],

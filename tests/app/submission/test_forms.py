@@ -47,6 +47,7 @@ def test_a_title_with_a_gap_has_its_value_there() -> None:
     size, rate = get(CONFIG, "training.batch_size"), get(CONFIG, "training.steps")
     assert f"every {size} steps" in groups["training"].summary
     assert f"steps {rate}" in groups["training"].summary
+    assert "TF32 false" in groups["training-more"].summary
     config = read(schema, _make_form(CONFIG) | {"training.batch_size": "1"})
     groups = {group.name: group for group in field_sets(schema, config, {})}
     assert "every step," in groups["training"].summary
