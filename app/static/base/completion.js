@@ -82,8 +82,15 @@ export const isUnfinished = (words, typed) => {
   return !value || (CLOSED.includes(key) && !(words.values[key] ?? []).includes(unquoted(value)))
 }
 
+/** First letters of the words of a name: lr of learning_rate. @param {string} name */
+const initials = (name) =>
+  name
+    .split(/[_/.]/)
+    .map((word) => word.charAt(0))
+    .join('')
+
 /**
- * Return the values that begin with a text, then those that contain it elsewhere.
+ * Return the values that begin with a text, then those that contain it elsewhere, then those of these initials.
  * @param {string[]} values
  * @param {string} text
  */
@@ -91,5 +98,6 @@ const found = (values, text) => {
   const [wanted, has] = [text.toLowerCase(), (value) => value.toLowerCase()]
   const first = values.filter((value) => has(value).startsWith(wanted))
   const later = values.filter((value) => has(value).includes(wanted, 1) && !has(value).startsWith(wanted))
-  return [...first, ...later].slice(0, MOST_SHOWN)
+  const short = values.filter((value) => wanted && initials(has(value)) === wanted && !has(value).includes(wanted))
+  return [...first, ...later, ...short].slice(0, MOST_SHOWN)
 }

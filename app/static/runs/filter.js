@@ -41,8 +41,8 @@ const propose = async (first = false) => {
   const cursor = box.selectionStart
   ;[start, end] = wordAt(box.value, cursor)
   const typed = box.value.slice(start, cursor)
-  shown = proposals(words, typed).filter(({ text }) => text !== box.value.slice(start, end))
-  if (!shown.length) return close()
+  shown = proposals(words, typed)
+  if (shown.every(({ text }) => text === box.value.slice(start, end))) return close()
   list.replaceChildren(...shown.map(item))
   list.hidden = false
   active = -1

@@ -7,7 +7,7 @@ const words = {
   values: { status: ['running', 'failed', 'unreachable'], tag: ['has "quotes"', 'a b', 'plain'] },
   numbers: ['loss', 'step'],
   metrics: ['val/loss', 'odd name'],
-  settings: ['training.lr', 'loss', 'a:b'],
+  settings: ['training.lr', 'loss', 'a:b', 'learning_rate'],
 }
 const texts = (typed) => proposals(words, typed).map(({ text }) => text)
 
@@ -26,6 +26,10 @@ test('names come first by how they begin, then by what they hold, each once, wit
   assert.deepEqual(proposals(words, 'loss')[0], { text: 'loss', hint: 'number', isWhole: false })
   assert.deepEqual(texts('STA'), ['status:'])
   assert.deepEqual(texts('-sta'), ['-status:'])
+})
+
+test('a name is found by the initials of its words', () => {
+  assert.deepEqual(texts('lr'), ['training.lr', 'learning_rate'])
 })
 
 test('a key is followed by what there is of it, quoted where a filter would misread it', () => {
