@@ -38,6 +38,8 @@ NAMES = (
 _DOCUMENT = re.compile(
     r"(?:(?:\.\./)?(?:tutorial|how-to|reference|explanation)/)?([\w-]+)\.md(#[\w-]+)?"
 )
+#: What recipes are copied from: a link to it downloads it.
+RECIPE_TEMPLATE = "recipe_template.py"
 _SETTINGS = re.compile(r"Settings?: ")
 
 
@@ -80,6 +82,11 @@ def slug(heading: Token) -> str:
     return re.sub(r"[^\w\- ]", "", _plain(heading).lower()).replace(" ", "-")
 
 
+def recipe_template() -> bytes:
+    """Return the file that recipes are copied from."""
+    return (files("app") / "help" / "recipe_template.txt").read_bytes()
+
+
 def _text(name: str) -> str:
     return (files("app") / "help" / f"{name}.md").read_text()
 
@@ -110,6 +117,8 @@ class _Renderer(BaseRenderer):
         target = str(tokens[idx].attrGet("href"))
         if match := _DOCUMENT.fullmatch(target):
             tokens[idx].attrSet("href", f"/help/{match[1]}{match[2] or ''}")
+        elif target == RECIPE_TEMPLATE:
+            tokens[idx].attrSet("href", f"/help/{target}")
         elif not target.startswith(("#", "https://")):
             closing = next(token for token in tokens[idx:] if token.type == "link_close")
             tokens[idx].tag = closing.tag = "span"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from app.html.documents import NAMES, documents, term
+from app.html.documents import NAMES, RECIPE_TEMPLATE, documents, term
 from halfstep.config_groups import RecipeConfig
 from halfstep.run_config import RunConfig
 
@@ -67,6 +67,9 @@ def test_help_is_behind_the_sign_in(stranger: TestClient, browser: TestClient) -
     page = browser.get("/help/amp").text
     assert '<h2 id="the-loop">The loop</h2>' in page
     assert '<a href="#the-loop">The loop</a>' in page
+    template = browser.get("/help/recipe_template.py")
+    assert template.content == (ROOT / "docs/how-to/recipe_template.py").read_bytes()
+    assert template.headers["content-disposition"].startswith("attachment")
     missing = browser.get("/help/nothing")
     assert (missing.status_code, "no help page nothing" in missing.text) == (404, True)
 
@@ -78,9 +81,10 @@ def test_every_link_leads_somewhere() -> None:
         assert len(each.anchors) == len(set(each.anchors)), name
         for link in each.links:
             page, _, anchor = link.removeprefix("/help/").partition("#")
-            if not link.startswith("https://"):
+            if not link.startswith("https://") and page != RECIPE_TEMPLATE:
                 target = seen[page or name]
                 assert not anchor or anchor in target.anchors, (name, link)
+    assert f"/help/{RECIPE_TEMPLATE}" in seen["recipes"].links
     used = 0
     for path in (ROOT / "app" / "templates").rglob("*.html"):
         for page, anchor in re.findall(r'"/help/(\w+)#?([\w-]*)"', path.read_text()):
@@ -122,5 +126,6 @@ def test_wheel_brings_the_documents(tmp_path: Path) -> None:
     [built] = tmp_path.glob("*.whl")
     with zipfile.ZipFile(built) as wheel:
         brought = {name for name in wheel.namelist() if name.startswith("app/help/")}
-        assert brought == {f"app/help/{name}.md" for name in NAMES}
+        pages = {f"app/help/{name}.md" for name in NAMES}
+        assert brought == pages | {"app/help/recipe_template.txt"}
         assert wheel.read("app/help/amp.md") == (ROOT / "docs/explanation/amp.md").read_bytes()
