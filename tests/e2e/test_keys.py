@@ -107,6 +107,18 @@ def test_a_cursor_opens_its_run(database: Database, ada: User, running: Run, pag
     assert page.evaluate(CURSOR) == "2"
 
 
+def test_search_is_listed_where_its_key_has_a_box(running: Run, page: Page) -> None:
+    """On a run's page that is its tab Log, and not its charts."""
+    keys = page.get_by_role("dialog", name="Keyboard shortcuts")
+    for tab, is_listed in (("charts", False), ("log", True)):
+        page.goto(f"/runs/{running.id}#{tab}")
+        page.reload()
+        expect(page.get_by_role("tab", selected=True)).to_have_text(re.compile(tab, re.IGNORECASE))
+        page.keyboard.press("?")
+        expect(keys.get_by_text("Search", exact=True)).to_be_visible(visible=is_listed)
+        page.keyboard.press("Escape")
+
+
 def test_a_form_starts_by_keyboard_wherever_the_focus_is(offered: None, page: Page) -> None:
     """The first field has it; Ctrl+Enter works without any; every shortcut is documented."""
     page.goto("/runs")

@@ -57,12 +57,16 @@ const move = (step) => {
 }
 
 const showKeys = () => {
-  for (const each of dialog.querySelectorAll('[data-needed]'))
-    each.hidden = !document.querySelector(each.dataset.needed)
+  for (const each of dialog.querySelectorAll('[data-needed]')) {
+    const { needed } = each.dataset
+    each.hidden = !(needed === 'search' ? searchBox() : document.querySelector(needed))
+  }
   dialog.showModal()
 }
 
 const SEARCHES = '#filter, [data-find-key], [data-metric-search] input, [data-log-search], [data-setting-search]'
+/** The search box in view, of all that the page has. */
+const searchBox = () => [...document.querySelectorAll(SEARCHES)].find((each) => each.checkVisibility())
 /** Page of each key after g. @type {Record<string, string>} */
 const PLACES = { r: '/runs', s: '/sweeps', e: '/reports', a: '/alerts', w: '/workers', n: '/runs/new' }
 const AWAIT_MS = 1500
@@ -91,7 +95,7 @@ const keys = {
     return Boolean(box)
   },
   '/': () => {
-    const box = [...document.querySelectorAll(SEARCHES)].find((each) => each.checkVisibility())
+    const box = searchBox()
     box?.focus()
     return Boolean(box)
   },
