@@ -15,6 +15,7 @@ from tests.db.telemetry.telemetry_made import make_events, make_metric, make_ste
 
 DESK: ViewportSize = {"width": 1440, "height": 900}
 PHONE: ViewportSize = {"width": 390, "height": 844}
+GOES_ON = "all => all.filter((e) => e.scrollWidth > e.clientWidth + 1).map((e) => e.ariaLabel)"
 SETTINGS = ("/account", "/projects", "/people", "/secrets", "/retention", "/audit", "/trash")
 
 
@@ -138,10 +139,16 @@ def test_settings_pages_share_a_layout(page: Page) -> None:
         assert page.locator(".primary:visible").count() <= 1, address
     assert len(boxes) == 1
     assert boxes.pop()[2] <= 960
-    page.set_viewport_size(PHONE)
-    for address in SETTINGS:
-        page.goto(address)
-        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], address
+    page.goto("/account")
+    page.get_by_label("Name", exact=True).fill("laptop")
+    page.get_by_role("button", name="Create token").click()
+    expect(page.get_by_role("button", name="Revoke")).to_be_visible()
+    for width in (PHONE["width"], 1024):
+        page.set_viewport_size({"width": width, "height": 844})
+        for address in SETTINGS:
+            page.goto(address)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, address
+            assert page.locator(".table-scroll").evaluate_all(GOES_ON) == [], address
 
 
 @pytest.mark.parametrize(("loss", "colour"), [(1.0, "--good"), (math.nan, "--bad")])
@@ -220,6 +227,8 @@ def test_nothing_is_cut_on_a_phone(database: Database, ada: User, page: Page) ->
     assert box is not None
     assert box["x"] + box["width"] <= PHONE["width"]
     assert page.locator("thead:visible").count() == 0
+    page.goto("/runs/1?tab=configuration")
+    assert page.locator(".table-scroll:visible").evaluate_all(GOES_ON) == []
     with database.writing() as session:
         secret = shared_links.make(session, ada, [1], 1)[0]
     page.goto(f"/shared#{secret}")
