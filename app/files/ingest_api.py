@@ -87,6 +87,8 @@ class Begun(Position):
     sidecar_sequence: int
     sidecar_offset: int
     page: Annotated[str, Field(description="Path of its page on this server")]
+    created_project: str | None = None
+    """The run's project, if this request has created it"""
 
 
 class End(DocumentedModel):
@@ -160,6 +162,7 @@ def begin(body: WatchedRun, session: Db, sender: Sender, request: Request) -> Be
         sidecar_sequence=attempt.sidecar_sequence,
         sidecar_offset=attempt.sidecar_offset,
         page=f"/runs/{attempt.run_id}",
+        created_project=named if makes_project and known is None else None,
     )
 
 

@@ -53,6 +53,7 @@ class Recorded(NamedTuple):
     attempt: int
     places: Mapping[Writer, SpoolOffset]  # end of the recorded part of each spool
     page: str  # path of the run's page, without the host
+    created_project: str | None  # the run's project, if it is new
 
 
 class FileOffset(NamedTuple):
@@ -80,6 +81,7 @@ class Begun(Response, frozen=True, kw_only=True):
     sidecar_sequence: int
     sidecar_offset: int
     page: str  # path of the run's page, without the host
+    created_project: str | None = None  # absent from servers of earlier versions
 
 
 class SpoolEnd(Response, frozen=True, kw_only=True):
@@ -145,7 +147,7 @@ class Ingest:
                 "training": SpoolOffset(begun.sequence, begun.offset),
                 "sidecar": SpoolOffset(begun.sidecar_sequence, begun.sidecar_offset),
             }
-            return Recorded(begun.run, begun.attempt, places, begun.page)
+            return Recorded(begun.run, begun.attempt, places, begun.page, begun.created_project)
 
     def _check_server(self) -> None:
         """Raise ApiError if the server is too old for this client."""

@@ -256,6 +256,8 @@ class AttemptSending:
     def _open(self) -> Recorded:
         recorded = self._ingest.open(self._described)
         self.recorded = recorded
+        if recorded.created_project:
+            self._say(f"created the project {recorded.created_project} on the server")
         remembered = self._read_uploaded()
         is_same = not self._with_checkpoints and remembered.get("run") == recorded.run
         for spool in self._spools:

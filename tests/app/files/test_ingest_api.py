@@ -56,8 +56,8 @@ def test_a_run_is_made_once(uploader: Uploader, script: TestClient) -> None:
     answer = uploader.begin()
     place = {"run": 1, "attempt": 1, "sequence": 0, "offset": 0, "page": "/runs/1"}
     place |= {"sidecar_sequence": 0, "sidecar_offset": 0}
-    assert (answer.status_code, answer.json()) == (200, place)
-    assert uploader.begin().json() == place
+    assert (answer.status_code, answer.json()) == (200, place | {"created_project": "digits"})
+    assert uploader.begin().json() == place | {"created_project": None}
     run = script.get("/api/v1/runs/1").json()
     assert (run["status"], run["source"], run["name"]) == ("running", "watch", "baseline")
     assert (run["project"], run["tags"]) == ("digits", ["fp16", "a b"])
@@ -385,6 +385,7 @@ def test_a_later_attempt_fences_the_earlier(uploader: Uploader, database: Databa
         "sidecar_sequence": 0,
         "sidecar_offset": 0,
         "page": "/runs/1",
+        "created_project": None,
     }
     for answer in (uploader.send(), uploader.begin(), uploader.end()):
         assert (answer.status_code, answer.json()["code"]) == (409, "stale_attempt")

@@ -70,6 +70,7 @@ class IngestServer:
         self.runs: dict[str, Run] = {}
         self.protocol: int | None = protocol.PROTOCOL
         self.tokens = {"token"}
+        self.creates_projects = False
         self.faults: list[str] = []  # "422", "500", "cut", "cut after", "stall", "page"
         self.requests: list[str] = []
         self.has_stalled, self.let_go = threading.Event(), threading.Event()
@@ -136,6 +137,8 @@ class IngestServer:
         attempt = run.attempts.setdefault(number, Attempt())
         begun = {"run": run.number, "attempt": number, "page": f"/runs/{run.number}"}
         sidecar = {f"sidecar_{name}": value for name, value in attempt.sidecar.place.items()}
+        if self.creates_projects:
+            begun["created_project"] = described["project"]
         return begun | attempt.place | sidecar
 
     def _hold(self, run: Run, attempt: int) -> None:

@@ -187,6 +187,13 @@ def test_a_changed_configuration_is_sent_again(site: IngestServer, tmp_path: Pat
     assert sum("PUT" in request for request in site.requests) == 1
 
 
+def test_a_project_that_the_server_creates_is_named(site: IngestServer, tmp_path: Path) -> None:
+    """A misspelled project does not come into being without a word."""
+    site.creates_projects = True
+    writer = Writer(tmp_path, project="vison").steps().finish()
+    assert send(site, writer.files) == ["created the project vison on the server"]
+
+
 def test_a_run_arrives_whole(site: IngestServer, tmp_path: Path) -> None:
     """Who it is, each file of its spool, artifacts, and how it ended."""
     writer = Writer(tmp_path, project="p", config={"lr": float("inf")}, tags=["a"])
