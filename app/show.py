@@ -67,6 +67,7 @@ def show(
         database = open_database(settings)
         database.migrate()
         server = make_server(settings, database)
+        server.app.state.shows_folder = True
         handle_signals(server)
         with database.writing() as session:
             viewer = accounts.make_user(session, "viewer")

@@ -39,12 +39,12 @@ def count_expressions(
 
 
 def tabs(saved: Sequence[SavedView], counts: dict[str, int | None]) -> list[Tab]:
-    """Return the tabs; "Mine" is left out if all runs are the user's.
+    """Return the tabs; "Mine" is left out if all runs are the user's, or none.
 
     counts: values of the expressions of `count_expressions`, by filter.
     """
     rows = [Tab("All runs", list_address(), counts[""])]
-    if counts.get(MINE) != counts[""]:
+    if counts.get(MINE) not in (0, counts[""]):
         rows.append(Tab("Mine", list_address(filter=MINE), counts.get(MINE), MINE))
     for view in saved:
         address = list_address(

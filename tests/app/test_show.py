@@ -82,6 +82,10 @@ def test_runs_of_a_folder_are_shown_and_cannot_be_changed(tmp_path: Path) -> Non
         until(lambda: bool(browser.get("/api/v1/runs/1/metrics").json()["metrics"]))
         [point] = browser.get("/api/v1/runs/1/metrics").json()["metrics"]
         assert (point["name"], point["step"], point["value"]) == ("val/loss", 1, 0.5)
+        page = browser.get("/runs").text
+        for absent in ("/sweeps", "/reports", "/alerts", "/trash", "/storage", "/account"):
+            assert f'href="{absent}"' not in page
+        assert "Mine" not in page
         page = browser.get("/account").text
         csrf_token = page.partition('name="csrf-token" content="')[2].partition('"')[0]
         changed = browser.patch(
