@@ -12,7 +12,7 @@ from app.runs.columns import Column
 from app.runs.filters import quote
 from db.runs import autocomplete, runs
 from db.runs.grouping import GROUPED_BY, SWEEP, Grouped
-from db.runs.run_filters import NUMBERS, SETTINGS
+from db.runs.run_filters import NUMBERS, SETTINGS, SHORT_NAMES
 
 #: Runs of a list whose settings are read to find those that share seeds.
 MOST_READ = 200
@@ -56,12 +56,13 @@ def pair(session: Session, found: Grouped) -> Paired:
     return Paired(of_groups, of_all if is_compared else [])
 
 
-def figures(shown: Sequence[Column]) -> list[Column]:
-    """Return the columns that hold numbers: a group shows their means."""
+def figures(shown: Sequence[Column], by: str = "") -> list[Column]:
+    """Return the columns that hold numbers, except that of `by`: a group shows their means."""
     return [
         column
         for column in shown
-        if column.is_own or (column.sort in NUMBERS and column.name != "created")
+        if (column.is_own and column.name not in (by, SHORT_NAMES.get(by)))
+        or (column.sort in NUMBERS and column.name != "created")
     ]
 
 

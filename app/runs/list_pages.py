@@ -122,7 +122,7 @@ def list_runs(
     elif is_usual:
         some = _read_page(session, parsed.terms, NEWEST_FIRST) if is_grouped else listed
         shown = columns.usual([run for run, _owner in some.rows], some.metrics)
-    figures = grouping.figures(shown)
+    figures = grouping.figures(shown, group)
     names = [column.sort for column in figures]
     followed = listed.rows
     if is_grouped and not parsed.mistakes:

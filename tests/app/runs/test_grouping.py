@@ -110,6 +110,22 @@ def test_a_row_for_each_group_with_mean_spread_and_best(
     assert browser.get(f"/runs?group={'g' * 201}").status_code == 422
 
 
+def test_a_group_says_its_value_once_and_rounded(
+    database: Database, ada: User, some: None, browser: TestClient
+) -> None:
+    """The grouped setting has no column of its own, and equal values no deviation."""
+    page = browser.get("/runs?group=batch_size&columns=name,batch_size,steps").text
+    table = page.partition("<thead")[2].partition("</table>")[0]
+    assert table.count('data-column="batch_size"') == 1
+    assert 'data-column="steps"' in table
+    assert "±" not in table
+    training = CONFIG["training"] | {"lr": 0.05517662192999636}
+    submit(database, ada, config=CONFIG | {"training": training})
+    page = browser.get("/runs?group=lr").text
+    assert ">0.05518</a>" in page
+    assert 'title="0.05517662192999636: its runs"' in page
+
+
 def test_a_group_has_the_range_of_its_loss_scales(
     database: Database, some: None, browser: TestClient
 ) -> None:
