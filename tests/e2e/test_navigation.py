@@ -129,6 +129,33 @@ def test_names_are_cut_in_the_middle_and_stay_beside_chosen_columns(
             expect(page.locator(f"th[data-column={column}]")).to_be_visible()
 
 
+def test_short_settings_of_a_name_stay_whole(
+    database: Database, ada: User, offered: None, page: Page
+) -> None:
+    """The name that a run was given gives way first, and long settings after it."""
+    name = "a run that was forked and continued, learning_rate=0.0005, steps=1800"
+    submit(database, ada, name=name)
+    page.set_viewport_size({"width": 1024, "height": 900})
+    page.goto("/runs?columns=status,loss,val/accuracy,precision")
+    parts = page.locator("tr[data-key='1'] .run-name bdi")
+    expect(parts).to_have_text(
+        [
+            "a run that was forked and continued",
+            ", ",
+            "learning_rate",
+            "=0.0005, ",
+            "steps",
+            "=1800",
+        ]
+    )
+    is_whole = "all => all.map((e) => e.scrollWidth <= e.clientWidth + 1)"
+    whole = parts.evaluate_all(is_whole)
+    assert whole == [False, True, whole[2], True, True, True]
+    first = parts.first.bounding_box()
+    assert first
+    assert first["width"] >= 40
+
+
 @pytest.fixture
 def ended(database: Database, running: Run) -> Run:
     """A run with a checkpoint at its last step."""
