@@ -21,7 +21,7 @@ const move = (choice, step, button) => {
   write()
 }
 
-/** Add a setting or a metric next to the name, where it is in sight. */
+/** Add a setting or a metric where those that are shown by default stand: in sight, after the run's state. */
 const add = () => {
   const name = own.value.trim().replaceAll(',', '')
   if (!name) return
@@ -37,7 +37,7 @@ const add = () => {
   }
   const box = choice.querySelector('input')
   Object.assign(box, { checked: true, value: name })
-  choices.prepend(choice)
+  choices.querySelector('[data-choice=precision]').before(choice)
   choice.scrollIntoView({ block: 'nearest' })
   own.value = ''
   write()
