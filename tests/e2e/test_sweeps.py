@@ -68,7 +68,7 @@ def _check_layout(page: Page) -> None:
             "Time per run",
             "Best val/accuracy",
             "Best learning_rate",
-            "Without a value",
+            "Runs without a value",
         ]
     )
     expect(page.locator("tr[data-key]").first).to_have_attribute("data-best", "true")
