@@ -138,6 +138,9 @@ def test_a_search_filters_panels_and_table(
     search = page.get_by_role("searchbox", name="Search metrics by name")
     search.press_sequentially("UNIT07")
     expect(page.locator("[data-metric-count]")).to_have_text("40 of 2,000 metrics")
+    search.fill("layer7/nothing")
+    expect(page.locator("[data-metric-count]")).to_contain_text("No such name")
+    search.fill("UNIT07")
     found = [name for name in NAMES if "unit07" in name]
     assert page.evaluate(PANELS) == found
     at_panel(page, found[-1])

@@ -208,9 +208,8 @@ export const createSeries = (
   const showMetrics = () => {
     if (!bar) return
     const all = `${count(total)} ${total === 1 ? 'metric' : 'metrics'}`
-    const found = view.search
-      ? `${count([...points.names].filter((name) => isFound(view.search ?? '', name)).length)} of `
-      : ''
+    const matching = [...points.names].filter((name) => isFound(view.search ?? '', name)).length
+    const found = !view.search ? '' : matching ? `${count(matching)} of ` : 'No such name: try a part of it, of '
     bar.querySelector('[data-metric-count]').textContent =
       found + all + (points.names.size < total ? `; panels of the first ${count(points.names.size)}` : '')
     bar.hidden = total <= UNSEARCHED && !view.search

@@ -9,13 +9,14 @@ from halfstep.api_client.errors import ApiError
 from halfstep.cli.application import single
 from halfstep.cli.connection import connect
 from halfstep.cli.options import AsJson
-from halfstep.cli.output import print_json
+from halfstep.cli.output import print_json, warn
 
 if TYPE_CHECKING:
     from halfstep.api_client.response_types import ListedRun
     from halfstep.client import Client
 
 MOST_RUNS = 200
+NOTHING = "no run is running; `halfstep run list` lists all"
 
 
 @single()
@@ -38,7 +39,10 @@ def app(
 
         runs = _running(client)
         if not sys.stdout.isatty():
-            print_tables(run_table(runs, "Steps/s", "Owner"))
+            if runs:
+                print_tables(run_table(runs, "Steps/s", "Owner"))
+            else:
+                warn(NOTHING)
             return
 
         def read() -> Any:
@@ -46,6 +50,8 @@ def app(
             note = ""
             try:
                 runs = _running(client)
+                if not runs:
+                    note = f"  ({NOTHING})"
             except ApiError as error:
                 from halfstep.api_client.responses import is_away
 

@@ -122,6 +122,13 @@ def test_top_prints_once_where_there_is_no_terminal(
     assert (result["id"], result["status"]) == (running.id, "running")
 
 
+def test_top_says_that_nothing_runs(known: dict[str, str], client: Client) -> None:
+    """Where there is no terminal, instead of a table of headings."""
+    ended = halfstep("top", **known)
+    assert (ended.returncode, ended.stdout) == (0, "")
+    assert "no run is running" in ended.stderr
+
+
 def test_the_page_of_a_run_is_opened(
     known: dict[str, str],
     running: Run,
