@@ -226,11 +226,12 @@ def _tiles(report: Report, losses: Sequence[Row], calls: Sequence[Row]) -> list[
         value = value.format(number(wrong.loss), number(wrong.loss_fp32))
         tiles.append(Tile(label, value, below=_distance(wrong), is_lead=True))
     lines = sorted({row.line for row in losses if row.line})
+    marked = len({(row.file, row.line) for row in losses})
     tiles += [
         Tile(
             "Lose precision",
-            count(len({(row.file, row.line) for row in losses})),
-            "lines",
+            count(marked),
+            "line" if marked == 1 else "lines",
             _list_numbers("line", lines),
             "bad" if losses else "",
         ),

@@ -269,6 +269,12 @@ def test_an_underflow_of_whole_parameters_is_counted() -> None:
     assert "Gradient lost" not in [tile.label for tile in view.tiles]
 
 
+def test_one_line_is_not_called_lines() -> None:
+    """The unit of the tile agrees with its count."""
+    view = check_view.view_of(report(row("overflow", OVERFLOW)), {SCRIPT: SOURCE})
+    assert ("1", "line") in [(tile.value, tile.unit) for tile in view.tiles]
+
+
 def test_a_source_has_the_lines_of_python_also_with_an_error_in_it() -> None:
     """Line ends of every system are handled, and the lines before the error are coloured."""
     lines = lines_of('import a\r\nb = """one\rtwo"""\fc\nif (:\n')
