@@ -275,6 +275,9 @@ def _fragments(
     if has_first_line or log_bytes:
         html = fragment("run/_log_link.html", run=summary, log_bytes=log_bytes, has_log=True)
         fragments["log_link"] = html
+    if changes.has_new_files:
+        files = checkpoints.of_run(session, run.id)
+        fragments["latest_fork"] = fragment("run/_latest_fork.html", run=summary, files=files)
     for kind in histograms.MEASURED.keys() & {row.kind for row in changes.diagnoses}:
         measured = {kind: histograms.MEASURED[kind](session, run.id)}
         fragments[kind] = fragment(f"run/_{kind}.html", run=summary, **measured)
