@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session, load_only
 
 from db.names import natural_key
 from db.tables import NOT_DELETED, LatestMetric, Run
-from db.telemetry import step_blocks
+from db.telemetry import latest_metrics, step_blocks
 from db.telemetry.pyramid import STEP_SERIES
 
 #: Limit of generations of forks that are followed to count examples.
@@ -37,10 +37,16 @@ class Likely:
 
 
 def metric_names(session: Session, run_ids: Collection[int], *, most: int) -> list[str]:
-    """Return at most `most` sorted metric names of runs, preferring the most shared ones."""
+    """Return at most `most` sorted metric names of runs, preferring the most shared ones.
+
+    Of those equally shared, names that end in a number come last.
+    """
     table = LatestMetric
     query = select(table.name, func.count()).where(table.run_id.in_(run_ids)).group_by(table.name)
-    rows = sorted(session.execute(query), key=lambda row: (-row[1], natural_key(row[0])))
+    rows = sorted(
+        session.execute(query),
+        key=lambda row: (-row[1], latest_metrics.is_numbered(row[0]), natural_key(row[0])),
+    )
     return sorted((name for name, _runs in rows[:most]), key=natural_key)
 
 

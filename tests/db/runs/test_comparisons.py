@@ -86,13 +86,13 @@ def test_windows_of_several_runs_are_those_of_each(
 def test_names_that_most_runs_have_come_first(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """If there are more metrics than requested, the most common ones are returned."""
-    for names in (("b", "c"), ("a", "c")):
+    """If there are more metrics than requested: those of most runs, before numbered ones."""
+    for names in (("b2", "c"), ("a1", "c", "d")):
         run = _start(database, ada, worker)
         record(database, run, events=[make_metric(1, 1.0, name) for name in names])
     with database.reading() as session:
-        assert comparisons.metric_names(session, [1, 2], most=9) == ["a", "b", "c"]
-        assert comparisons.metric_names(session, [1, 2], most=2) == ["a", "c"]
+        assert comparisons.metric_names(session, [1, 2], most=9) == ["a1", "b2", "c", "d"]
+        assert comparisons.metric_names(session, [1, 2], most=2) == ["c", "d"]
 
 
 def test_lowest_losses_are_finite_ones(database: Database, ada: User, worker: Worker) -> None:
