@@ -10,7 +10,7 @@ from db.runs import comparisons
 from db.runs.comparisons import Examples
 from db.tables import Run, User, Worker
 from db.telemetry import windows
-from tests.db.conftest import claim, submit
+from tests.db.conftest import claim, config, submit
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 
 
@@ -126,7 +126,7 @@ def test_forks_continue_the_count_of_examples(
 
 def test_related_runs_are_suggested_first(database: Database, ada: User, worker: Worker) -> None:
     """Parent, forks and group come first, then the newest of the same recipe; never runs
-    already shown.
+    already shown, nor measurements, which have no steps.
     """
     for recipe in ("digits", "digits", "other", "digits", "digits", "digits"):
         with database.writing() as session:
@@ -135,6 +135,9 @@ def test_related_runs_are_suggested_first(database: Database, ada: User, worker:
     _change(database, 3, group_id=2)
     _change(database, 2, group_id=2)
     _change(database, 4, parent_id=2)
+    with database.writing() as session:
+        submit(session, ada, config=config() | {"lab": {"task": "precision_plan"}})
+    _change(database, 7, parent_id=2)
     with database.reading() as session:
         offered = comparisons.likely(session, [2, 6], most=9)
         assert [(each.id, each.why) for each in offered] == [
