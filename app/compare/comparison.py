@@ -226,7 +226,7 @@ class Comparison:
         differing = self._differing
         for path, values in differing:
             yield Row("config", path, path, run_labels.texts(values), differs=_has_several(values))
-        for name, label in (("status", "Status"), ("health", "Health"), ("step", "Steps")):
+        for name, label in (("status", "Status"), ("health", "Scale health"), ("step", "Steps")):
             yield Row("fact", name, label, empty)
         yield Row("fact", "skipped", "Skipped", empty, self.winners["skipped"])
         for name in self.names:
