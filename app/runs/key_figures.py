@@ -130,10 +130,9 @@ def _metric(session: Session, run: Run) -> MetricFigure | None:
     connection, given = session.connection(), {"run_id": run.id}
     losses, first = _metric_queries()
     row = connection.execute(losses, given).first() or connection.execute(first, given).first()
-    if row and latest_metrics.is_numbered(row.name):
-        if latest_metrics.siblings(session, run.id, row.name) > SIBLINGS:
-            return None  # one of many classes or layers does not stand for the run
-    return MetricFigure.of(row.name, row.step, row.value) if row else None
+    if row is None or latest_metrics.siblings(session, run.id, row.name) > SIBLINGS:
+        return None  # one of many classes or layers does not stand for the run
+    return MetricFigure.of(row.name, row.step, row.value)
 
 
 @cache

@@ -112,7 +112,7 @@ def updates(session: Session, run_id: int) -> dict[str, Any] | None:
 
 
 #: Functions that return the latest measurement that a run's page has as a table, by kind.
-MEASURED: Mapping[str, Callable[[Session, int], Any]] = {
+MEASURED: Mapping[str, Callable[[Session, int], object]] = {
     "headroom": headroom,
     "fp8": partial(newest, kind="fp8"),
     "updates": updates,

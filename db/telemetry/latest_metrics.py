@@ -169,7 +169,12 @@ def is_numbered(name: str) -> bool:
 
 
 def siblings(session: Session, run_id: int, name: str) -> int:
-    """Return how many metrics of a run have a name up to its number, this one included."""
+    """Return how many metrics of a run differ from one by the number that their name ends in.
+
+    This one is included; 0 if its name has no number.
+    """
+    if not is_numbered(name):
+        return 0
     like = LatestMetric.name.startswith(name.rstrip(digits), autoescape=True)
     query = select(func.count()).where(LatestMetric.run_id == run_id, like)
     return session.scalar(query) or 0
