@@ -172,10 +172,10 @@ def _values(row: Row) -> tuple[str, str]:
 
 def _fits(row: Row) -> Markup | str:
     if row.fits_below is not None:
-        return scale(row.fits_below) if row.fits_below >= 1 else "none"
+        return scale(row.fits_below) if row.fits_below >= 1 else "no scale"
     if row.kind == "overflow":
-        return "none"
-    return "any" if row.kind in ANY_SCALE else ""
+        return "no scale"
+    return "any scale" if row.kind in ANY_SCALE else ""
 
 
 def _evidence(row: Row, steps: int) -> list[tuple[str, Markup | str]]:

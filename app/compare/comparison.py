@@ -185,15 +185,16 @@ class Comparison:
         """Return how many runs have a figure."""
         return sum(column.figures[name].value is not None for column in self.columns)
 
-    def relevance(self, name: str) -> tuple[bool, int, bool, tuple[str, str]]:
+    def relevance(self, name: str) -> tuple[bool, int, bool, bool, tuple[str, str]]:
         """Return the sort key of a metric: first those of most runs, then those of evaluations.
 
-        Names that only count, such as "epoch", come last.
+        Names that only count, such as "epoch", come last; of others those that end in a number.
         """
         lower = name.lower()
         is_evaluation = lower.startswith(latest_metrics.EVALUATIONS)
         is_counter = lower in latest_metrics.COUNTERS
-        return is_counter, -self.runs_with(name), not is_evaluation, natural_key(name)
+        is_numbered = latest_metrics.is_numbered(name)
+        return is_counter, -self.runs_with(name), not is_evaluation, is_numbered, natural_key(name)
 
     @property
     def labels(self) -> dict[int, str]:
@@ -225,7 +226,7 @@ class Comparison:
         differing = self._differing
         for path, values in differing:
             yield Row("config", path, path, run_labels.texts(values), differs=_has_several(values))
-        for name, label in (("status", "Status"), ("health", "Health"), ("step", "Steps")):
+        for name, label in (("status", "Status"), ("health", "Scale health"), ("step", "Steps")):
             yield Row("fact", name, label, empty)
         yield Row("fact", "skipped", "Skipped", empty, self.winners["skipped"])
         for name in self.names:

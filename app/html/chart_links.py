@@ -176,4 +176,4 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 def _cut(label: str, pixels: float) -> str:
     most = max(int(pixels / 8) - 3, 3)
-    return label if len(label) <= most else f"…{label[1 - most :]}"
+    return label if len(label) <= most else f"{label[: most - 1]}…"

@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from app.auth.permissions import SIGNED_IN
 from app.auth.routing import Router
-from app.compare import run_colors
+from app.compare import run_colors, run_labels
 from app.compare.comparison_api import series_of
 from app.dependencies import Db
 from app.html import chart_links
@@ -33,13 +33,14 @@ def chart(session: Session, ids: list[int], series: str) -> Response:
     """Return the image of one series or metric of runs."""
     windows = series_of(session, ids, [series], 1, None, chart_links.POINTS).runs
     names = {run.id: run.name for run, _owner in runs_of.with_owners(session, ids)}
+    labels = run_labels.label(list(names), list(names.values()), ()) if names else {}
     lines, drawn, nonfinite = {}, [], []
     for run_id, window in windows.items():
         recorded = window.series.get(series)
         line = recorded if recorded and recorded.y else window.metrics.get(series)
         if line:
             xs = line.x if line.x is not None else window.x
-            lines[f"{run_id} · {names[run_id]}"] = (xs, line.y)
+            lines[labels[run_id]] = (xs, line.y)
             drawn.append(run_id)
             nonfinite.append(line.nonfinite.steps if line.nonfinite else [])
     places = run_colors.places(ids)

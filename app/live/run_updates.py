@@ -43,7 +43,7 @@ from db.runs import history, runs
 from db.runs.runs import State
 from db.settings import Settings
 from db.tables import ENDED, LARGEST_ID, Run, ScalerEvent, Status
-from db.telemetry import series, windows
+from db.telemetry import histograms, series, windows
 from db.telemetry.telemetry import SPIKE
 from halfstep.diagnosis.defect import Defect
 from halfstep.diagnosis.statements import text_of
@@ -275,6 +275,12 @@ def _fragments(
     if has_first_line or log_bytes:
         html = fragment("run/_log_link.html", run=summary, log_bytes=log_bytes, has_log=True)
         fragments["log_link"] = html
+    if changes.has_new_files:
+        files = checkpoints.of_run(session, run.id)
+        fragments["latest_fork"] = fragment("run/_latest_fork.html", run=summary, files=files)
+    for kind in histograms.MEASURED.keys() & {row.kind for row in changes.diagnoses}:
+        measured = {kind: histograms.MEASURED[kind](session, run.id)}
+        fragments[kind] = fragment(f"run/_{kind}.html", run=summary, **measured)
     if changes.goes_back:
         skipped = list_skipped_steps(session, run.id)
         fragments["skips"] = fragment("run/_skips.html", run=summary, skipped=skipped)

@@ -1,6 +1,5 @@
 """Reports as HTML: Markdown, panels and tables of the runs that the reader sees."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -10,7 +9,7 @@ from urllib.parse import urlencode
 from markupsafe import Markup
 from sqlalchemy.orm import Session
 
-from app.compare import comparison, run_colors
+from app.compare import comparison, run_colors, run_labels
 from app.compare.comparison import SERIES, Comparison
 from app.html import chart_links, markdown
 from app.html.markdown import Block, SharedReport
@@ -74,6 +73,9 @@ def draw(
         }
         if panel.errors or not shown:
             return fragment("reports/_panel_error.html", **values)
+        values["labels"] = run_labels.label(
+            [run.id for run in shown], [run.name for run in shown], ()
+        )
         if panel.kind == "runs":
             table = (compare or compare_runs)([run.id for run in shown])
             names = {row.name for row in table.rows(every_setting=True)}
@@ -105,12 +107,8 @@ def _rows(panel: Panel, shown: Sequence[Run], base: str) -> list[dict[str, str]]
 
 
 def _lines(shown: Sequence[Run]) -> dict[str, Any]:
-    """Return label, place of the line, and whether there is a loss scale, by run id."""
-    names = Counter(run.name for run in shown)
+    """Return place of the line, and whether there is a loss scale, by run id."""
     return {
-        "labels": {
-            run.id: run.name if names[run.name] == 1 else f"{run.name} ({run.id})" for run in shown
-        },
         "places": run_colors.places(run.id for run in shown),
         "scaled": {run.id for run in shown if scaling_health.has_scaler(run)},
     }

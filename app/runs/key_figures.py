@@ -23,6 +23,7 @@ VALIDATION_LOSSES = (
 LATEST_STEPS = 1000
 SKIPS, ORIGINS = 200, 4  # skips whose origins are counted; origins that are listed
 SKIPS_LISTED = 24
+SIBLINGS = 5  # metrics that differ by a number, such as of top 1 to 5, of which one is a figure
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,9 @@ def _metric(session: Session, run: Run) -> MetricFigure | None:
     connection, given = session.connection(), {"run_id": run.id}
     losses, first = _metric_queries()
     row = connection.execute(losses, given).first() or connection.execute(first, given).first()
-    return MetricFigure.of(row.name, row.step, row.value) if row else None
+    if row is None or latest_metrics.siblings(session, run.id, row.name) > SIBLINGS:
+        return None  # one of many classes or layers does not stand for the run
+    return MetricFigure.of(row.name, row.step, row.value)
 
 
 @cache

@@ -41,6 +41,7 @@ from db.tables import ENDED, PRECISION_DIFF, PRECISION_PLAN, TRAIN, Run
 from db.telemetry import histograms, ingest, series, system, windows
 from halfstep.cli import command_line
 from halfstep.number_formats import quantity
+from halfstep.sidecar.system import SAMPLE_SECONDS
 
 router = Router()
 
@@ -118,6 +119,7 @@ def show_run(run_id: RunId, context: Context, chosen: Chosen) -> HTMLResponse:
         updates=histograms.updates(session, run_id),
         precision_diff=precision_diffs.table(session, run),
         weights=histograms.newest(session, run_id, "weights"),
+        sample_seconds=SAMPLE_SECONDS,
         has_system_samples=system.has_samples(session, run_id),
         keys=keys,
         media=sum(key.kind in MEDIA for key in keys),

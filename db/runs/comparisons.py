@@ -11,8 +11,8 @@ from sqlalchemy import Select, bindparam, func, or_, select
 from sqlalchemy.orm import Session, load_only
 
 from db.names import natural_key
-from db.tables import NOT_DELETED, LatestMetric, Run
-from db.telemetry import step_blocks
+from db.tables import NOT_DELETED, RECIPE, LatestMetric, Run
+from db.telemetry import latest_metrics, step_blocks
 from db.telemetry.pyramid import STEP_SERIES
 
 #: Limit of generations of forks that are followed to count examples.
@@ -37,10 +37,16 @@ class Likely:
 
 
 def metric_names(session: Session, run_ids: Collection[int], *, most: int) -> list[str]:
-    """Return at most `most` sorted metric names of runs, preferring the most shared ones."""
+    """Return at most `most` sorted metric names of runs, preferring the most shared ones.
+
+    Of those equally shared, names that end in a number come last.
+    """
     table = LatestMetric
     query = select(table.name, func.count()).where(table.run_id.in_(run_ids)).group_by(table.name)
-    rows = sorted(session.execute(query), key=lambda row: (-row[1], natural_key(row[0])))
+    rows = sorted(
+        session.execute(query),
+        key=lambda row: (-row[1], latest_metrics.is_numbered(row[0]), natural_key(row[0])),
+    )
     return sorted((name for name, _runs in rows[:most]), key=natural_key)
 
 
@@ -107,13 +113,17 @@ def _each(run: object) -> int:
 
 
 def likely(session: Session, ids: Collection[int], *, most: int) -> list[Likely]:
-    """Suggest runs to compare: parents, forks and groups first, then the same recipe."""
+    """Suggest runs to compare: parents, forks and groups first, then the same recipe.
+
+    Measurements have no steps to compare.
+    """
     own = select(Run.parent_id, Run.group_id, Run.recipe, Run.project).where(Run.id.in_(ids))
     shown = session.execute(own).all()
     parents = {run.parent_id for run in shown if run.parent_id}
     group_ids = {run.group_id for run in shown if run.group_id}
     columns = select(Run.id, Run.name, Run.parent_id, Run.group_id, Run.recipe, Run.project)
-    others = columns.where(Run.id.not_in(ids)).order_by(Run.id.desc()).limit(most)
+    is_training = or_(Run.source != RECIPE, Run.steps_total > 0)
+    others = columns.where(Run.id.not_in(ids), is_training).order_by(Run.id.desc()).limit(most)
     of_family = (
         Run.id.in_(parents),
         Run.parent_id.in_([*ids, *parents]),

@@ -1,7 +1,8 @@
 """Numeric diagnoses of a run by step: exponents, layer norms, headroom, updates."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from sqlalchemy import select
@@ -108,6 +109,14 @@ def updates(session: Session, run_id: int) -> dict[str, Any] | None:
     ]
     modules.sort(key=lambda module: -float(module["share"]))
     return newest_count.content | {"modules": modules}
+
+
+#: Functions that return the latest measurement that a run's page has as a table, by kind.
+MEASURED: Mapping[str, Callable[[Session, int], object]] = {
+    "headroom": headroom,
+    "fp8": partial(newest, kind="fp8"),
+    "updates": updates,
+}
 
 
 def _largest(module: Mapping[str, Any]) -> list[float]:

@@ -5,6 +5,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Collection
 from functools import cache
+from string import digits
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -150,11 +151,33 @@ def points(
 
 
 def first_name(run_id: int | ColumnElement[int]) -> Select[str]:
-    """Select the metric that stands for a run: of an evaluation if there is one, no counter."""
+    """Select the metric that stands for a run: of an evaluation if there is one, no counter.
+
+    A numbered one, such as of one class of a hundred, only if it has no other.
+    """
     name, lower = LatestMetric.name, func.lower(LatestMetric.name)
+    is_numbered = func.substr(name, func.length(name)).in_(tuple(digits))
     query = select(name).where(LatestMetric.run_id == run_id, lower.not_in(COUNTERS))
     query = query.where(~name.startswith("run/"))
-    return query.order_by(case((is_evaluation(), 0), else_=1), name).limit(1)
+    order = case((is_evaluation(), 0), else_=1), case((is_numbered, 1), else_=0), name
+    return query.order_by(*order).limit(1)
+
+
+def is_numbered(name: str) -> bool:
+    """Return whether a metric's name ends in a number, such as that of a class or a layer."""
+    return name[-1:] in tuple(digits)
+
+
+def siblings(session: Session, run_id: int, name: str) -> int:
+    """Return how many metrics of a run differ from one by the number that their name ends in.
+
+    This one is included; 0 if its name has no number.
+    """
+    if not is_numbered(name):
+        return 0
+    like = LatestMetric.name.startswith(name.rstrip(digits), autoescape=True)
+    query = select(func.count()).where(LatestMetric.run_id == run_id, like)
+    return session.scalar(query) or 0
 
 
 def is_evaluation() -> ColumnElement[bool]:

@@ -85,22 +85,27 @@ def test_gradients_are_drawn_and_slid_to_another_scale(
 
 
 def test_headroom_is_drawn_look_by_look(database: Database, running: Run, page: Page) -> None:
-    """A heat map has all modules and follows the run; its head says how much headroom a
-    module has.
+    """A heat map and the table have all modules and follow the run; the map's head says how much
+    headroom a module has.
     """
-    looks = [make_headroom(step, body=(1.0, 2.0), head=(4094.0, None)) for step in (50, 100)]
+    looks = [make_headroom(step, body=(1.0, step), head=(4094.0, None)) for step in (50, 16376)]
     record(database, running, make_steps([1.0]), events=looks[:1])
     page.goto("/runs/1#headroom")
+    table = page.locator("#headroom")
+    expect(table).to_contain_text("step 50")
+    expect(table.locator("tbody tr").first).to_contain_text("head")
     plot = page.locator("[data-headroom-plot]")
     plot.scroll_into_view_if_needed()
     page.wait_for_selector('[data-headroom-plot][data-drawn="1"]')
     record(database, running, events=looks[1:])
     page.wait_for_selector('[data-headroom-plot][data-drawn="2"]')
+    expect(table).to_contain_text("step 16,376")
+    expect(table.locator("tbody tr").first).to_contain_text("body")
     box = plot.locator(".nsewdrag").bounding_box()
     assert box
     page.mouse.move(box["x"] + 0.75 * box["width"], box["y"] + 0.75 * box["height"])
     said = page.locator("section", has=plot).locator("[data-pointed]")
-    expect(said).to_have_text("head, step 100: 4 powers of two left")
+    expect(said).to_have_text("head, step 16,376: 4 powers of two left")
 
 
 def test_gradients_stand_in_two_columns(

@@ -9,7 +9,9 @@ from playwright.sync_api import Page, ViewportSize, expect
 from db.access import shared_links
 from db.database import Database
 from db.queue import queue
+from db.runs import reports
 from db.tables import Run, Status, User
+from tests.app.conftest import CONFIG, submit
 from tests.db.conftest import make_watched
 from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps, record
 
@@ -55,14 +57,14 @@ def test_loss_and_scale_stand_whole_in_the_first_screen(
     assert card["bottom"] == pytest.approx(scale["bottom"], abs=1)
 
 
-def test_a_run_has_one_filled_button_and_seven_tabs(
+def test_a_run_has_one_filled_button_and_six_tabs(
     database: Database, trained: Run, page: Page
 ) -> None:
     """The filled button is the main action of the state."""
     page.goto("/runs/1")
     filled = page.locator("header .primary:visible")
     expect(filled).to_have_text(["Pause"])
-    expect(page.get_by_role("tab")).to_have_count(7)
+    expect(page.get_by_role("tab")).to_have_count(6)  # and a seventh with media
     with database.writing() as session:
         queue.end(session, 1, 1, Status.FINISHED)
     expect(filled).to_have_text(["Clone"])
@@ -174,6 +176,35 @@ def test_a_phone_shows_skips_and_tiles_whole(trained: Run, page: Page) -> None:
     is_cut = "cells => cells.filter((cell) => cell.scrollWidth > cell.clientWidth)"
     for cells in (".facts .fact > *", "[data-fragment=skips]"):
         assert page.locator(cells).evaluate_all(f"{is_cut}.map((cell) => cell.textContent)") == []
+
+
+def test_heads_and_controls_have_room(
+    database: Database, ada: User, trained: Run, page: Page
+) -> None:
+    """The head of skipped steps is one line; a narrow comparison shows all its controls, an editor
+    of reports its preview; a phone the sentence on a run's health in the card's width, and the
+    status of a page without tiles as a word.
+    """
+    with database.writing() as session:
+        session.get_one(Run, 1).tags = "trial"
+        report = reports.create(session, ada, "", reports.Content("One", "# Words", []))
+    page.set_viewport_size(DESK)
+    page.goto("/runs/1?tab=skips")
+    assert _box(page, "#skipped .section-head")["height"] < 45
+    assert _box(page, ".tags")["y"] >= _box(page, ".health")["bottom"] + 6
+    page.set_viewport_size({"width": 1024, "height": 768})
+    page.goto("/compare?runs=1")
+    toolbar = page.locator(".tab-line .toolbar")
+    assert toolbar.evaluate("box => box.scrollWidth <= box.clientWidth")
+    page.goto(f"/reports/{report.id}/edit")
+    assert _box(page, "#preview")["y"] == _box(page, "form.card")["y"]
+    page.set_viewport_size(PHONE)
+    page.goto("/runs/1")
+    assert _box(page, ".health p")["width"] > 300
+    expect(page.locator("header .pill .status")).to_have_css("font-size", "0px")
+    submit(database, ada, config={**CONFIG, "lab": {"task": "precision_plan"}})
+    page.goto("/runs/2")
+    expect(page.locator("header .pill .status")).to_have_css("font-size", "12px")
 
 
 def test_a_column_of_replays_without_any_is_narrow(

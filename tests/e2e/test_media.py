@@ -89,12 +89,12 @@ def test_sliders_move_together_when_linked(shown: None, page: Page) -> None:
     expect(text.locator("pre")).to_have_text("at 100")
     expect(matrix.locator("output")).to_have_text("step 100")
     expect(once.get_by_role("slider")).to_be_disabled()
-    page.get_by_label("Link steps").uncheck()
+    page.get_by_label("All at the same step").uncheck()
     text.get_by_role("slider").press("ArrowRight")
     expect(text.locator("pre")).to_have_text("at 200")
     expect(matrix.locator("output")).to_have_text("step 100")
     page.reload()
-    expect(page.get_by_label("Link steps")).not_to_be_checked()
+    expect(page.get_by_label("All at the same step")).not_to_be_checked()
 
 
 def test_keys_are_found_and_a_search_without_match_says_what_there_is(

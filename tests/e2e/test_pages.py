@@ -409,7 +409,7 @@ def test_the_machine_is_drawn_when_visible(database: Database, running: Run, pag
     page.goto("/runs/1")
     with page.expect_response("**/runs/1/system"):
         page.locator("#system").scroll_into_view_if_needed()
-    expect(page.locator("#system")).to_contain_text("No samples yet.")
+    expect(page.locator("#system")).to_contain_text("A chart needs two samples.")
     expect(page.locator("[data-system-plot]")).to_be_hidden()
     with database.writing() as session:
         flush = telemetry.Flush(

@@ -81,7 +81,7 @@ def test_a_report_is_written_drawn_live_and_shared(
     for width in (1440, 1024, 390):
         page.set_viewport_size({"width": width, "height": 900})
         boxes = [each.bounding_box() for each in (text, preview)]
-        assert (boxes[1]["x"] > boxes[0]["x"] + 100) == (width > 1180)
+        assert (boxes[1]["x"] > boxes[0]["x"] + 100) == (width > 820)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.wait_for_load_state()  # the key is a script's
     page.get_by_label("Text").press("Control+Enter")
@@ -280,6 +280,9 @@ def test_panels_are_chosen_by_clicking_and_by_keyboard(
         if width > 1180:
             assert written["x"] < drawn["x"] < picked["x"]
             assert picked["width"] == 272
+        elif width > 820:
+            assert written["x"] < drawn["x"]
+            assert written["y"] < picked["y"]
         else:
             assert written["y"] < picked["y"] < drawn["y"]
         assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -147,13 +147,15 @@ const arrange = (body, rows) => {
     /** @type {any} */ (focused).focus({ preventScroll: true })
 }
 
-/** Show a fragment; its table keeps the rows that did not change. @param {Element} box @param {string} html */
+/** Show a fragment; its table keeps the rows that did not change, with the note above it. @param {Element} box @param {string} html */
 export const show = (box, html) => {
   if (sources.get(box) === html) return
   sources.set(box, html)
   const content = parsed(html)
   const [body, fresh] = [box.querySelector('tbody'), content.querySelector('tbody')]
   if (body && fresh) {
+    const [note, news] = [box.querySelector('[data-note]'), content.querySelector('[data-note]')]
+    if (note && news) change(note, news)
     matchRows(body, fresh)
   } else {
     localTimes(content)

@@ -123,13 +123,13 @@ const skipCounts = (ticks, y, colors, { range, pixels }) => {
   let free = -Infinity
   const shown = ticks.filter(({ x, count }) => {
     if (count === 1 || x < free) return false
-    free = x + pixel * (LETTER * (countText(count).length + 1.5))
+    free = x + pixel * (LETTER * (countText(count).length + 2.5))
     return true
   })
   return {
     x: shown.map(({ x }) => x),
     y: shown.map(() => y),
-    text: shown.map(({ count }) => countText(count)),
+    text: shown.map(({ count }) => `×${countText(count)}`),
     textposition: 'top center',
     textfont: { size: 10, color: colors.skip },
     name: 'skips counted',

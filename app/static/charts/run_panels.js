@@ -47,6 +47,7 @@ export const createRunPanel = (element, { view, runsOf = (_, runs) => runs, onPo
           item.append(
             Object.assign(document.createElement('i'), { style: `background: ${drawn.strokes[i].color}` }),
             Object.assign(document.createElement('span'), { textContent: run.label }),
+            Object.assign(document.createElement('span'), { textContent: run.id ?? run.label }),
             document.createElement('b'),
           )
           return item
@@ -58,11 +59,15 @@ export const createRunPanel = (element, { view, runsOf = (_, runs) => runs, onPo
       const cell = values.children[i].lastElementChild
       if (cell.innerHTML !== text) cell.innerHTML = text
     })
-    // Where the labels have no room, the numbers of the runs stand for all of them.
-    if (isNew && values.scrollHeight > values.clientHeight)
-      lines.forEach(({ run }, i) => {
-        values.children[i].children[1].textContent = run.id ?? run.label
-      })
+    // Where a panel has no room for labels, the numbers of the runs stand for them in all panels.
+    const panels = /** @type {Found} */ (element.parentElement)
+    if (!isNew) return
+    panels.classList.remove('numbered')
+    const legends = [...panels.querySelectorAll('[data-values]')]
+    panels.classList.toggle(
+      'numbered',
+      legends.some((each) => each.scrollHeight > each.clientHeight),
+    )
   }
   /** The run that is pointed at is seen before the others. */
   const arrange = () => {

@@ -6,7 +6,7 @@ export const createGradientsTab = (panel) => {
   panel.addEventListener('click', ({ target }) => {
     const button = target.closest('button')
     if (button?.dataset.allRows === undefined) return
-    for (const row of panel.querySelectorAll('#headroom tr[hidden]')) row.hidden = false
+    panel.querySelector('#headroom').classList.add('all')
     button.remove()
   })
   const menu = panel.querySelector('#lab-menu')

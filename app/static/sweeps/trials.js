@@ -111,7 +111,7 @@ export const settingsFigure = (wanted, colors) => {
     ...trace,
     mode: 'lines',
     opacity: i ? 0.75 - (0.55 * i) / Math.max(made.data.length - 1, 1) : 1,
-    line: { color: i ? colors.loss : colors.good, width: i ? 1.5 : 3, shape: 'spline', smoothing: 0.6 },
+    line: { color: i ? colors.loss : colors.good, width: i ? 1.5 : 3 },
   }))
   return { ...made, data: data.reverse() }
 }

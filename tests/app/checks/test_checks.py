@@ -243,9 +243,9 @@ def test_a_finding_has_the_values_of_both_precisions() -> None:
         for each in line.findings
     }
     assert shown == {
-        "rounding": ("0", "1e-8", "any", "bad"),
-        "overflow": ("∞", "1.59e6", "none", "bad"),
-        "loss_differs": ("1.417", "1.58", "any", "bad"),
+        "rounding": ("0", "1e-8", "any scale", "bad"),
+        "overflow": ("∞", "1.59e6", "no scale", "bad"),
+        "loss_differs": ("1.417", "1.58", "any scale", "bad"),
         "gradients_underflow": ("0.9 % is 0", "", "2<sup>17</sup>", "note"),
         "scaled_gradients_clipped": ("", "", "", "warn"),
     }

@@ -84,6 +84,7 @@ def test_a_message_holds_what_changed_however_much_there_is(
     }
     assert keys == {"skips": ["202-SGD"], "artifacts": ["a.txt"], "checkpoints": ["101"]}
     assert parts["rows"]["checkpoints"]["keys"] == [str(n) for n in range(101, 0, -1)]
+    assert "Fork from step 202" in parts["fragments"]["latest_fork"]
 
     with database.writing() as session:
         checkpoints.prune(session, running.id, running.attempt, {"keep_last": 1})

@@ -35,6 +35,22 @@ PNG, OTHER_PNG = picture("red"), picture("blue")
 PANEL = "```panel\nruns: {}\nmetrics: {}\n```"
 
 
+def test_panels_and_tables_name_runs_alike(
+    database: Database, ada: User, offered: None, browser: TestClient
+) -> None:
+    """By what their names do not share, also in the picture that loads first."""
+    for name in ("first-run bf16", "first-run fp16 without scaler"):
+        run = start_run(database, ada, name=name)
+        record(database, run, make_steps([2.0, 1.0]))
+    text = f"{PANEL.format('1, 2', 'loss')}\n\n```runs\nruns: 1, 2\n```"
+    page = browser.get(f"/reports/{made(browser, text, project='')}").text
+    names = re.findall(r'title="Run \d+: [^"]+">([^<]+)</a>', page)
+    assert names == ["bf16", "fp16 without scaler"] * 2
+    picture = browser.get("/charts.svg?runs=1,2&series=loss").text
+    assert ">bf16<" in picture
+    assert ">fp16 without scaler<" in picture
+
+
 @pytest.fixture
 def people(database: Database, ada: User, offered: None) -> dict[str, User]:
     """Members of two projects; `mel` is a member of both, `vic` may only see the first."""

@@ -48,12 +48,17 @@ def test_a_card_of_many_skips_says_that_it_covers_the_latest(
         (["Epoch", "value_loss"], "value_loss"),
         (["accuracy", "eval/wer"], "eval/wer"),
         (["iter", "run/seconds"], None),
+        (["val/accuracy_0", "val/accuracy_1", "val/mean"], "val/mean"),
+        (["eval/top1", "eval/top5"], "eval/top1"),
+        ([f"val/accuracy_{number}" for number in range(10)], None),
     ],
 )
-def test_the_metric_of_the_tiles_counts_nothing(
+def test_the_metric_of_the_tiles_stands_for_the_run(
     database: Database, running: Run, names: list[str], expected: str | None
 ) -> None:
-    """An evaluation comes before other metrics, whatever the spelling."""
+    """An evaluation comes before other metrics, whatever the spelling; one of many classes, and
+    what only counts, is none.
+    """
     events = [make_metric(1, 0.5, name) for name in names]
     record(database, running, make_steps([1.0]), events=events)
     with database.reading() as session:

@@ -10,7 +10,7 @@ from db.runs import comparisons
 from db.runs.comparisons import Examples
 from db.tables import Run, User, Worker
 from db.telemetry import windows
-from tests.db.conftest import claim, submit
+from tests.db.conftest import claim, config, submit
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 
 
@@ -86,13 +86,13 @@ def test_windows_of_several_runs_are_those_of_each(
 def test_names_that_most_runs_have_come_first(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """If there are more metrics than requested, the most common ones are returned."""
-    for names in (("b", "c"), ("a", "c")):
+    """If there are more metrics than requested: those of most runs, before numbered ones."""
+    for names in (("b2", "c"), ("a1", "c", "d")):
         run = _start(database, ada, worker)
         record(database, run, events=[make_metric(1, 1.0, name) for name in names])
     with database.reading() as session:
-        assert comparisons.metric_names(session, [1, 2], most=9) == ["a", "b", "c"]
-        assert comparisons.metric_names(session, [1, 2], most=2) == ["a", "c"]
+        assert comparisons.metric_names(session, [1, 2], most=9) == ["a1", "b2", "c", "d"]
+        assert comparisons.metric_names(session, [1, 2], most=2) == ["c", "d"]
 
 
 def test_lowest_losses_are_finite_ones(database: Database, ada: User, worker: Worker) -> None:
@@ -126,7 +126,7 @@ def test_forks_continue_the_count_of_examples(
 
 def test_related_runs_are_suggested_first(database: Database, ada: User, worker: Worker) -> None:
     """Parent, forks and group come first, then the newest of the same recipe; never runs
-    already shown.
+    already shown, nor measurements, which have no steps.
     """
     for recipe in ("digits", "digits", "other", "digits", "digits", "digits"):
         with database.writing() as session:
@@ -135,6 +135,9 @@ def test_related_runs_are_suggested_first(database: Database, ada: User, worker:
     _change(database, 3, group_id=2)
     _change(database, 2, group_id=2)
     _change(database, 4, parent_id=2)
+    with database.writing() as session:
+        submit(session, ada, config=config() | {"lab": {"task": "precision_plan"}})
+    _change(database, 7, parent_id=2)
     with database.reading() as session:
         offered = comparisons.likely(session, [2, 6], most=9)
         assert [(each.id, each.why) for each in offered] == [
