@@ -8,7 +8,17 @@ from typing import Any, NamedTuple
 from sqlalchemy import and_, bindparam, null, select, union_all
 from sqlalchemy.orm import Session
 
-from db.tables import ENDED, FLAGGED, RECIPE, TRAIN, Diagnosis, Run, ScalerEvent, Step
+from db.tables import (
+    ENDED,
+    FLAGGED,
+    RECIPE,
+    TRAIN,
+    Diagnosis,
+    Run,
+    ScalerEvent,
+    Status,
+    Step,
+)
 from halfstep.diagnosis.loop_mistakes import ZERO_STEPS
 from halfstep.telemetry.flags import (
     NONFINITE_LOSS,
@@ -52,10 +62,11 @@ def health_of_runs(session: Session, some_runs: Collection[Run]) -> dict[int, Sc
 
 
 def _at_the_end(run: Run, health: ScalingHealth) -> ScalingHealth:
-    """Return the health with times before the end, of a run that has ended."""
-    if run.status not in ENDED:
+    """Return the health with times before the end or the pause, of a run that does not train."""
+    if run.status not in (*ENDED, Status.PAUSED):
         return health
-    return health._replace(reason=health.reason.replace(" ago", " before the end"))
+    end = "the pause" if run.status == Status.PAUSED else "the end"
+    return health._replace(reason=health.reason.replace(" ago", f" before {end}"))
 
 
 def _lost_weights(session: Session, some_runs: Collection[Run]) -> set[int]:

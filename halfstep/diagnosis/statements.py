@@ -238,17 +238,18 @@ def _returns(observation: Observation) -> str:
 def _scale_too_large(observation: Observation) -> str:
     defect = observation.first
     return (
-        f"{steps_of(observation)} gradients overflow at the loss scale of the step. In step "
-        f"{defect.step:,}, at {scale_text(defect.scale)}, {named(defect.site)} "
-        f"{_beyond(defect)}. They fit at a scale below {number(observation.smallest_fit, 3)}."
+        f"{steps_of(observation)} gradients overflow at the loss scale: {_in_step(observation)}"
+        f"at {scale_text(defect.scale)} {named(defect.site)} {_beyond(defect)}. They fit at a "
+        f"scale below {number(observation.smallest_fit, 3)}."
     )
 
 
 def _loss_differs(observation: Observation) -> str:
     defect = observation.first
     text = (
-        f"{steps_of(observation)} the loss is far from its value in fp32. In step "
-        f"{defect.step:,} it is {number(defect.loss)} instead of {number(defect.loss_fp32)}."
+        f"{steps_of(observation)} the loss is far from its value in fp32: "
+        f"{_in_step(observation)}it is {number(defect.loss)} instead of "
+        f"{number(defect.loss_fp32)}."
     )
     if not defect.site.operator:
         return f"{text} No value was lost as a whole, and no line was found that removes the error."

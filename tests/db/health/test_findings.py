@@ -678,4 +678,5 @@ def test_replays_of_ordinary_skips_accuse_no_healthy_scale() -> None:
     assert not list(findings.find(_evidence("healthy", events=armed, skips=skips)))
     found = list(findings.find(_evidence("oscillating", events=armed, skips=skips)))
     assert found[0].title == "The loss scale is too large and does not fall"
+    assert text_of(defects[0]).count("step 57") == 1
     assert text_of(defects[0]).endswith("They fit at a scale below 300,000.")

@@ -179,12 +179,17 @@ def test_weights_are_lost_by_gradients_that_are_not_finite(
     assert (judged.word == "dead") is is_dead, judged.reason
 
 
-def test_skips_of_an_ended_run_are_before_its_end(database: Database, running: Run) -> None:
+@pytest.mark.parametrize(
+    "status, end", [(Status.FINISHED, "the end"), (Status.PAUSED, "the pause")]
+)
+def test_skips_of_a_run_that_does_not_train_are_before_its_end(
+    database: Database, running: Run, status: Status, end: str
+) -> None:
     """No skip is some steps ago any more, wherever the reason is shown."""
     record(database, running, make_steps([1.0] * 60, skipped=SEARCH))
     with database.writing() as session:
         run = session.get_one(Run, running.id)
         assert " ago" in getattr(health.scaling_health(session, run), "reason", "")
-        run.status = Status.FINISHED
+        run.status = status
         reason = getattr(health.scaling_health(session, run), "reason", "")
-    assert (" ago" in reason, " before the end" in reason) == (False, True)
+    assert (" ago" in reason, f" before {end}" in reason) == (False, True)
