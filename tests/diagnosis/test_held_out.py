@@ -29,7 +29,6 @@ MISSED = {
     "eleventh/weather_downscaling": "partly",
     "twelfth/audio_lars_scale": "partly",
     "twelfth/ecg_twelve_lead": "partly",
-    "twelfth/grpo_filtered_groups": "partly",
     "twelfth/sac_utd_updates": "partly",
     "twelfth/strain_maml": "wrong",  # the loss that differs, not the gradients within it
     "thirteenth/crop_index_tiles": "partly",

@@ -5,6 +5,8 @@ import { merged } from 'decimation'
 
 const TICK = 9 // pixels of a tick at a skipped step
 const LETTER = 6 // pixels of a digit on it
+/** Ticks whose counts are written: more would cover the curves. */
+const MOST_COUNTED = 10
 const MARK = 9 // pixels of a mark at an edge
 const MOST_MARKED = 8 // lines whose marks are as close as one may be to the next
 /**
@@ -117,15 +119,21 @@ const tickText = ({ count, first, last }, one, many) =>
     ? `${one} ${countText(first)}`
     : `${countText(count)} ${many} ${countText(first)}${last > first ? ` to ${countText(last)}` : ''}`
 
-/** Counts of ticks that stand for several skips, where there is room; hovering shows the others. */
+/** Counts of the ticks that stand for the most skips, where there is room; hovering shows the others. */
 const skipCounts = (ticks, y, colors, { range, pixels }) => {
   const pixel = (range[1] - range[0]) / pixels || 1
   let free = -Infinity
-  const shown = ticks.filter(({ x, count }) => {
-    if (count === 1 || x < free) return false
-    free = x + pixel * (LETTER * (countText(count).length + 2.5))
-    return true
-  })
+  const largest = ticks
+    .filter(({ count }) => count > 1)
+    .sort((a, b) => b.count - a.count)
+    .slice(0, MOST_COUNTED)
+  const shown = largest
+    .sort((a, b) => a.x - b.x)
+    .filter(({ x, count }) => {
+      if (x < free) return false
+      free = x + pixel * (LETTER * (countText(count).length + 2.5))
+      return true
+    })
   return {
     x: shown.map(({ x }) => x),
     y: shown.map(() => y),
