@@ -72,7 +72,7 @@ def compact(css: str) -> str:
     css = re.sub(r'="([a-z][\w-]*)"]', r"=\1]", re.sub(r"/\*.*?\*/", "", css, flags=re.DOTALL))
     parts = re.split(r'("[^"]*")', css)
     for at in range(0, len(parts), 2):
-        text = re.sub(r" ?([{};,]) ?", r"\1", re.sub(r"\s+", " ", parts[at]))
+        text = re.sub(r" ?([{};,>]) ?", r"\1", re.sub(r"\s+", " ", parts[at]))
         text = re.sub(r"(?<![\w.])0(\.\d)", r"\1", text)
         parts[at] = text.replace(": ", ":").replace(";}", "}")
     return "".join(parts).strip()

@@ -41,7 +41,7 @@ from db.tables import ENDED, PRECISION_DIFF, PRECISION_PLAN, TRAIN, Run
 from db.telemetry import histograms, ingest, series, system, windows
 from halfstep.cli import command_line
 from halfstep.number_formats import quantity
-from halfstep.sidecar.system import SAMPLE_SECONDS
+from halfstep.telemetry.events import SAMPLE_SECONDS
 
 router = Router()
 

@@ -138,7 +138,7 @@ class Recorder:
     ) -> None:
         """Record until the training has ended and no process writes its output."""
         from halfstep.clock import clock
-        from halfstep.sidecar.system import SAMPLE_SECONDS
+        from halfstep.telemetry.events import SAMPLE_SECONDS
 
         self._readers = [
             Reader(name, reading, original, self._output) for name, reading, original in streams

@@ -22,7 +22,6 @@ except ImportError:  # nvidia-ml-py is optional: without it only the host is sam
 
 HOST = -1  # the device number of the machine itself
 MASK = "CUDA_VISIBLE_DEVICES"
-SAMPLE_SECONDS = 2.0
 
 
 class SystemMonitor:

@@ -51,6 +51,7 @@ MOST_TAGS = 50
 PRECISION_ROWS = 10_000
 PLAN_POINTS, PLAN_MODULES, PLAN_PATTERNS, PLAN_WEIGHTS = 200, 1000, 32, 8
 MOST_DEFECTS = 20  # of a step
+SAMPLE_SECONDS = 2.0  # from one sample of a device to the next
 #: One event is one database row, which a page reads whole.
 EVENT_BYTES = 16 * 2**20
 

@@ -81,5 +81,5 @@ def test_each_class_is_in_use() -> None:
 def test_compacting_keeps_what_a_stylesheet_says() -> None:
     """Spaces between selectors and in quotes stay; comments, others and leading zeros go."""
     css = '/* a */\n.a .b, [c="d"] > d { content: ": ; 0.5"; f: 0 0.5em 10.5px; }'
-    assert compact(css) == '.a .b,[c=d] > d{content:": ; 0.5";f:0 .5em 10.5px}'
+    assert compact(css) == '.a .b,[c=d]>d{content:": ; 0.5";f:0 .5em 10.5px}'
     assert compact("@media (width < 9px) { e { f: g } }") == "@media (width < 9px){e{f:g}}"

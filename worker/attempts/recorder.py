@@ -24,8 +24,16 @@ from db.telemetry.recording import Recording, in_words
 from halfstep import untrusted_files
 from halfstep.clock import clock
 from halfstep.sidecar.log_file import LogFile, forget_part
-from halfstep.sidecar.system import SAMPLE_SECONDS, SystemMonitor
-from halfstep.telemetry.events import Artifact, Checkpoint, Event, Line, Resumed, SavedArtifact
+from halfstep.sidecar.system import SystemMonitor
+from halfstep.telemetry.events import (
+    SAMPLE_SECONDS,
+    Artifact,
+    Checkpoint,
+    Event,
+    Line,
+    Resumed,
+    SavedArtifact,
+)
 from halfstep.telemetry.plain_json import safe_repr
 from halfstep.telemetry.spool import Item, Position, SpoolReader, Steps, Unrecordable
 from worker.attempts.published_log import publish

@@ -132,9 +132,9 @@ def test_token_is_shown_once(browser: TestClient) -> None:
     assert token.startswith("hs_")
     later = browser.get("/account").text
     assert token not in later
-    assert "<td>ci</td>" in later
+    assert "<td><b>ci</b></td>" in later
     browser.post("/account/tokens/1/revocation")
-    assert "<td>ci</td>" not in browser.get("/account").text
+    assert "<td><b>ci</b></td>" not in browser.get("/account").text
 
 
 @pytest.mark.parametrize(
@@ -144,9 +144,9 @@ def test_account_shows_when_a_token_was_last_used(
     browser: TestClient, script: TestClient, method: str, path: str
 ) -> None:
     """An unused token is marked as such; reading and writing count as use."""
-    assert "<td>never</td>" in browser.get("/account").text
+    assert '"last used">never</td>' in browser.get("/account").text
     script.request(method, path)
-    assert "<td>never</td>" not in browser.get("/account").text
+    assert '"last used">never</td>' not in browser.get("/account").text
 
 
 def test_a_token_that_writes_is_made_and_named_as_such(browser: TestClient) -> None:
@@ -154,7 +154,7 @@ def test_a_token_that_writes_is_made_and_named_as_such(browser: TestClient) -> N
     other kinds.
     """
     made = browser.post("/account/tokens", data={"name": "gpu-7", "kind": "write"})
-    assert "<td>gpu-7</td><td>upload watched runs</td>" in made.text
+    assert '<b>gpu-7</b></td><td data-called="scope">upload watched runs</td>' in made.text
     wrong = browser.post("/account/tokens", data={"name": "x", "kind": "root"})
     assert wrong.status_code == 422
     assert (

@@ -272,7 +272,7 @@ def test_configuration_of_the_script_and_parameters_of_the_command(
             config_values.note_script(session, runs.get(session, run_id), result)
     page = browser.get("/runs/1").text
     assert "<code>model.width</code>" in page
-    assert "<code>model.act</code></td><td><b>&lt;b&gt;</b>" in page
+    assert '<code>model.act</code></td><td data-called="value"><b>&lt;b&gt;</b>' in page
     whole = {"lr": 0.1, "name": "it", "model": {"width": 8, "act": "<b>"}}
     assert browser.get("/api/v1/runs/1").json()["config"] == whole
     assert browser.get("/api/v1/runs/1/config").json() == {"lr": 0.1, "name": "it"}

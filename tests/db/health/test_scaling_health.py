@@ -180,7 +180,7 @@ def test_weights_are_lost_by_gradients_that_are_not_finite(
 
 
 @pytest.mark.parametrize(
-    "status, end", [(Status.FINISHED, "the end"), (Status.PAUSED, "the pause")]
+    ("status", "end"), [(Status.FINISHED, "the end"), (Status.PAUSED, "the pause")]
 )
 def test_skips_of_a_run_that_does_not_train_are_before_its_end(
     database: Database, running: Run, status: Status, end: str
