@@ -57,10 +57,13 @@ def app(
     failures: list[str] = []
     progress = Progress("runs")
 
-    def complain(text: str) -> None:
-        failures.append(text)
+    def tell(text: str) -> None:
         progress.wipe()
         print(f"halfstep: {text}", file=sys.stderr)
+
+    def complain(text: str) -> None:
+        failures.append(text)
+        tell(text)
 
     count = 0
     with progress:
@@ -79,7 +82,8 @@ def app(
             if server is not None:
                 try:
                     with Ingest(server) as ingest:
-                        page = upload(written.folder, ingest, complain, time.sleep).page
+                        sent = upload(written.folder, ingest, complain, time.sleep, tell=tell)
+                        page = sent.page
                 except ApiError as error:
                     complain(f"{written.folder} is not sent: {error}")
             progress.wipe()

@@ -67,17 +67,19 @@ class RunSending:
         ingest: Ingest,
         say: Say,
         *,
+        tell: Say | None = None,
         with_checkpoints: bool = False,
         remembers: bool = True,
         sidecar_seconds: float = SIDECAR_SECONDS,
     ) -> None:
         """Send nothing yet.
 
-        say: called with messages for users.  with_checkpoints: also those without `upload`.
+        say: called with messages for users.  tell: with those that are no problem, if others are.
+        with_checkpoints: also those without `upload`.
         remembers: write into the folder which files are sent.
         sidecar_seconds: how long the end of an attempt waits for that of its sidecar.
         """
-        self.folder, self._ingest, self._say = folder, ingest, say
+        self.folder, self._ingest, self._say, self._tell = folder, ingest, say, tell or say
         self._with_checkpoints, self._remembers = with_checkpoints, remembers
         self._sidecar_seconds = sidecar_seconds
         self._sendings: dict[int, AttemptSending] = {}
@@ -95,6 +97,7 @@ class RunSending:
                     partial(lives, attempt),
                     self._ingest,
                     self._say,
+                    tell=self._tell,
                     is_last=attempt is run.attempts[-1],
                     with_checkpoints=self._with_checkpoints,
                     remembers=self._remembers,
@@ -161,6 +164,7 @@ class AttemptSending:
         ingest: Ingest,
         say: Say,
         *,
+        tell: Say,
         is_last: bool,
         with_checkpoints: bool,
         remembers: bool,
@@ -170,7 +174,8 @@ class AttemptSending:
         self.recorded: Recorded | None = None
         self.is_sent = False
         self.lost_bytes = 0  # damaged bytes of its spool, known once the attempt is over
-        self._files, self._described, self._ingest, self._say = files, described, ingest, say
+        self._files, self._described, self._ingest = files, described, ingest
+        self._say, self._tell = say, tell
         self._lives = lives
         self._is_last, self._remembers = is_last, remembers
         self._with_checkpoints = with_checkpoints
@@ -257,7 +262,7 @@ class AttemptSending:
         recorded = self._ingest.open(self._described)
         self.recorded = recorded
         if recorded.created_project:
-            self._say(f"created the project {recorded.created_project} on the server")
+            self._tell(f"created the project {recorded.created_project} on the server")
         remembered = self._read_uploaded()
         is_same = not self._with_checkpoints and remembered.get("run") == recorded.run
         for spool in self._spools:

@@ -61,20 +61,23 @@ def upload(
     say: Callable[[str], None],
     wait: Callable[[float], None],
     *,
+    tell: Callable[[str], None] | None = None,
     with_checkpoints: bool = False,
     delete: bool = False,
 ) -> Sent:
     """Send the current content of a run's folder.
 
-    wait: called with seconds between two tries.  delete: delete the spools of attempts that are
-    over and sent. Raises ApiError, also if the server is still unreachable after all tries.
+    wait: called with seconds between two tries.  tell: called with what is no problem; by default
+    that is said, too.  delete: delete the spools of attempts that are over and sent.
+
+    Raises ApiError, also if the server is still unreachable after all tries.
     """
     with uploader.upload_lock(folder) as is_acquired:
         if not is_acquired:
             say(f"{folder} is already being sent by the uploader of its training process")
             return Sent(None, is_over=False)
         sending = RunSending(
-            folder, ingest, say, with_checkpoints=with_checkpoints, sidecar_seconds=0.0
+            folder, ingest, say, tell=tell, with_checkpoints=with_checkpoints, sidecar_seconds=0.0
         )
         for files in _attempts(folder):
             _close_if_dead(files)
