@@ -53,6 +53,7 @@ def test_each_rule_applies_somewhere(
             page.goto(path)
             if path.startswith("/compare"):
                 page.wait_for_selector(".dots .axis")
+                page.wait_for_selector(".values > span", state="attached")
             page.evaluate(UNFOLD)
             for selector, is_used in page.evaluate(MATCHES, sorted(used)):
                 seen.add(selector)
