@@ -38,7 +38,7 @@ ENOUGH = 2  # skips in armed steps
 EARLY_SKIPS = 5  # consecutive; after these, skips that the scale may explain are examined, too
 FEW = 0.5  # share of the parameters: above it, inf only does not prove an overflow
 FREE_SECONDS, SHARE = 2.0, 0.01  # of the run's time, for armed steps
-LONGEST_SECONDS = 60.0  # of an armed step while every step is skipped
+FUTILE_SECONDS = 60.0  # the same in place of FREE_SECONDS, while every step is skipped
 SLOWER = 5.0  # an armed step, before one was measured
 SMALLEST_BUDGET_BYTES = 2**28
 MOST_EVENTS = 200
@@ -154,10 +154,7 @@ class ArmedSteps:
         self._find_left_over()
         self._sanitizer.mode.memory.budget = budget
         self._began = time.perf_counter()
-        seconds = max(self._get_allowed_seconds(), FREE_SECONDS)
-        if self._trains_nothing:
-            seconds = max(seconds, LONGEST_SECONDS)
-        self._sanitizer.mode.deadline = self._began + seconds
+        self._sanitizer.mode.deadline = self._began + max(self._get_allowed_seconds(), FREE_SECONDS)
         self.hooks.begin()
         self._sanitizer.arm(step)
 
@@ -182,7 +179,8 @@ class ArmedSteps:
     def _get_allowed_seconds(self) -> float:
         """Return the seconds that armed steps may still take."""
         elapsed = time.perf_counter() - self._started
-        return FREE_SECONDS + SHARE * elapsed - self._armed_seconds
+        free = FUTILE_SECONDS if self._trains_nothing else FREE_SECONDS
+        return free + SHARE * elapsed - self._armed_seconds
 
     def _is_deep(self) -> bool:
         """Return whether the frames that hooks add to nested modules may be too many."""

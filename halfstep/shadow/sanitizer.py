@@ -90,7 +90,7 @@ class Sanitizer:
         self.is_armed, self.mode.is_paused = False, True
         self.names.remove()
         self.mode.reset()
-        self.mode.kept = ByStorage()  # steps without shadows may change it
+        self._forget_contents()
         self._start()
         if _get_current_dispatch_mode() is self.mode:
             self.mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
@@ -245,7 +245,7 @@ class Sanitizer:
                 keep_scaled(self.mode, self.step)
                 keep_halved(self.mode)
             else:
-                self.mode.kept = ByStorage()
+                self._forget_contents()
             defects = self._judge.defects
             self.is_searching = self._judge.is_searching
             self.has_half_operators |= bool(self.mode.half_operators)
@@ -257,6 +257,10 @@ class Sanitizer:
         self.step = step
         if defects:
             self._on_defects(defects)
+
+    def _forget_contents(self) -> None:
+        """Forget what tensors hold: a step without shadows may change it."""
+        self.mode.kept, self.mode.carried = ByStorage(), ByStorage()
 
     def _start(self) -> None:
         """Forget what belongs to one step."""

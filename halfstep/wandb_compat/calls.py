@@ -1,9 +1,10 @@
 """`wandb.init` and the module-level functions, which act on the active run."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from functools import partial, wraps
+from functools import partial, update_wrapper
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,19 @@ def _call_active(method: str, *arguments: Any, **named: Any) -> Any:
     return getattr(run, method)(*arguments, **named)
 
 
+def _forward(name: str) -> Callable[..., object]:
+    """Return a function with the signature and documentation of a run's method, without self."""
+    method = getattr(Run, name)
+    function, own = partial(_call_active, name), signature(method)
+    update_wrapper(function, method)
+    without_self = list(own.parameters.values())[1:]
+    function.__dict__["__signature__"] = own.replace(parameters=without_self)
+    return function
+
+
 #: Functions that call the active run's method of the same name.
 RUN_FUNCTIONS = {
-    name: wraps(getattr(Run, name))(partial(_call_active, name))
+    name: _forward(name)
     for name in (
         *("alert", "define_metric", "log_artifact", "log_code", "log_model"),
         *("save", "use_artifact", "use_model", "watch"),

@@ -147,7 +147,11 @@ const arrange = (body, rows) => {
     /** @type {any} */ (focused).focus({ preventScroll: true })
 }
 
-/** Show a fragment; its table keeps the rows that did not change, with the note above it. @param {Element} box @param {string} html */
+/**
+ * Show a fragment; its table keeps the rows that did not change, with the note above it.
+ * @param {Element} box
+ * @param {string} html
+ */
 export const show = (box, html) => {
   if (sources.get(box) === html) return
   sources.set(box, html)

@@ -208,8 +208,9 @@ export const createSeries = (
   const showMetrics = () => {
     if (!bar) return
     const all = `${count(total)} ${total === 1 ? 'metric' : 'metrics'}`
-    const matching = [...points.names].filter((name) => isFound(view.search ?? '', name)).length
-    const found = !view.search ? '' : matching ? `${count(matching)} of ` : 'No such name: try a part of it, of '
+    const { search } = view
+    const matching = search ? [...points.names].filter((name) => isFound(search, name)).length : 0
+    const found = !search ? '' : matching ? `${count(matching)} of ` : 'No such name: try a part of it, of '
     bar.querySelector('[data-metric-count]').textContent =
       found + all + (points.names.size < total ? `; panels of the first ${count(points.names.size)}` : '')
     bar.hidden = total <= UNSEARCHED && !view.search

@@ -253,16 +253,18 @@ def test_an_armed_step_that_takes_too_long_goes_on_without_shadows(
     assert not written.of("failed_diagnosis")
 
 
-def test_a_loop_that_only_skips_is_examined_however_long_that_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("seconds", [0.0, 60.0])
+def test_a_loop_that_only_skips_is_examined_for_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    """Nothing is trained meanwhile."""
+    """Nothing is trained meanwhile; the time for it is bounded in all, not for each step."""
     monkeypatch.setattr(mode, "PURGE_EVERY", 1)
-    monkeypatch.setattr(ArmedSteps, "_get_allowed_seconds", lambda _: -1.0)
     monkeypatch.setattr(armed_steps, "FREE_SECONDS", 0.0)
+    monkeypatch.setattr(armed_steps, "SHARE", 0.0)
+    monkeypatch.setattr(armed_steps, "FUTILE_SECONDS", seconds)
     written, steps = _train_armed(tmp_path, monkeypatch, from_step=1)
     assert steps[0] > armed_steps.EARLY_SKIPS
-    assert written.of("shadow_step")
+    assert bool(written.of("shadow_step")) == (seconds > 0)
 
 
 def test_a_check_that_ends_within_a_step_does_not_disturb_other_hooks() -> None:

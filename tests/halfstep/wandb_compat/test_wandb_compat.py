@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from fractions import Fraction
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from db.telemetry import step_rows
 from halfstep.session import active_run, run_start, run_upload, watched_run
 from halfstep.session.logged_values import files_of
 from halfstep.telemetry.run_folder import read_run
-from halfstep.wandb_compat import unsupported
+from halfstep.wandb_compat import calls, unsupported
 from tests.db.telemetry.telemetry_made import read_logged_points
 from tests.halfstep.watching.watch_made import Written
 from tests.site import until
@@ -750,6 +751,14 @@ def test_our_own_watch_stays_ours() -> None:
     assert halfstep.watch is run_start.watch
     with pytest.raises(AttributeError, match="nothing_of_ours"):
         _ = halfstep.nothing_of_ours
+
+
+def test_functions_of_the_module_have_the_parameters_of_the_runs_methods() -> None:
+    """As `help` and editors show them, without the run itself."""
+    for name, function in calls.RUN_FUNCTIONS.items():
+        method = getattr(calls.Run, name)
+        assert list(signature(function).parameters) == list(signature(method).parameters)[1:]
+        assert function.__doc__ == method.__doc__
 
 
 def test_images_and_tables_are_values_of_watch_log_too() -> None:
