@@ -8,7 +8,7 @@ numbers, by their first location; then all others.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from sqlalchemy import func, select
@@ -32,7 +32,8 @@ from halfstep.diagnosis.loop_mistakes import (
     find_other_mistakes,
     names_of,
 )
-from halfstep.diagnosis.observations import ZEROING
+from halfstep.diagnosis.observations import ZEROING, Observation
+from halfstep.diagnosis.statements import named as site_in_words
 from halfstep.number_formats import number
 from halfstep.number_formats import scale as scale_text
 from halfstep.telemetry import events
@@ -205,8 +206,9 @@ def named(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
     """Yield the causes for which there is evidence; the first one explains the others."""
     has_zeros = signs.zero_steps >= ZERO_STEPS
     calls = list(find_mistaken_calls(signs))
-    yield from calls
     observed = shadow_findings.observe(signs.several(events.ShadowStep), _lost_at(signs))
+    calls, observed = _join_clips(calls, observed)
+    yield from calls
     if signs.health == "healthy":  # over all steps, of which armed ones and replays are a few
         observed = [row for row in observed if row.first.kind != "scale_too_large"]
     if not calls:
@@ -235,6 +237,20 @@ def _lost_at(signs: Signs) -> int | None:
         return None
     event = signs.one(events.FirstNonfinite)
     return event.step if event else signs.first_lost[0] if signs.first_lost else None
+
+
+def _join_clips(
+    calls: list[Finding], observed: list[Observation]
+) -> tuple[list[Finding], list[Observation]]:
+    """Return both with a clip of scaled gradients told once, with the line an armed step saw."""
+    clips = [finding for finding in calls if finding.cause == "scaled_gradients_clipped"]
+    edits = [each for each in observed if each.first.kind == "scaled_gradients_edited"]
+    if not clips or not edits:
+        return calls, observed
+    [clip], [edit, *_] = clips, edits
+    text = f"{clip.text} An armed step saw it in {site_in_words(edit.first.site)}."
+    joined = [replace(clip, text=text) if finding is clip else finding for finding in calls]
+    return joined, [each for each in observed if each is not edit]
 
 
 # ---- Numbers that are not finite --------------------------------------------------------------

@@ -33,6 +33,7 @@ from halfstep.telemetry.events import (
     LeftOut,
     Origin,
     Replay,
+    ScaledClip,
     Schedule,
     ShadowStep,
     Shapes,
@@ -680,3 +681,16 @@ def test_replays_of_ordinary_skips_accuse_no_healthy_scale() -> None:
     assert found[0].title == "The loss scale is too large and does not fall"
     assert text_of(defects[0]).count("step 57") == 1
     assert text_of(defects[0]).endswith("They fit at a scale below 300,000.")
+
+
+def test_a_clip_of_scaled_gradients_is_told_once_with_its_line() -> None:
+    """The call shows how often, and an armed step where."""
+    clip = ScaledClip(step=60, optimizer="SGD", count=60, max_norm=1.0)
+    site = {"file": "/home/a/train.py", "line": 31, "source": "clip_grad_norm_(params, 1.0)"}
+    edit = {"step": 4, "kind": "scaled_gradients_edited", "symptom": "gradient", "scale": 2.0**16}
+    defect = convert(edit | {"site": site}, Defect)
+    armed = ShadowStep(step=4, armed=1, defects=[defect])
+    [found] = findings.find(_evidence("healthy", events=[clip, armed]))
+    assert found.cause == "scaled_gradients_clipped"
+    assert "clipped at least 60 times" in found.text
+    assert found.text.endswith("saw it in `clip_grad_norm_(params, 1.0)` (train.py:31).")
