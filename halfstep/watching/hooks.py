@@ -15,15 +15,10 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, cuda
-from torch._C._dynamo.eval_frame import (
-    _FrameAction,
-    _FrameExecStrategy,
-    set_code_exec_strategy,
-)
+from torch import cuda
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
@@ -32,38 +27,14 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.utils._foreach_utils import _has_foreach_support as has_foreach_support
 
 from halfstep.watching.async_host_copy import is_capturing
+from halfstep.watching.clip_wrappers import wrap_clips
+from halfstep.watching.listener import Guard, Listener, keep_from_compiler
 from halfstep.watching.loop import Loop
 from halfstep.watching.optimizer_hooks import remove_hooks
 
 ENGINE = "_engine_run_backward"  # of torch.autograd; Tensor.backward and autograd.grad end there
-CLIP = "_clip_grads_with_norm_"  # of torch.nn.utils.clip_grad
-NORM = "_get_total_norm"  # of clip_grad, before a clip by norm
-EXACT = (torch.float32, torch.float64)  # dtypes of gradients whose norms are not rounded
-GROUP = "_group_tensors_by_device_and_dtype"  # of clip_grad: clip_grad_value_ calls it, too
-
-
-class Guard(Protocol):
-    """Keeps exceptions and signals out of the training while the listener is called."""
-
-    held: int  # calls under way; above 0 a signal is deferred and sets is_due
-    is_due: bool
-
-    def handle_error(self, error: Exception) -> None:
-        """Handle an exception of the listener."""
-
-    def terminate(self) -> None:
-        """Handle the deferred signal."""
-
-
-def _keep_from_compiler(function: Any, *, with_callees: bool = False) -> None:
-    """Break the graph at this function, like torch.compiler.disable, whose import is slow."""
-    function._torchdynamo_disable = True
-    beyond = _FrameAction.SKIP if with_callees else _FrameAction.DEFAULT
-    strategy = _FrameExecStrategy(_FrameAction.SKIP, beyond)
-    set_code_exec_strategy(function.__code__, strategy)
 
 
 class Hooks:
@@ -73,40 +44,26 @@ class Hooks:
         """loop: its parts are called by the wrappers."""
         self._loop = loop
         self._shadow_hooks = loop.evidence.armed.hooks
-        self._is_armed = False
+        self._listener = Listener()
         self._schedule_depth = 0
         self._wraps: list[tuple[Any, str, Any, Any]] = []
         self._hooks: list[Any] = []
-
-    def _call(self, call: Callable[..., None], *given: Any, **named: Any) -> None:
-        """Call a listener. Wrappers of each step's calls have the same lines in them."""
-        if not self._is_armed or (cuda._initialized and is_capturing()):
-            return
-        guard = self._guard
-        guard.held += 1
-        try:
-            call(*given, **named)
-        except Exception as error:
-            guard.handle_error(error)
-        finally:  # KeyboardInterrupt propagates
-            guard.held -= 1
-        if guard.is_due and not guard.held:
-            guard.terminate()
 
     def arm(self, guard: Guard) -> None:
         """Install the wrappers, also around ShardedGradScaler's overrides.
 
         What they call stays out of compiled graphs.
         """
-        loop, self._guard = self._loop, guard
+        loop = self._loop
+        self._listener.guard = guard
         scalers = loop.scalers
         for function in (
-            *(self._call, guard.handle_error, guard.terminate, loop.passes.repeats),
+            *(self._listener.call, guard.handle_error, guard.terminate, loop.passes.repeats),
             *(scalers.on_scale, scalers.checked.func, scalers.updating, scalers.on_update),
             *(scalers.on_load, loop.clips.clipping, loop.optimizers.on_step),
         ):
-            _keep_from_compiler(getattr(function, "__func__", function), with_callees=True)
-        self._is_armed = True
+            keep_from_compiler(getattr(function, "__func__", function), with_callees=True)
+        self._listener.is_armed = True
         loop.evidence.armed.guard(guard)
         for scaler in (GradScaler, *_find_sharded_scalers()):
             self._wrap_scaler(scaler, "scale", scalers.on_scale)
@@ -116,7 +73,8 @@ class Hooks:
             self._wrap_update(scaler)
             self._wrap_scaler(scaler, "load_state_dict", scalers.on_load)
         self._wrap_engine()
-        self._wrap_clip()
+        for name, wrapper in wrap_clips(self._listener, loop):
+            self._replace(clip_grad, name, getattr(clip_grad, name), wrapper)
         self.wrap_schedulers()
         self._hooks = [
             register_optimizer_step_pre_hook(self._before_step),
@@ -126,7 +84,7 @@ class Hooks:
     def disarm(self) -> None:
         """Remove the wrappers; one that was itself wrapped since stays and calls nothing."""
         self._loop.evidence.armed.stop()  # its wrappers are around these
-        self._is_armed = False
+        self._listener.is_armed = False
         for owner, name, original, wrapped in self._wraps:
             if vars(owner).get(name) is wrapped:
                 setattr(owner, name, original)
@@ -136,11 +94,11 @@ class Hooks:
     @contextmanager
     def suspend(self) -> Iterator[None]:
         """Call nothing meanwhile: passes of a diagnosis are no steps."""
-        is_armed, self._is_armed = self._is_armed, False
+        is_armed, self._listener.is_armed = self._listener.is_armed, False
         try:
             yield
         finally:
-            self._is_armed = is_armed
+            self._listener.is_armed = is_armed
 
     def wrap_schedulers(self) -> None:
         """Wrap `step` of each scheduler class that defines it and is not wrapped yet."""
@@ -157,16 +115,17 @@ class Hooks:
         original = vars(owner).get(name)
         if original is None:
             return
-        guard, hooks, raised = self._guard, self, self._loop.scalers.on_error
+        listener, raised = self._listener, self._loop.scalers.on_error
+        guard = listener.guard
 
         @functools.wraps(original)
         def wrapper(this: Any, *args: Any, **kwargs: Any) -> Any:
-            if not (hooks._is_armed and this._enabled):
+            if not (listener.is_armed and this._enabled):
                 return original(this, *args, **kwargs)
             try:
                 result = original(this, *args, **kwargs)
             except Exception as error:
-                hooks._call(raised, this, name, error)
+                listener.call(raised, this, name, error)
                 raise
             if cuda._initialized and is_capturing():
                 return result
@@ -187,11 +146,12 @@ class Hooks:
         original = vars(owner).get("update")
         if original is None:
             return
-        guard, hooks, scalers = self._guard, self, self._loop.scalers
+        listener, scalers = self._listener, self._loop.scalers
+        guard = listener.guard
 
         @functools.wraps(original)
         def wrapper(this: Any, *args: Any, **kwargs: Any) -> Any:
-            if not (hooks._is_armed and this._enabled):
+            if not (listener.is_armed and this._enabled):
                 return original(this, *args, **kwargs)
             is_listening = not (cuda._initialized and is_capturing())
             if is_listening:
@@ -205,9 +165,9 @@ class Hooks:
             try:
                 result = original(this, *args, **kwargs)
             except Exception as error:
-                hooks._call(scalers.on_error, this, "update", error)
+                listener.call(scalers.on_error, this, "update", error)
                 raise
-            if is_listening and hooks._is_armed:
+            if is_listening and listener.is_armed:
                 guard.held += 1
                 try:
                     scalers.on_update(this, result, *args, **kwargs)
@@ -225,20 +185,20 @@ class Hooks:
         original = vars(owner).get("step")
         if original is None:
             return
-        hooks, loop = self, self._loop
+        listener, loop = self._listener, self._loop
         state, scalers, optimizers = loop.state, loop.scalers, loop.optimizers
 
         @functools.wraps(original)
         def wrapper(this: Any, *args: Any, **kwargs: Any) -> Any:
-            if not (hooks._is_armed and getattr(this, "_enabled", False)):
+            if not (listener.is_armed and getattr(this, "_enabled", False)):
                 return original(this, *args, **kwargs)
             if state.has_pending:
-                hooks._call(scalers.measure_pending)
+                listener.call(scalers.measure_pending)
             optimizers.scaler_steps += 1
             try:
                 return original(this, *args, **kwargs)
             except Exception as error:
-                hooks._call(scalers.on_error, this, "step", error)
+                listener.call(scalers.on_error, this, "step", error)
                 raise
             finally:
                 optimizers.scaler_steps -= 1
@@ -247,100 +207,26 @@ class Hooks:
 
     def _wrap_engine(self) -> None:
         original = getattr(torch.autograd, ENGINE)
-        hooks, loop = self, self._loop
+        listener, loop = self._listener, self._loop
         evidence, passes = loop.evidence, loop.passes
 
         @functools.wraps(original)
         def wrapper(roots: Any, *args: Any, **kwargs: Any) -> Any:
             accumulates = bool(kwargs.get("accumulate_grad"))
             is_examined = evidence.inputs.found is not None
-            if not hooks._is_armed or (accumulates and not is_examined and passes.repeats(roots)):
+            if not listener.is_armed or (accumulates and not is_examined and passes.repeats(roots)):
                 return original(roots, *args, **kwargs)
-            hooks._call(loop.backward_begins, roots, args, accumulates)
+            listener.call(loop.backward_begins, roots, args, accumulates)
             try:
                 return original(roots, *args, **kwargs)
             finally:
-                hooks._call(loop.backward_ends)
+                listener.call(loop.backward_ends)
 
         self._put(torch.autograd, ENGINE, original, wrapper)
 
-    def _wrap_clip(self) -> None:
-        guard, hooks, loop = self._guard, self, self._loop
-        clips, passes, evidence = loop.clips, loop.passes, loop.evidence
-        clip, group = getattr(clip_grad, CLIP), getattr(clip_grad, GROUP)
-        total = getattr(clip_grad, NORM)
-
-        # The compiler traces these three: a graph may contain a clip.
-        @functools.wraps(total)
-        def norm(
-            tensors: Any,
-            norm_type: float = 2.0,
-            error_if_nonfinite: bool = False,
-            foreach: bool | None = None,
-        ) -> Any:
-            """Return torch's total norm, and pass on the norms that it consists of."""
-            clips.norms = clips.total = None
-            is_plain = norm_type == 2.0 and foreach is not False and not error_if_nonfinite
-            if (
-                torch.compiler.is_compiling()
-                or not (hooks._is_armed and is_plain and isinstance(tensors, list))
-                or (cuda._initialized and is_capturing())
-            ):
-                result = total(tensors, norm_type, error_if_nonfinite, foreach)
-                if hooks._is_armed and norm_type == 2.0 and not torch.compiler.is_compiling():
-                    clips.total = result
-                return result
-            try:
-                # As torch does for tensors of one kind. Norms of half precision are rounded.
-                [((device, dtype), ([own], _))] = group([tensors]).items()
-                if dtype in EXACT and has_foreach_support(own, device):
-                    norms = torch._foreach_norm(own, 2.0)
-                    result = torch.linalg.vector_norm(torch.stack(norms), 2.0)
-                    clips.norms, clips.total = (tensors, norms), result
-                    return result
-            except Exception:  # torch raises it, too
-                return total(tensors, norm_type, error_if_nonfinite, foreach)
-            clips.total = total(tensors, norm_type, error_if_nonfinite, foreach)
-            return clips.total
-
-        @functools.wraps(clip)
-        def wrapper(parameters: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or not hooks._is_armed:
-                return clip(parameters, max_norm, *args, **kwargs)
-            if not isinstance(parameters, Tensor | list | tuple):
-                return clip(parameters, max_norm, *args, **kwargs)
-            if not (cuda._initialized and is_capturing()):
-                guard.held += 1
-                try:
-                    clips.clipping(parameters, max_norm, args[0] if args else None)
-                except Exception as error:
-                    guard.handle_error(error)
-                finally:
-                    guard.held -= 1
-                if guard.is_due and not guard.held:
-                    guard.terminate()
-            result = clip(parameters, max_norm, *args, **kwargs)
-            if passes.plain is None:
-                hooks._call(clips.on_clip)
-            if evidence.armed.left:
-                hooks._call(evidence.skips.has_clipped, loop.step)
-            return result
-
-        @functools.wraps(group)
-        def groups(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or not hooks._is_armed:
-                return group(tensors, *args, **kwargs)
-            if sys._getframe(1).f_code.co_name == "clip_grad_value_":
-                hooks._call(clips.clipping_values, tensors[0])
-            return group(tensors, *args, **kwargs)
-
-        self._replace(clip_grad, NORM, total, norm)
-        self._replace(clip_grad, CLIP, clip, wrapper)
-        self._replace(clip_grad, GROUP, group, groups)
-
     def _wrap_scheduler(self, owner: type) -> None:
         original = vars(owner)["step"]
-        hooks, loop = self, self._loop
+        hooks, listener, loop = self, self._listener, self._loop
 
         @functools.wraps(original)
         def wrapper(this: Any, *args: Any, **kwargs: Any) -> Any:
@@ -349,15 +235,15 @@ class Hooks:
                 result = original(this, *args, **kwargs)
             finally:
                 hooks._schedule_depth -= 1
-            is_outermost = hooks._is_armed and not hooks._schedule_depth
+            is_outermost = listener.is_armed and not hooks._schedule_depth
             if is_outermost and not getattr(this, "_is_initial", False):
-                hooks._call(loop.schedule_steps, this)
+                listener.call(loop.schedule_steps, this)
             return result
 
         self._put(owner, "step", original, wrapper)
 
     def _put(self, owner: Any, name: str, original: Any, wrapped: Any) -> None:
-        _keep_from_compiler(wrapped)
+        keep_from_compiler(wrapped)
         self._replace(owner, name, original, wrapped)
 
     def _replace(self, owner: Any, name: str, original: Any, wrapped: Any) -> None:
@@ -368,7 +254,7 @@ class Hooks:
         if self._shadow_hooks.is_on:
             self._shadow_hooks.before_step(optimizer, args, kwargs)
         if self._loop.optimizers.stepping:
-            self._call(self._loop.optimizers.record_nested, optimizer)
+            self._listener.call(self._loop.optimizers.record_nested, optimizer)
         else:
             self._loop.optimizers.stepping.append(optimizer)
 
@@ -383,9 +269,9 @@ class Hooks:
             while stepping.pop() is not optimizer:
                 pass
         is_scalers = optimizers.scaler_steps and id(optimizer) in self._loop.state.row_of
-        if is_scalers or not self._is_armed or (cuda._initialized and is_capturing()):
+        if is_scalers or not self._listener.is_armed or (cuda._initialized and is_capturing()):
             return
-        guard = self._guard
+        guard = self._listener.guard
         guard.held += 1
         try:
             optimizers.on_step(optimizer)
@@ -396,8 +282,8 @@ class Hooks:
         if guard.is_due and not guard.held:
             guard.terminate()
 
-    _keep_from_compiler(_before_step)
-    _keep_from_compiler(_after_step)
+    keep_from_compiler(_before_step)
+    keep_from_compiler(_after_step)
 
 
 def _find_sharded_scalers() -> list[type]:

@@ -29,7 +29,7 @@ from halfstep.session import active_run, run_upload
 from halfstep.shadow import mode as shadow_mode
 from halfstep.telemetry import uploader
 from halfstep.telemetry.plain_json import safe_repr
-from halfstep.watching import hooks
+from halfstep.watching import clip_wrappers, hooks, listener
 from halfstep.watching.scaler_calls import PRIVATE
 from tests import preloaded, warm
 from tests.diagnosis.trial import unreadable
@@ -102,7 +102,7 @@ def test_a_captured_step_is_left_alone(tmp_path: Path, monkeypatch: pytest.Monke
     recorded.
     """
     is_capturing = False
-    for module in (hooks, shadow_mode):
+    for module in (hooks, listener, clip_wrappers, shadow_mode):
         monkeypatch.setattr(module, "cuda", SimpleNamespace(_initialized=True))
         monkeypatch.setattr(module, "is_capturing", lambda: is_capturing)
     net = Net()
@@ -1377,7 +1377,7 @@ def test_a_torch_with_cuda_and_no_driver_is_watched(
     def no_driver() -> bool:
         raise RuntimeError("CUDA driver version is insufficient for CUDA runtime version")
 
-    for module in (hooks, shadow_mode):
+    for module in (hooks, listener, clip_wrappers, shadow_mode):
         monkeypatch.setattr(module, "is_capturing", no_driver)
     with halfstep.watch(folder=tmp_path, name="it") as watch:
         Script(clip=1.0).train(watch.add, steps=12)
