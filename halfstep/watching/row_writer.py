@@ -1,11 +1,9 @@
 """Rows of a watched loop, written by its recorder. This module imports torch."""
 
 import math
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -15,21 +13,13 @@ from halfstep.recording.gradients import Gradients, parameter_names
 from halfstep.recording.reader import Reader, ScalerRule
 from halfstep.recording.recorder import OnSteps, Recorder
 from halfstep.recording.ring import RING_ROWS
-from halfstep.recording.row import LOSS, SCALE, Clip, Layout
-from halfstep.watching.current_step import ClipOfStep, CurrentStep, Value
+from halfstep.recording.row import LOSS, SCALE, Layout
+from halfstep.watching.clip_columns import ClipColumns
+from halfstep.watching.current_step import CurrentStep, Value
+from halfstep.watching.known_optimizers import choose_name, forget, list_gone
 from halfstep.watching.state import LoopState
 
-CLIPS_KNOWN = 8  # different clips of a step
-OWN_REFERENCES = 2  # to an optimizer that only its Gradients keep alive, and sys.getrefcount's
 RELAY_SECONDS = 30.0  # timeout for a device to finish its rows before a new row layout
-
-
-class _Clipped(NamedTuple):
-    """Gradients that a clip has had."""
-
-    ids: list[int]  # of their parameters
-    columns: list[int]  # of their norms, from the layout's first; empty if they are not all known
-    optimizers: set[int]  # ids of those that have them
 
 
 class RowWriter:
@@ -44,9 +34,7 @@ class RowWriter:
         self.recorder: Recorder | None = None
         self.explicit: list[Value] = []  # losses of the open row that override the observed ones
         self.closed_row = state.unscaled  # the row that was closed last
-        self._clipped: list[_Clipped] = []  # gradients that clips of this layout have had
-        self._usual: tuple[ClipOfStep, _Clipped] | None = None  # the only clip of the last row
-        self._has_clips = False  # the last row had clips
+        self._clips = ClipColumns(state.known)
 
     def meet(self, optimizer: Optimizer) -> Gradients:
         """Register a new or changed optimizer, and allocate its rows."""
@@ -55,9 +43,9 @@ class RowWriter:
         known = state.known.get(id(optimizer))
         before = list(state.known)
         if known is None:
-            for identity in self._gone():
-                self._forget(identity, optimizer)
-        name = self._name(optimizer) if known is None else known.name
+            for identity in list_gone(state):
+                forget(state, identity, optimizer)
+        name = choose_name(state, optimizer) if known is None else known.name
         if known is not None:  # a parameter was replaced
             state.names |= parameter_names(state.modules)
         gradients = Gradients(optimizer, name, state.names)
@@ -80,8 +68,7 @@ class RowWriter:
             self.reader, layout, gradients.device, self._started_at, self._on_steps
         )
         state.one = self.recorder.one
-        self._clipped.clear()
-        self._usual, self._has_clips = None, False
+        self._clips = ClipColumns(state.known)
         return gradients
 
     def _know(self, optimizer: Optimizer, gradients: Gradients) -> None:
@@ -116,54 +103,16 @@ class RowWriter:
         known = dict(state.known)
         state.known.clear()
         state.known.update((key, known[key]) for key in order)
-        self._clipped.clear()
-        self._usual = None
+        self._clips.forget()
         return True
 
     def close_of_gone(self) -> None:
         """Close the open row without a scaler if an optimizer that stepped in it is gone."""
         state = self._state
-        if not state.unscaled.stepped.isdisjoint(self._gone()):
+        if not state.unscaled.stepped.isdisjoint(list_gone(state)):
             clips, state.first_clips.known = state.first_clips.known, {}  # of the next row
             self.close_unscaled()
             state.first_clips.known = clips
-
-    def _gone(self) -> list[int]:
-        """Return the ids of optimizers that the loop has dropped, and that no open row has."""
-        state = self._state
-        if state.wanted is not None:
-            return []
-        scaled = [row.measured for row in state.open_rows.values()]
-        return [
-            identity
-            for identity, gradients in state.known.items()
-            if sys.getrefcount(gradients.optimizer) <= OWN_REFERENCES
-            and not any(identity in measured for measured in scaled)
-        ]
-
-    def _forget(self, identity: int, successor: Optimizer) -> None:
-        """Forget an optimizer by its id; its clipped gradients may be a successor's."""
-        state = self._state
-        own = [list(map(id, group["params"])) for group in successor.param_groups]
-        if state.known[identity].has_groups(own) and identity in state.before_clip:
-            state.before_clip[id(successor)] = state.before_clip[identity]
-            state.clips_ahead[id(successor)] = state.clips_ahead.get(identity, {})
-        state.passes.forget(identity)
-        state.passes.end_first_iteration()
-        state.clipping.discard(identity)
-        for by_id in (
-            *(state.known, state.row_of, state.before_clip),
-            *(state.clips_ahead, state.uncleared),
-        ):
-            by_id.pop(identity, None)
-
-    def _name(self, optimizer: Optimizer) -> str:
-        state = self._state
-        if state.wanted is not None:
-            return state.wanted[id(optimizer)]
-        name = type(optimizer).__name__
-        others = [type(known.optimizer).__name__ for known in state.known.values()]
-        return f"{name}{others.count(name) + 1}" if name in others else name
 
     def drain(self, patience_seconds: float) -> bool:
         """Hand over all closed rows; return True if they arrived in time."""
@@ -214,15 +163,16 @@ class RowWriter:
                 factors.append(factor)
                 if counts:
                     self.reader.count(number, gradients.name, counts)
-        if row.clips or self._has_clips:
-            is_usual = self._usual is not None and len(row.clips) == 1
-            if is_usual and self._usual is not None:  # inlined: each call adds to every step
-                before, known = self._usual
+        clips = self._clips
+        if row.clips or clips.has_clips:
+            is_usual = clips.usual is not None and len(row.clips) == 1
+            if is_usual and clips.usual is not None:  # inlined: each call adds to every step
+                before, clipped = clips.usual
                 [clip] = row.clips.values()
                 is_usual = clip.max_norm == before.max_norm and clip.ids == before.ids
-                is_usual = is_usual and known.optimizers <= row.measured.keys()
+                is_usual = is_usual and clipped.optimizers <= row.measured.keys()
             if not is_usual:
-                self._note_clips(number, row)
+                clips.note(number, row, self.reader)
         passes = state.passes
         observed: Sequence[Tensor] = ()
         divisor = 1.0
@@ -264,40 +214,7 @@ class RowWriter:
             loss = loss * divisor
         recorder.write(loss, scale, found_inf, factors, norms, others, scale_after)
         if row.scaler is None and recorder.ring.readable is not None:
-            self._count_nonfinite(row, number)
-
-    def _note_clips(self, number: int, row: CurrentStep) -> None:
-        """Pass on those clips of a row whose gradients it has all."""
-        clips: list[Clip] = []
-        self._usual = None
-        for clip in row.clips.values():
-            known = next((clipped for clipped in self._clipped if clipped.ids == clip.ids), None)
-            if known is None:
-                known = self._find_clipped(clip.ids, clip.parameters)
-                self._clipped = [known, *self._clipped[: CLIPS_KNOWN - 1]]
-            if known.columns and known.optimizers <= row.measured.keys():
-                clips.append(Clip(known.columns, clip.max_norm))
-                self._usual = (clip._replace(parameters=()), known) if len(row.clips) == 1 else None
-        self.reader.clips(number, clips)
-        self._has_clips = bool(clips)
-
-    def _find_clipped(self, ids: list[int], parameters: Sequence[Tensor]) -> "_Clipped":
-        """Return where the norms of clipped gradients are; none unless all of them are
-        here and whole.
-        """
-        column = 0
-        places: dict[int, tuple[int, int] | None] = {}  # column and optimizer, by parameter
-        for identity, gradients in self._state.known.items():
-            for parameter in gradients.parameters:
-                is_shared = id(parameter) in places
-                places[id(parameter)] = None if is_shared else (column, identity)
-                column += 1
-        having = [p for p in parameters if p.grad is not None or id(p) in places]
-        found = [places.get(id(p)) for p in having]
-        if None in found or any(hasattr(p, "to_local") for p in having):
-            return _Clipped(ids, [], set())
-        columns, optimizers = zip(*(entry for entry in found if entry), strict=True)
-        return _Clipped(ids, list(columns), set(optimizers))
+            _count_nonfinite(recorder, self.reader, state.known, number, row)
 
     def _scale_was_set(self, row: CurrentStep, number: int) -> None:
         """Note that the loop has changed the scale since the last update."""
@@ -307,18 +224,6 @@ class RowWriter:
             self.reader.note(number).set_after = ScalerRule(
                 scaler._growth_factor, scaler._backoff_factor, scaler._growth_interval
             )
-
-    def _count_nonfinite(self, row: CurrentStep, number: int) -> None:
-        """Count the nonfinite elements of a row without a scaler, which the host can read."""
-        recorder = self.recorder
-        if recorder is None or recorder.ring.readable is None or self.reader.has_nonfinite:
-            return
-        values = recorder.ring.readable[number % RING_ROWS]
-        if not math.isfinite(values[recorder.layout.norms].sum()):
-            for identity, (norms, _factor, counts) in row.measured.items():
-                if counts is None:
-                    gradients = self._state.known[identity]
-                    self.reader.count(number, gradients.name, gradients.nonfinite(norms))
 
     def _note(self, number: int, row: CurrentStep, *, has_loss: bool) -> None:
         """Note the facts about a row that only the host has."""
@@ -425,3 +330,21 @@ def _are_one(losses: list[list[Tensor]]) -> bool:
         len(other) == len(first) and all(a is b for a, b in zip(other, first, strict=True))
         for other in losses[1:]
     )
+
+
+def _count_nonfinite(
+    recorder: Recorder,
+    reader: Reader,
+    known: Mapping[int, Gradients],
+    number: int,
+    row: CurrentStep,
+) -> None:
+    """Count the nonfinite elements of a row without a scaler, which the host can read."""
+    if recorder.ring.readable is None or reader.has_nonfinite:
+        return
+    values = recorder.ring.readable[number % RING_ROWS]
+    if not math.isfinite(values[recorder.layout.norms].sum()):
+        for identity, (norms, _factor, counts) in row.measured.items():
+            if counts is None:
+                gradients = known[identity]
+                reader.count(number, gradients.name, gradients.nonfinite(norms))
