@@ -1,17 +1,17 @@
 """One call of an operator in a shadow step, and its second run. This module imports torch."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch._C import _current_graph_task_id
-from torch.multiprocessing.reductions import StorageWeakRef
 
-from halfstep.shadow.arguments import IN_FP64, adapt, in_fp32, in_fp64, map_tensors
-from halfstep.shadow.facts import Facts, all_finite, examine, examine_all
+from halfstep.shadow.arguments import adapt, map_tensors
+from halfstep.shadow.facts import Facts, examine, examine_all
 from halfstep.shadow.lines import place_of_caller
+from halfstep.shadow.lost_updates import keep_lasting
 from halfstep.shadow.memory import SHADOW_DTYPES, Entry, ShadowMemory
 from halfstep.shadow.operations import OUTSIDE, Input, Operation
 from halfstep.shadow.operators import (
@@ -32,6 +32,7 @@ from halfstep.shadow.operators import (
 )
 from halfstep.shadow.reproduction import reproduction
 from halfstep.shadow.scale import UNKNOWN, Power, ScaleExperiment
+from halfstep.shadow.second_runs import SecondRuns
 
 if TYPE_CHECKING:
     from halfstep.shadow.mode import ShadowMode
@@ -41,50 +42,6 @@ DIFFERENT_INTEGERS = 0.01  # share of a tensor
 MOST_KEPT = 3  # operators of a step whose inputs are kept
 MOST_MEASURED = 10_000_000  # elements of a result whose rounding is measured
 NO_PASS = -1  # number of the graph task outside of a backward pass
-#: A change in place is rounded away if in fp32 it moves at least the first share of elements, and
-#: at most the second share of it is left, as the part of the change in its own direction.
-MOVED, LEFT = 0.5, 0.5
-REST_DIFFERS = 0.1  # relative distance of a kept rest that is rounded itself
-
-
-@dataclass(frozen=True, slots=True)
-class Lasting:
-    """A half-precision tensor before and after the changes of a step."""
-
-    tensor: Tensor
-    entry: Entry
-    before: Tensor
-    shadow_before: Tensor
-    source: StorageWeakRef | None  # of which the first change is a copy
-
-    def is_lost(self, memory: ShadowMemory) -> bool:
-        """Return whether the changes were rounded away, and nothing else holds the result."""
-        is_copy = self.source is not None and not self.source.expired()  # type: ignore[no-untyped-call]
-        if is_copy or not self._can_be_compared():
-            return False
-        expected = self._compute_expected(memory)
-        if int(torch.count_nonzero(expected)) <= MOVED * self.tensor.numel():
-            return False
-        return float((self._change() * expected).sum()) <= LEFT * float(expected.square().sum())
-
-    def keeps_rest_of(self, other: "Lasting", memory: ShadowMemory) -> bool:
-        """Return whether this tensor is what the change of another has lost, as in Kahan's sum."""
-        is_alike = other is not self and self.tensor.shape == other.tensor.shape
-        if not (is_alike and self._can_be_compared() and other._can_be_compared()):
-            return False
-        rest, kept = other._compute_expected(memory) - other._change(), self.tensor.double()
-        error = min(float((kept - sign * rest).norm()) for sign in (1, -1))
-        return error < REST_DIFFERS * float(rest.norm())
-
-    def _can_be_compared(self) -> bool:
-        return self.entry.values is not None and is_readable(self.tensor)
-
-    def _change(self) -> Tensor:
-        return self.tensor.double() - self.before.double()
-
-    def _compute_expected(self, memory: ShadowMemory) -> Tensor:
-        """Return the change in fp32."""
-        return (memory.shadow(self.tensor, self.entry) - self.shadow_before).double()
 
 
 class Call:
@@ -104,10 +61,9 @@ class Call:
         self._actual, self._args = args, args
         self._actual_kwargs, self._kwargs = kwargs, kwargs
         memory = mode.memory
-        self._entries = [
-            mode.entry(tensor, is_part=operator.name in SELECTIONS) for tensor in tensors
-        ]
         is_selection = operator.name in SELECTIONS
+        self._entries = [mode.entry(tensor, is_part=is_selection) for tensor in tensors]
+        self._operands = list(zip(tensors, self._entries, strict=True))
         has_half = not is_selection and any(map(is_half, (*tensors, *args, *kwargs.values())))
         is_affected = has_half or any(entry.values is not None for entry in self._entries)
         self._may_run = (
@@ -117,9 +73,7 @@ class Call:
         )
         self._is_rerun = is_affected and self._may_run
         self._written = operator.find_written_tensors(args, kwargs)
-        self._inputs = [
-            self._input(tensor, entry) for tensor, entry in zip(tensors, self._entries, strict=True)
-        ]
+        self._inputs = [self._input(tensor, entry) for tensor, entry in self._operands]
         self._is_of_scale = operator.name not in CLEARING and any(
             entry.power != 0 or entry.is_of_scale for entry in self._entries
         )
@@ -130,17 +84,19 @@ class Call:
             for tensor in self._written:
                 if tensor.is_floating_point() or tensor.is_complex():
                     memory.materialize(tensor, mode.entry(tensor))
-            self._keep_lasting()
+            keep_lasting(mode, self._written, args[1] if operator.name == "copy_" else None)
             own = map_tensors(args, self._shadow_of, SHADOW_DTYPES)
             self._args = adapt(operator, own)
             self._kwargs = map_tensors(kwargs, self._shadow_of, SHADOW_DTYPES)
-        #: Arguments in fp32 before a change in place, in a step that measures its rounding.
-        self._before: tuple[Any, Any] | None = None
+        self._runs = SecondRuns(
+            func,
+            operator,
+            (args, kwargs),
+            (self._args, self._kwargs),
+            may_run=self._may_run and not self._written,
+        )
         if mode.measures and has_half and self._may_run and self._written:
-            self._before = tuple(
-                map_tensors(part, lambda t: in_fp32(t).clone(), SHADOW_DTYPES)
-                for part in (args, kwargs)
-            )
+            self._runs.keep_before()
         self._repaired: tuple[Any, Any] | None = None
         if mode.repair is not None and self._may_run and _current_graph_task_id() == NO_PASS:
             try:
@@ -183,23 +139,6 @@ class Call:
         """Return whether a line of Python called the operator within a backward pass."""
         return bool(place_of_caller(is_backward=True).line)
 
-    def _keep_lasting(self) -> None:
-        """Copy half-precision tensors that are older than the step, before their first change."""
-        mode = self._mode
-        for tensor in self._written:
-            entry = mode.entry(tensor)
-            is_new = entry.writers[0].name != OUTSIDE or id(entry) in mode.lasting
-            if is_half(tensor) and tensor.numel() and not is_new:
-                shadow = mode.memory.shadow(tensor, entry).clone()
-                source = self._source() if self.operator.name == "copy_" else None
-                mode.lasting[id(entry)] = Lasting(tensor, entry, tensor.clone(), shadow, source)
-
-    def _source(self) -> StorageWeakRef | None:
-        """Return the storage of the second argument."""
-        found = tensors_in(self._actual[1])
-        storages = [tensor.untyped_storage() for tensor in found if is_readable(tensor)]
-        return StorageWeakRef(storages[0]) if storages else None  # type: ignore[no-untyped-call]
-
     def _shadow_of(self, tensor: Tensor) -> Tensor:
         has_shadow = has_numbers(tensor) or self._mode.memory.has_shadow(tensor)
         return self._mode.shadow(tensor) if has_shadow else tensor
@@ -211,7 +150,7 @@ class Call:
             and entry.writers[-1].is_backward
             and is_readable(tensor)
             and bool(tensor.any())
-            for tensor, entry in zip(self.tensors, self._entries, strict=True)
+            for tensor, entry in self._operands
         )
 
     def follow(self, result: Any) -> None:
@@ -222,7 +161,7 @@ class Call:
         if not operator.is_known:  # it may change what its schema does not declare
             for tensor in self.tensors:
                 mode.memory.forget(tensor)
-        if not self._written and outputs and self._is_alias(outputs):
+        if not self._written and outputs and _are_views(outputs, self.tensors):
             return
         made = mode.operation(operator)
         made.inputs = self._inputs
@@ -231,7 +170,7 @@ class Call:
         if is_stale and mode.on_stale_cast is not None:
             mode.on_stale_cast(made)
         made.power, made.is_of_scale = self._power, self._is_of_scale
-        made.factor = self._factor(outputs)
+        made.factor = _find_factor(operator, self._actual, outputs, self._operands)
         shadows = self._rerun(made, outputs)
         if self._repaired is not None and mode.repair is not None:
             try:
@@ -267,28 +206,6 @@ class Call:
         """Return the tensors that a batch norm changes, although its schema does not say so."""
         positions = self.operator.statistics
         return tensors_in([self._actual[i] for i in positions if i < len(self._actual)])
-
-    def _is_alias(self, outputs: list[Tensor]) -> bool:
-        """Return whether the results are views that the schema does not declare, as of detach."""
-        storages = {tensor.untyped_storage()._cdata for tensor in self.tensors}
-        return all(
-            is_readable(tensor) and tensor.untyped_storage()._cdata in storages
-            for tensor in outputs
-        )
-
-    def _factor(self, outputs: list[Tensor]) -> float | None:
-        """Return the number by which a loss was multiplied, if that is what the operator does."""
-        if self.operator.name not in PRODUCTS_OF_TWO or [output.numel() for output in outputs] != [
-            1
-        ]:
-            return None
-        second = self._actual[1] if len(self._actual) > 1 else None
-        if isinstance(second, int | float):
-            return float(second)
-        for tensor, entry in zip(self.tensors, self._entries, strict=True):
-            if tensor.numel() == 1 and entry.writers[0].name == OUTSIDE:
-                return float(tensor)
-        return None
 
     def _rerun(self, made: Operation, outputs: list[Tensor]) -> list[Tensor] | None:
         """Return the shadows of the results; None if they equal them, or are unknown."""
@@ -340,22 +257,21 @@ class Call:
             if is_half(tensor) and not made.is_backward:
                 mode.half_operators += 1
             if facts is not None:
-                for unread, part in zip(self._entries, self.tensors, strict=True):
+                for part, unread in self._operands:
                     if unread.is_unread and facts.nonfinite:
                         mode.read(part, unread, facts)
                         made.inputs = [Input(unread.writers, facts), *made.inputs]
                 self._record(made, tensor, entry, facts)
             is_measured = mode.measures and not made.is_backward and shadow is not None
             if is_measured and tensor.numel() <= MOST_MEASURED:
-                made.own_error = max(made.own_error, self._measure_own_error(tensor))
+                made.own_error = max(made.own_error, self._runs.measure_error(tensor))
 
     def _compare_mask(self, made: Operation, mask: Tensor, shadow: Tensor) -> None:
         """Keep a mask that is another in fp32, since values became 0 in half precision."""
         value = self._actual[1] if self.operator.name in ZERO_TESTS else None
         is_test = isinstance(value, int | float) and value == 0
         follows = any(
-            entry.values is not None and not has_numbers(tensor)
-            for tensor, entry in zip(self.tensors, self._entries, strict=True)
+            entry.values is not None and not has_numbers(tensor) for tensor, entry in self._operands
         )
         if (is_test or follows) and not torch.equal(mask, shadow):
             entry = self._mode.memory.find(mask) or self._mode.memory.add(mask)
@@ -386,19 +302,19 @@ class Call:
         entry.is_suspect |= bool(facts.nonfinite or facts.shadow_nonfinite)
         if facts.flushed and self.operator.name in DIFFERENCES:
             shadow = mode.memory.shadow(tensor, entry)
-            self._find_rounded(made, tensor, (tensor == 0) & (shadow != 0))
+            _find_rounded(mode.memory, made, self._operands, tensor, (tensor == 0) & (shadow != 0))
         has_bad_input = any(
             operand.facts and operand.facts.shadow_nonfinite for operand in self._inputs
         )
         if facts.shadow_nonfinite and not has_bad_input and mode.fp64_runs < MOST_FP64_RUNS:
             mode.fp64_runs += 1
-            made.beyond_fp32 = self._beyond_fp32()
+            made.beyond_fp32 = self._runs.find_largest_in_fp64()
         has_lost_input = any(operand.facts and operand.facts.lost for operand in self._inputs)
         if facts.lost and not has_lost_input and not made.is_first:
             made.is_first = True
-            made.is_own = self._is_own(tensor)
+            made.is_own = self._runs.is_finite_in_fp32(tensor, mode.shadow(tensor))
             is_lost = ~torch.isfinite(tensor) & torch.isfinite(mode.shadow(tensor))
-            made.sample = self._find_rounded(made, tensor, is_lost)
+            made.sample = _find_rounded(mode.memory, made, self._operands, tensor, is_lost)
             mode.first_lost.append(made)
             if mode.keeps_inputs and not self._written and len(mode.reproductions) < MOST_KEPT:
                 actual, exact = (self._actual, self._actual_kwargs), (self._args, self._kwargs)
@@ -412,75 +328,6 @@ class Call:
                 )
             ]
 
-    # --- experiments: the operator once more, in other ways
-
-    def _run(self, args: Any, kwargs: Any) -> list[Tensor]:
-        """Return the results of another run; none if it is not possible."""
-        if self._written or not self._may_run:
-            return []
-        try:
-            return tensors_in(self._func(*args, **kwargs))
-        except Exception:
-            return []  # there is no kernel for these dtypes
-
-    def _from_actual(self) -> list[Tensor]:
-        """Return the results in fp32 from the actual inputs."""
-        if self._before is None:
-            actual = self._actual, self._actual_kwargs
-            return self._run(*(map_tensors(part, in_fp32, SHADOW_DTYPES) for part in actual))
-        try:
-            self._func(*self._before[0], **self._before[1])
-        except Exception:
-            return []  # there is no kernel for these dtypes
-        return self.operator.find_written_tensors(*self._before)
-
-    def _is_own(self, result: Tensor) -> bool | None:
-        """Return whether fp32 would make the lost elements finite from the actual inputs."""
-        exact = next(
-            (candidate for candidate in self._from_actual() if candidate.shape == result.shape),
-            None,
-        )
-        if exact is None:
-            return None
-        is_lost = ~torch.isfinite(result) & torch.isfinite(self._mode.shadow(result))
-        return all_finite(exact[is_lost])
-
-    def _beyond_fp32(self) -> float | None:
-        """Return the largest value in fp64 if all are finite there; None if not, or unknown."""
-        args, kwargs = (map_tensors(part, in_fp64, IN_FP64) for part in (self._args, self._kwargs))
-        results = [result for result in self._run(args, kwargs) if result.numel()]
-        if not all(map(all_finite, results)):
-            return None
-        return max((float(result.abs().max()) for result in results), default=None)
-
-    def _find_rounded(
-        self, made: Operation, result: Tensor, where: Tensor
-    ) -> tuple[float, float] | None:
-        """Return a finite input of some elements and its shadow, if they differ.
-
-        Its writers are kept: they have rounded it.
-        """
-        for tensor, entry in zip(self.tensors, self._entries, strict=True):
-            if tensor.shape == result.shape and tensor.is_floating_point():
-                value = float(tensor[where].flatten()[0])
-                shadow = float(self._mode.memory.shadow(tensor, entry)[where].flatten()[0])
-                if math.isfinite(value) and value != shadow:
-                    made.rounded = [writer for writer in entry.writers if writer is not made]
-                    return value, shadow
-        return None
-
-    def _measure_own_error(self, actual: Tensor) -> float:
-        """Return the operator's own rounding, relative to its result."""
-        exact = next(
-            (candidate for candidate in self._from_actual() if candidate.shape == actual.shape),
-            None,
-        )
-        size = 0.0 if exact is None else float(exact.double().norm())
-        if exact is None or not size or not math.isfinite(size):
-            return 0.0
-        distance = float((exact.double() - actual.double()).norm())
-        return distance / size if math.isfinite(distance) else 0.0
-
     def _examine(self, tensor: Tensor, entry: Entry) -> Facts | None:
         is_changed = any(tensor is written for written in self._written)
         return None if is_changed else examine(tensor, self._mode.memory.shadow(tensor, entry))
@@ -493,3 +340,50 @@ class Call:
             mode.on_write(entry, made, tensor.numel())
         entry.power, entry.is_of_scale = made.power, made.is_of_scale
         return entry
+
+
+def _are_views(outputs: list[Tensor], tensors: list[Tensor]) -> bool:
+    """Return whether results are views that the schema does not declare, as of detach."""
+    storages = {tensor.untyped_storage()._cdata for tensor in tensors}
+    return all(
+        is_readable(tensor) and tensor.untyped_storage()._cdata in storages for tensor in outputs
+    )
+
+
+def _find_factor(
+    operator: Operator,
+    args: tuple[object, ...],
+    outputs: list[Tensor],
+    inputs: Iterable[tuple[Tensor, Entry]],
+) -> float | None:
+    """Return the number by which a loss was multiplied, if that is what the operator does."""
+    is_of_loss = [output.numel() for output in outputs] == [1]
+    if operator.name not in PRODUCTS_OF_TWO or not is_of_loss:
+        return None
+    if isinstance(second := args[1] if len(args) > 1 else None, int | float):
+        return float(second)
+    for tensor, entry in inputs:
+        if tensor.numel() == 1 and entry.writers[0].name == OUTSIDE:
+            return float(tensor)
+    return None
+
+
+def _find_rounded(
+    memory: ShadowMemory,
+    made: Operation,
+    inputs: Iterable[tuple[Tensor, Entry]],
+    result: Tensor,
+    where: Tensor,
+) -> tuple[float, float] | None:
+    """Return a finite input of some elements and its shadow, if they differ.
+
+    Its writers are kept: they have rounded it.
+    """
+    for tensor, entry in inputs:
+        if tensor.shape == result.shape and tensor.is_floating_point():
+            value = float(tensor[where].flatten()[0])
+            shadow = float(memory.shadow(tensor, entry)[where].flatten()[0])
+            if math.isfinite(value) and value != shadow:
+                made.rounded = [writer for writer in entry.writers if writer is not made]
+                return value, shadow
+    return None

@@ -1,16 +1,16 @@
 """Defects of a shadow step, from its losses, gradients and weights. This module imports torch."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 from torch import Tensor
 
 from halfstep.diagnosis.defect import Defect, Kind, Site
-from halfstep.shadow.call import Lasting
 from halfstep.shadow.classify import classify, is_out_of_range, site_of, trace
 from halfstep.shadow.gradient_sums import GradientSums, gradient_sums
 from halfstep.shadow.losses import LossHistory, SeenLoss
+from halfstep.shadow.lost_updates import find_lost_updates
 from halfstep.shadow.memory import SHADOW_DTYPES, Entry
 from halfstep.shadow.mode import ShadowMode
 from halfstep.shadow.operations import Operation
@@ -163,7 +163,7 @@ class Judge:
             self._overflow_without_effect(step)
 
     def _updates_lost(self, step: int) -> None:
-        for lasting in lost_updates(self._mode):
+        for lasting in find_lost_updates(self._mode):
             cast = self._mode.halved.find(lasting.entry.storage.cdata)
             self.found(
                 Defect(
@@ -322,17 +322,6 @@ class Judge:
             if defect.kind == "overflow" and defect.value:
                 self.found(replace(defect, kind="overflow_without_effect"))
                 return
-
-
-def lost_updates(mode: ShadowMode) -> Iterator[Lasting]:
-    """Yield the tensors whose changes in this step were rounded away, and kept nowhere else."""
-    changed = list(mode.lasting.values())
-    for lasting in changed:
-        if lasting.is_lost(mode.memory) and not any(
-            other.keeps_rest_of(lasting, mode.memory) or lasting.keeps_rest_of(other, mode.memory)
-            for other in changed
-        ):
-            yield lasting
 
 
 def _is_bad(operation: Operation) -> bool:

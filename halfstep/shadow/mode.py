@@ -23,9 +23,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from halfstep.shadow.call import NO_PASS, Call, Lasting
+from halfstep.shadow.call import NO_PASS, Call
 from halfstep.shadow.facts import Facts, all_finite, examine
 from halfstep.shadow.lines import place_of_caller
+from halfstep.shadow.lost_updates import Lasting
 from halfstep.shadow.memory import ByStorage, Entry, OutOfMemory, ShadowMemory
 from halfstep.shadow.operations import OUTSIDE, Carried, Kept, Operation, Place
 from halfstep.shadow.operators import (

@@ -1,0 +1,87 @@
+"""Changes of half-precision tensors that are rounded away. This module imports torch."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from halfstep.shadow.memory import Entry, ShadowMemory
+from halfstep.shadow.operations import OUTSIDE
+from halfstep.shadow.operators import is_half, is_readable, tensors_in
+
+if TYPE_CHECKING:
+    from halfstep.shadow.mode import ShadowMode
+
+#: A change in place is rounded away if in fp32 it moves at least the first share of elements, and
+#: at most the second share of it is left, as the part of the change in its own direction.
+MOVED, LEFT = 0.5, 0.5
+REST_DIFFERS = 0.1  # relative distance of a kept rest that is rounded itself
+
+
+@dataclass(frozen=True, slots=True)
+class Lasting:
+    """A half-precision tensor before and after the changes of a step."""
+
+    tensor: Tensor
+    entry: Entry
+    before: Tensor
+    shadow_before: Tensor
+    source: StorageWeakRef | None  # of which the first change is a copy
+
+    def is_lost(self, memory: ShadowMemory) -> bool:
+        """Return whether the changes were rounded away, and nothing else holds the result."""
+        is_copy = self.source is not None and not self.source.expired()  # type: ignore[no-untyped-call]
+        if is_copy or not self._can_be_compared():
+            return False
+        expected = self._compute_expected(memory)
+        if int(torch.count_nonzero(expected)) <= MOVED * self.tensor.numel():
+            return False
+        return float((self._change() * expected).sum()) <= LEFT * float(expected.square().sum())
+
+    def keeps_rest_of(self, other: "Lasting", memory: ShadowMemory) -> bool:
+        """Return whether this tensor is what the change of another has lost, as in Kahan's sum."""
+        is_alike = other is not self and self.tensor.shape == other.tensor.shape
+        if not (is_alike and self._can_be_compared() and other._can_be_compared()):
+            return False
+        rest, kept = other._compute_expected(memory) - other._change(), self.tensor.double()
+        error = min(float((kept - sign * rest).norm()) for sign in (1, -1))
+        return error < REST_DIFFERS * float(rest.norm())
+
+    def _can_be_compared(self) -> bool:
+        return self.entry.values is not None and is_readable(self.tensor)
+
+    def _change(self) -> Tensor:
+        return self.tensor.double() - self.before.double()
+
+    def _compute_expected(self, memory: ShadowMemory) -> Tensor:
+        """Return the change in fp32."""
+        return (memory.shadow(self.tensor, self.entry) - self.shadow_before).double()
+
+
+def keep_lasting(mode: "ShadowMode", written: list[Tensor], copied: object) -> None:
+    """Copy half-precision tensors that are older than the step, before their first change.
+
+    written: what the operator changes.  copied: what it copies to them, if it does.
+    """
+    for tensor in written:
+        entry = mode.entry(tensor)
+        is_new = entry.writers[0].name != OUTSIDE or id(entry) in mode.lasting
+        if is_half(tensor) and tensor.numel() and not is_new:
+            shadow = mode.memory.shadow(tensor, entry).clone()
+            sources = [part.untyped_storage() for part in tensors_in(copied) if is_readable(part)]
+            source = StorageWeakRef(sources[0]) if sources else None  # type: ignore[no-untyped-call]
+            mode.lasting[id(entry)] = Lasting(tensor, entry, tensor.clone(), shadow, source)
+
+
+def find_lost_updates(mode: "ShadowMode") -> Iterator[Lasting]:
+    """Yield the tensors whose changes in this step were rounded away, and kept nowhere else."""
+    changed = list(mode.lasting.values())
+    for lasting in changed:
+        if lasting.is_lost(mode.memory) and not any(
+            other.keeps_rest_of(lasting, mode.memory) or lasting.keeps_rest_of(other, mode.memory)
+            for other in changed
+        ):
+            yield lasting
