@@ -29,7 +29,7 @@ def forget(state: LoopState, identity: int, successor: Optimizer) -> None:
         state.before_clip[id(successor)] = state.before_clip[identity]
         state.clips_ahead[id(successor)] = state.clips_ahead.get(identity, {})
     state.passes.forget(identity)
-    state.passes.end_first_iteration()
+    state.passes.first.end()
     state.clipping.discard(identity)
     for by_id in (
         *(state.known, state.row_of, state.before_clip),

@@ -106,8 +106,10 @@ class Loop:
             self.rows.close_unscaled()
         if state.closed_steps >= SETTLED_AFTER:
             self._arrivals.look_outside_optimizers()
+        own = state.passes.own
         known = [
-            (gradients, state.passes.has_changed(key)) for key, gradients in state.known.items()
+            (gradients, key in own and own[key].has_changed)
+            for key, gradients in state.known.items()
         ]
         state.best_effort("evidence", state.evidence.end, state.closed_steps, known)
 

@@ -65,14 +65,14 @@ class Measurement:
                 number, name = state.closed_steps + 1, gradients.name
                 state.evidence.record_mixed_scales(number, name, first_scale, scaler._scale)
         if state.uncleared and (before_pass := state.uncleared.pop(identity, None)) is not None:
-            carried = state.passes.count_carried(identity)
-            if carried:
+            own = state.passes.own.get(identity)
+            if own is not None and (carried := own.carried):
                 name = gradients.name
                 state.evidence.record_uncleared(state.closed_steps + 1, name, before_pass, carried)
         if identity not in row.losses:  # an ascent's loss is the step's
             row.losses[identity] = losses
-            if state.passes.divisor != 1:
-                row.divisors[identity] = state.passes.accumulation(len(losses))
+            if state.passes.kept.divisor != 1:
+                row.divisors[identity] = state.passes.kept.accumulation(len(losses))
         gradients.steps += 1
         step = state.closed_steps + 1
         measured = state.before_clip.pop(identity, None) if state.before_clip else None
@@ -117,11 +117,11 @@ class Measurement:
                 i for i in gradients.without_gradient if gradients.parameters[i].grad is None
             }
         if gradients.without_gradient:
+            own = state.passes.own.get(identity)
+            has_changed = own is not None and own.has_changed
             state.best_effort(
                 "missing gradients",
-                partial(
-                    state.evidence.checks.check, has_changed=state.passes.has_changed(identity)
-                ),
+                partial(state.evidence.checks.check, has_changed=has_changed),
                 step,
                 gradients,
             )

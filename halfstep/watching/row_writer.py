@@ -173,7 +173,7 @@ class RowWriter:
                 is_usual = is_usual and clipped.optimizers <= row.measured.keys()
             if not is_usual:
                 clips.note(number, row, self.reader)
-        passes = state.passes
+        kept = state.passes.kept
         observed: Sequence[Tensor] = ()
         divisor = 1.0
         for identity, observed in row.losses.items():
@@ -181,12 +181,12 @@ class RowWriter:
                 divisor = row.divisors.get(identity, 1.0) if row.divisors else 1.0
                 break
         losses: Sequence[Value] = observed
-        if passes.is_settled and len(passes.references) == 1:  # as `get_losses` does
-            value, version, known = passes.references[0]
+        if kept.is_settled and len(kept.references) == 1:  # as `KeptLosses.get` does
+            value, version, known = kept.references[0]
             if value.tolist() == known if known is not None else value._version == version:
-                passes.references.clear()
-        if passes.references or not passes.is_settled:
-            losses = passes.get_losses(observed)
+                kept.references.clear()
+        if kept.references or not kept.is_settled:
+            losses = kept.get(observed)
         losses = self.explicit or losses
         if (
             not losses

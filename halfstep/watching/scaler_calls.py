@@ -76,7 +76,8 @@ class ScalerCalls:
             row.pending.add(identity)
             state.has_pending = True
             return
-        has_unscaled = state.passes.plain is None and state.passes.has_unscaled(identity)
+        own = state.passes.own.get(identity) if state.passes.plain is None else None
+        has_unscaled = own is not None and own.has_unscaled()
         self._measurement.measure(row, optimizer, None if is_unscaled else scaler._scale)
         if has_unscaled and identity in state.known:
             state.best_effort(
@@ -185,7 +186,8 @@ class ScalerCalls:
 
         The loop moved the weights by hand, and the optimizer's step follows.
         """
-        row.is_by_hand = all(map(self._state.passes.has_moved, row.measured))
+        own = self._state.passes.own
+        row.is_by_hand = all(key in own and own[key].has_moved() for key in row.measured)
         return row.is_by_hand and not row.ascents
 
     def _replace(self, before: CurrentStep, row: CurrentStep) -> None:
