@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from halfstep.api_client.errors import ApiError
+from halfstep.clock import clock
 from halfstep.process import script_problem
 from halfstep.session.stderr import say
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 POLL_SECONDS = 2.0  # between two requests for a point that may be given back
+CHECK_SECONDS = 0.2  # between two checks whether the script is to end, or has ended
 GRACE_SECONDS = 10.0  # for a command to end after SIGTERM, and for a point to be given back
 #: Consecutive failures after which an agent ends: the next point would fail, too.
 MOST_FAILURES = 5
@@ -88,7 +90,7 @@ class Agent:
             path = Path(folder, "point.json")
             fields = {name: claim[name] for name in SweepPoint._fields}  # type: ignore[literal-required]
             SweepPoint(**fields).write(path)
-            with _variable(FILE, str(path)), self._heartbeats(claim, is_lost) as is_over:
+            with _variable(FILE, str(path)), self._heartbeats(claim, path, is_lost) as is_over:
                 try:
                     is_good = work(claim, is_lost)
                 except BaseException:  # Ctrl-C, SIGTERM, or an error of the agent
@@ -120,24 +122,34 @@ class Agent:
         )
 
     @contextmanager
-    def _heartbeats(self, claim: "Claim", is_lost: threading.Event) -> Iterator[threading.Event]:
+    def _heartbeats(
+        self, claim: "Claim", path: Path, is_lost: threading.Event
+    ) -> Iterator[threading.Event]:
         """Renew the lease of a point in a thread; set `is_lost` if its run is to end.
 
-        Yields an event to be set once the script has ended: its end may be recorded from then on.
+        path: of the point's file.  Yields an event to be set once the script has ended: its end
+        may be recorded from then on.
         """
+        from halfstep.session.sweep_point import was_ended
+
         has_ended, is_over = threading.Event(), threading.Event()
 
         def renew() -> None:
-            while not has_ended.wait(claim["lease_seconds"] / 4):
-                try:
-                    number = int(claim["number"] or 0)
-                    if self._client.renew_claim(self._sweep_id, number, self._id):
+            renewed_at = clock()
+            while not has_ended.wait(CHECK_SECONDS):
+                text = f"run {claim['run']} was ended by its sweep or a user"
+                if not was_ended(path):
+                    if clock() - renewed_at < claim["lease_seconds"] / 4:
                         continue
-                    text = f"run {claim['run']} was ended by its sweep or a user"
-                except ApiError as error:
-                    if error.status != 409:
-                        continue  # an outage; the lease may survive it
-                    text = str(error)
+                    renewed_at = clock()
+                    try:
+                        number = int(claim["number"] or 0)
+                        if self._client.renew_claim(self._sweep_id, number, self._id):
+                            continue
+                    except ApiError as error:
+                        if error.status != 409:
+                            continue  # an outage; the lease may survive it
+                        text = str(error)
                 if not is_over.is_set():
                     say(text)
                 is_lost.set()
@@ -231,7 +243,7 @@ def _interruptible(is_lost: threading.Event) -> Iterator[None]:
     this, has_ended = ctypes.c_ulong(threading.get_ident()), threading.Event()
 
     def interrupt() -> None:
-        while not has_ended.wait(0.2):
+        while not has_ended.wait(CHECK_SECONDS):
             if is_lost.is_set():
                 raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
                 raise_in(this, ctypes.py_object(PointEnded))
@@ -285,7 +297,7 @@ def run_command(
 def _run_process(arguments: Sequence[str], is_lost: threading.Event) -> bool:
     """Run a process; end it if the point is lost, and if this process is interrupted.
 
-    Raises ValueError for a script whose first line names no interpreter.
+    Returns whether it succeeded; the end of a point is no failure of the script.  Raises ValueError for a script whose first line names no interpreter.
     """
     path = shutil.which(arguments[0])
     if path and (problem := script_problem(path, Path())):
@@ -294,13 +306,13 @@ def _run_process(arguments: Sequence[str], is_lost: threading.Event) -> bool:
     try:
         while process.poll() is None:
             with suppress(subprocess.TimeoutExpired):
-                process.wait(0.2)
+                process.wait(CHECK_SECONDS)
             if is_lost.is_set():
                 _end(process)
     except BaseException:
         _end(process)
         raise
-    return process.returncode == 0
+    return is_lost.is_set() or process.returncode == 0
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

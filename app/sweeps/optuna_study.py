@@ -22,7 +22,7 @@ from app.sweeps.search_space import (
     Space,
     is_active,
 )
-from db.sweeps.sweeps import COMPLETE, MAXIMIZE, OPEN
+from db.sweeps.sweeps import COMPLETE, HYPERBAND, MAXIMIZE, OPEN
 from db.tables import Sweep, Trial
 from halfstep.telemetry.plain_json import JsonObject
 
@@ -226,9 +226,13 @@ def weak_trials(sweep: Sweep, trials: Sequence[Trial], since: int) -> dict[int, 
         key=lambda row: row[0],
     )
 
+    newest = {number: report for turn, number, report in reports if turn > since}
+    keeps_rungs = (sweep.pruner or {}).get("kind") == HYPERBAND  # in a trial that it judges
+
     def is_weak(number: int, report: JsonObject) -> bool:
         asked[number].report(report["value"], report["rung"])
-        return asked[number].should_prune()
+        is_judged = keeps_rungs or report is newest.get(number)
+        return is_judged and asked[number].should_prune()
 
     for turn, number, report in reports:
         if turn <= since:

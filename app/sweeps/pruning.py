@@ -2,7 +2,8 @@
 
 A trial reports the metric at its rungs: of a recipe by the share of its steps, in 27ths, since runs
 of a sweep may differ in their steps; else by the number of values of the metric. Hyperband
-multiplies the rung by its factor each time, the others report at multiples of the first.
+multiplies the rung by its factor each time, the others report at multiples of the first, and from
+the hundredth value on at most at each hundredth part of the values.
 """
 
 from fractions import Fraction

@@ -36,6 +36,8 @@ ERROR_CHARACTERS = 1000
 NEWEST_RUNS, RECENT_RUNS, MOST_METRICS = 20, 1000, 1000
 #: Rungs of a recipe are counted in 27ths of a run's steps.
 RUNGS_WHOLE = 27
+#: Linear rungs are 1 % apart from there on, so that a trial has about a thousand, not millions.
+SPARSE_RUNGS = 100
 
 
 @dataclass(frozen=True)
@@ -242,7 +244,7 @@ def report(session: Session, sweep: Sweep, trial: Trial, value: float) -> None:
     if pruner["kind"] == HYPERBAND:
         trial.next_rung *= pruner["factor"]
     else:
-        trial.next_rung += pruner["first"]
+        trial.next_rung += max(pruner["first"], trial.next_rung // SPARSE_RUNGS)
     session.flush()
 
 

@@ -2,7 +2,9 @@
 
 The agent writes the claimed point to a file and names it in the environment. The first call of
 `watch` takes the file, and its run is that of the point: name, project and settings are the
-sweep's. Other calls, in this process or in others, begin runs of their own.
+sweep's. Other calls, in this process or in others, begin runs of their own. When the server
+refuses more data of the run, because its sweep has pruned it or a user has ended it, its uploader
+leaves a file for the agent.
 """
 
 import json
@@ -60,3 +62,16 @@ def project() -> str | None:
 def was_taken(path: Path) -> bool:
     """Return whether a script has taken the point of a file."""
     return path.with_suffix(".taken").exists()
+
+
+def note_end(run: str) -> None:
+    """Let the agent know that the server has ended a run, if that is the run of its point."""
+    taken = Path(os.environ.get(FILE) or "none").with_suffix(".taken")
+    with suppress(OSError, ValueError, KeyError):
+        if json.loads(taken.read_text())["watch_id"] == run:
+            taken.with_suffix(".ended").touch()
+
+
+def was_ended(path: Path) -> bool:
+    """Return whether the server has ended the run of a file's point."""
+    return path.with_suffix(".ended").exists()

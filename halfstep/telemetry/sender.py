@@ -49,7 +49,8 @@ REMEMBERED = "uploaded.json"
 SIDECAR_SECONDS = 10.0
 #: Response codes after which no more of an attempt is sent: a newer one has replaced it, or a user
 #: ended it.
-WANTED_NO_MORE = ("stale_attempt", "ended")
+ENDED = "ended"
+WANTED_NO_MORE = ("stale_attempt", ENDED)
 #: Response code of a file that has no room in its project.
 OVER_QUOTA = "over_quota"
 #: Status codes that do not concern the content sent: token, timeouts and load.
@@ -147,6 +148,10 @@ class RunSending:
         """Return whether nothing more of this attempt will be sent."""
         return self._sendings[attempt].is_over
 
+    def was_ended(self, attempt: int) -> bool:
+        """Return whether the server has ended this attempt, and rejects more of it."""
+        return self._sendings[attempt].was_ended
+
     @property
     def _recorded(self) -> Recorded | None:
         recorded = [sending.recorded for sending in self._sendings.values() if sending.recorded]
@@ -181,6 +186,7 @@ class AttemptSending:
         self._with_checkpoints = with_checkpoints
         self._is_described = False
         self.is_over = False  # it has ended and the server has its outcome, or rejects more data
+        self.was_ended = False  # by the server, which rejects more data
         self._sidecar_seconds = sidecar_seconds
         self._sidecar_deadline = math.inf  # time, by halfstep.clock, to wait for the sidecar's end
         self._spools = (
@@ -204,7 +210,7 @@ class AttemptSending:
             if error.code not in WANTED_NO_MORE:
                 self.recorded = None  # query the server's position again
                 raise
-            self.is_over = True
+            self.is_over, self.was_ended = True, error.code == ENDED
             self.is_sent = self._files.attempt in self._read_uploaded().get("sent", ())
             if self._is_last:
                 rest = f"attempt {self._files.attempt} stays in {self._files.folder}"

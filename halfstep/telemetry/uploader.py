@@ -203,10 +203,11 @@ def follow(
     responded with an error, so there is no page yet.
     """
     from halfstep.api_client.errors import ApiError
+    from halfstep.session import sweep_point
     from halfstep.telemetry.run_folder import read_run
 
     tries, over_since, is_announced = 0, None, False
-    while read_run(sending.folder).attempts[-1].attempt == training.files.attempt:
+    while (run := read_run(sending.folder)).attempts[-1].attempt == training.files.attempt:
         # Checked before sending: everything written until the end is then sent.
         if is_over := training.is_over():
             over_since = clock() if over_since is None else over_since
@@ -238,6 +239,8 @@ def follow(
             if sending.page and not is_announced:
                 is_announced = True
                 announce(sending.page)
+            if sending.was_ended(training.files.attempt):
+                sweep_point.note_end(run.id)
             if is_over and sending.is_over(training.files.attempt):
                 return
         # When the process dies, try at once, whatever the delay.

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,7 +26,7 @@ from db.tables import Membership, Project, Run, Status, Trial, User
 from halfstep import ApiError, Client
 from halfstep.cli import main as cli
 from halfstep.session import active_run
-from halfstep.sweep_agent import Agent
+from halfstep.sweep_agent import Agent, run_command
 from tests.app.conftest import serving
 from tests.db.telemetry.telemetry_made import read_logged_points
 from tests.site import SECONDS, is_running, until
@@ -40,6 +41,16 @@ watch.log({"score": 1 - watch.config["lr"]}, step=1)
 if len(sys.argv) > 2:
     print("begun", flush=True)
     sys.stdin.readline()
+"""
+
+ENDLESS = """
+import time
+import halfstep
+
+watch = halfstep.watch(system=False)
+for step in range(6000):
+    watch.log({"score": -step}, step=step)
+    time.sleep(0.01)
 """
 
 
@@ -436,29 +447,47 @@ def test_wandb_distributions_and_early_terminate_are_served(database: Database) 
         wandb.sweep(config | {"early_terminate": {"type": "magic"}})
 
 
-def test_a_function_ends_with_its_run(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One whose run is pruned is interrupted, which is no failure; the next point follows."""
-    sweep_id, rates = begin(), []
-    claim_point = Client.claim_point
+def without_heartbeats(client: Client, sweep_id: int, agent: str) -> Any:
+    """Claim a point with a lease so long that no heartbeat tells of its end."""
+    return {**claim_point(client, sweep_id, agent), "lease_seconds": 1e6}
 
-    def with_short_lease(client: Client, sweep_id: int, agent: str) -> Any:
-        return {**claim_point(client, sweep_id, agent), "lease_seconds": 0.2}
+
+claim_point = Client.claim_point
+
+
+def test_a_function_ends_with_its_run(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function whose run is pruned is interrupted as soon as it logs, which is no failure."""
+    monkeypatch.setattr(Client, "claim_point", without_heartbeats)
+    sweep_id, rates = begin(), []
 
     def train() -> None:
-        rates.append(halfstep.watch().config["lr"])
+        watch = halfstep.watch(system=False)
+        rates.append(watch.config["lr"])
         if len(rates) > 1:
             return
         with database.writing() as session:
             sweeps.get(session, sweep_id, lock=True)
             trial = session.get_one(Trial, (sweep_id, 1))
             assert agent_claims.prune(session, trial, "pruned")
-        while True:
-            threading.Event().wait(0.01)
+        steps = count(1)
+        until(lambda: watch.log({"score": 1.0}, step=next(steps)))
 
-    monkeypatch.setattr(Client, "claim_point", with_short_lease)
     assert halfstep.agent(sweep_id, train, count=2) == (2, 0)
     assert rates == [0.1, 0.2]
     assert trials(database)[0][1] == "failed"  # it has logged no value
+
+
+def test_a_pruned_command_ends_at_its_next_values(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command whose metric gets worse is sent SIGTERM as soon as it logs, which is no failure."""
+    monkeypatch.setattr(Client, "claim_point", without_heartbeats)
+    Path("train.py").write_text(ENDLESS)
+    sweep_id = begin(pruner={"kind": "patient", "patience": 1})
+    words = (sys.executable, "train.py")
+    with Client() as client:
+        assert run_command(client, sweep_id, words, count=1) == (1, 0)
+    assert trials(database)[0][1] == "pruned"
 
 
 def test_a_sweep_creates_its_project(database: Database) -> None:

@@ -1,6 +1,7 @@
 """Points of a sweep that agents take: none twice, and none lost with an agent."""
 
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -260,6 +261,21 @@ def test_weak_points_of_agents_are_pruned(database: Database, ada: User) -> None
         arrive(database, ada, claimed[weak][1])
     with database.reading() as session:
         assert session.get_one(Trial, (sweep_id, weak + 1)).state == "pruned"
+
+
+def test_checks_become_sparse_with_many_values(database: Database, ada: User) -> None:
+    """A trial is checked at each of its first values, and later once in a hundredth of them."""
+    sweep_id = begin(database, ada, pruner={"kind": "median"})
+    _trial, run = take_point(database, ada, sweep_id)
+    arrive(database, ada, run)
+    log(database, run, [*map(float, range(1000))])
+    sweep_submission.submit_due(database)
+    with database.reading() as session:
+        rungs = [row["rung"] for row in session.get_one(Trial, (sweep_id, 1)).reports]
+    assert rungs[:200] == [*range(1, 201)]
+    assert rungs[200:203] == [202, 204, 206]
+    assert rungs[-1] > 980
+    assert all(after - rung <= rung / 100 for rung, after in pairwise(rungs[200:]))
 
 
 def test_a_failed_point_goes_to_an_agent_again(database: Database, ada: User) -> None:

@@ -163,3 +163,8 @@ def test_patience_ends() -> None:
     rule = {"kind": "patient", "patience": 2}
     assert prune(rule, [[3.0, 2.0, 2.5, 2.5, 2.5]], 1) == {1}
     assert prune(rule, [[3.0, 2.9, 2.8, 2.7, 2.6]], 1) == set()
+
+
+def test_the_newest_of_several_values_decides() -> None:
+    """A trial that has improved since the last check continues, whatever came between."""
+    assert prune({"kind": "patient", "patience": 2}, [[3.0, 2.0, 2.5, 2.5, 2.5, 1.0]], 1) == set()
