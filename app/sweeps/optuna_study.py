@@ -118,8 +118,11 @@ def _skip(study: "optuna.Study", space: Space, count: int) -> None:
     }
     params = {path: getattr(distribution, "low", 0) for path, distribution in distributions.items()}
     study.add_trial(create_trial(value=0.0, params=params, distributions=distributions))
-    for _ in range(count):
-        study.ask(distributions)
+    if count:
+        study.ask(distributions)  # the first point: it begins the sequence, whose position we set
+        storage, number = study._storage, study._study_id
+        [key] = [key for key in storage.get_study_system_attrs(number) if key.startswith("qmc:")]
+        storage.set_study_system_attr(number, key, count - 1)
 
 
 def _point(trial: "optuna.Trial", space: Space) -> JsonObject:
