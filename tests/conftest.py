@@ -163,11 +163,11 @@ def _shorten(kinds: list[str], metafunc: pytest.Metafunc) -> list[str]:
     """Return the databases for long tests: one for each fault, browser test and test with workers.
 
     To a browser all databases are equal, and the queries of a worker's processes are tested on both
-    by tests/db and tests/app.
+    by tests/db and tests/app. A fault that is marked `sql` is tested on both.
     """
     parts = metafunc.definition.path.parts
     if "faults" in parts:
-        return kinds[-1:]
+        return kinds if metafunc.definition.get_closest_marker("sql") else kinds[-1:]
     if "e2e" in parts or "journeys" in parts or "site" in metafunc.fixturenames:
         return kinds and [kinds[crc32(metafunc.function.__name__.encode()) % len(kinds)]]
     return kinds
