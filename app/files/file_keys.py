@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from db.tables import Artifact
 
@@ -24,6 +24,7 @@ _KINDS = {
 MEDIA = frozenset(_KINDS.values()) - {"json"}
 #: An image in a cell of a table, which `halfstep.session.logged_values` names after the table.
 _CELL = re.compile(r"(.+)\.cell-\d+-\d+\.png")
+_CAPTION = ".caption.txt"
 #: An image or a clip of a list, and its caption.
 _NUMBERED = re.compile(rf"(.+?)(-\d+)?(\.caption\.txt|\.(?:{'|'.join(_IMAGES)}|wav))")
 
@@ -47,6 +48,11 @@ class FileKey:
         return max(self.files, key=lambda file: (file.step, not _CELL.fullmatch(file.name)))
 
     @property
+    def has_only_captions(self) -> bool:
+        """Whether it is the caption of a file with a key of its own: a video or a document."""
+        return all(file.name.endswith(_CAPTION) for file in self.files)
+
+    @property
     def size_bytes(self) -> int:
         """The size of all its files."""
         return sum(file.size_bytes for file in self.files)
@@ -64,7 +70,7 @@ def file_keys(files: Iterable[Artifact]) -> list[FileKey]:
     for file in sorted(files, key=lambda file: (file.step, file.id)):
         name = key_name(file.name)
         keys.setdefault(name, FileKey(name, _kind(name, file.name))).files.append(file)
-    return list(keys.values())
+    return [replace(key, kind="text") if key.has_only_captions else key for key in keys.values()]
 
 
 def key_name(name: str) -> str:
@@ -78,7 +84,7 @@ def key_name(name: str) -> str:
 def _kind(key: str, name: str) -> str:
     if key.endswith(".csv"):
         return "table"
-    if name.endswith(".caption.txt"):
+    if name.endswith(_CAPTION):
         return "image"
     ending = next((ending for ending in _KINDS if name.endswith(f".{ending}")), "")
     return _KINDS.get(ending, name.rpartition(".")[2] if "." in name else "file")

@@ -32,7 +32,7 @@ def shown(settings: Settings, database: Database, running: Run) -> None:
             "rows.csv": table.encode(),
             "rows.cell-1-2.png": PICTURE,
             **{f"shots-{number}.png": PICTURE for number in range(20)},
-            "shots-0.caption.txt": b"a zero",
+            "shots-0.caption.txt": b"a zero, with a caption that needs more than one line",
             "weights.histogram.json": json.dumps(histogram).encode(),
             "sample.txt": f"at {step}".encode(),
             "matrix.plot.json": matrix.encode(),
@@ -153,7 +153,8 @@ def test_tables_plots_and_pictures_are_shown(shown: None, page: Page) -> None:
     heat.scroll_into_view_if_needed()
     expect(heat).to_have_attribute("data-drawn", "2")
     assert heat.evaluate("e => [e.data[0].x, e.layout.shapes[0].x0]") == [list(STEPS), STEPS[-1]]
-    expect(card_of(page, "shots").locator("figcaption")).to_have_text("a zero")
+    expect(card_of(page, "shots").locator("figcaption")).to_have_text(re.compile("^a zero, "))
+    assert card_of(page, "shots").locator("figcaption").evaluate("e => e.offsetHeight") > 30
 
     page.route("**/artifacts/*/download", lambda route: route.fulfill(status=404))
     page.reload()
@@ -170,6 +171,8 @@ def test_figures_videos_and_documents_are_shown(
         "bars.plot.json": plot.bar(table, "class", "accuracy", title="Accuracy").encode(),
         "report.html": document,
         "clip.mp4": b"no video",
+        "beep.wav": b"no sound",
+        "beep.caption.txt": b"a short beep",
     }
     for name, body in files.items():
         publish(settings, database, running, name, body)
@@ -182,6 +185,8 @@ def test_figures_videos_and_documents_are_shown(
     heading = frame.get_by_role("heading", name="Report")
     expect(heading).to_have_css("color", "rgb(1, 2, 3)")
     expect(card_of(page, "clip.mp4")).to_contain_text("Not on the server")
+    expect(card_of(page, "beep").get_by_role("listitem")).to_have_count(1)
+    expect(card_of(page, "beep").locator("figcaption")).to_have_text("a short beep")
     assert list(found_on(page)) == []
 
 

@@ -1,6 +1,6 @@
 // Clips that a run logged: a button, the waveform as a slider, the length.
 import { number } from 'formats'
-import { missing } from 'media_images'
+import { captionOf, isCaption, missing } from 'media_images'
 
 const BARS = 120 // of a waveform
 const HZ = 8000 // at which it is read; what it is played at stays
@@ -68,8 +68,15 @@ export const createAudio = ({ body, say }) => {
   const list = Object.assign(document.createElement('ul'), { className: 'clips' })
   return (files) => {
     for (const button of list.querySelectorAll('button[aria-label^=Pause]')) /** @type {any} */ (button).click()
-    list.replaceChildren(...files.map(clip))
+    const sounds = files.filter((file) => !isCaption(file))
+    list.replaceChildren(
+      ...sounds.map((file) => {
+        const row = clip(file)
+        row.append(captionOf(file, files))
+        return row
+      }),
+    )
     body.replaceChildren(list)
-    say(files.length > 1 ? `${files.length} clips` : '')
+    say(sounds.length > 1 ? `${sounds.length} clips` : '')
   }
 }

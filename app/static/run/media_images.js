@@ -25,32 +25,32 @@ export const thumbnail = ({ address, name, step }) => {
   return button
 }
 
+/** @param {MediaFile} file */
+export const isCaption = ({ name }) => name.endsWith(CAPTION)
+
+/** The caption of a file, empty until it is read; '' if it has none. @param {MediaFile} file @param {MediaFile[]} all */
+export const captionOf = (file, all) => {
+  const stem = withoutEnding(file.name)
+  const found = all.find((each) => isCaption(each) && withoutEnding(each.name) === stem)
+  if (!found?.address) return ''
+  const caption = document.createElement('figcaption')
+  fetch(found.address)
+    .then((answer) => answer.text())
+    .then((text) => Object.assign(caption, { textContent: text, title: text }))
+    .catch(() => {})
+  return caption
+}
+
 /** @param {MediaCard} card @returns {import('media').ShowMedia} */
 export const createImages = ({ body, say }) => {
   const shots = Object.assign(document.createElement('div'), { className: 'shots' })
-  let newest = 0
   return (files) => {
-    const turn = ++newest
-    const pictures = files.filter(({ name }) => !name.endsWith(CAPTION))
-    const captions = new Map(
-      files
-        .filter(({ name, address }) => name.endsWith(CAPTION) && address)
-        .map((each) => [withoutEnding(each.name), each.address]),
-    )
+    const pictures = files.filter((file) => !isCaption(file))
     shots.classList.toggle('one', pictures.length === 1)
     shots.replaceChildren(
       ...pictures.map((file) => {
         const figure = document.createElement('figure')
-        figure.append(thumbnail(file))
-        const address = captions.get(withoutEnding(file.name))
-        if (!address) return figure
-        const caption = figure.appendChild(document.createElement('figcaption'))
-        fetch(address)
-          .then((answer) => answer.text())
-          .then((text) => {
-            if (turn === newest) Object.assign(caption, { textContent: text, title: text })
-          })
-          .catch(() => {})
+        figure.append(thumbnail(file), captionOf(file, files))
         return figure
       }),
     )
