@@ -28,6 +28,7 @@ DROP_IN = frozenset(
         "AlertLevel",
         "Artifact",
         "Image",
+        "Object3D",
         "Plotly",
         "Table",
         "alert",

@@ -106,6 +106,23 @@ def line_series(
     return _plot(_check_count(traces), _axes(xname, ""), title or "Lines")
 
 
+def points(rows: Any, title: str = "") -> Plot:
+    """Return a cloud of points in space. rows: x, y, z, and a category or the colors r, g, b."""
+    rows = np.asarray(rows.detach().cpu() if hasattr(rows, "detach") else rows, np.float64)
+    if rows.ndim != 2 or rows.shape[1] not in (3, 4, 6):
+        shapes = "(N, 3), (N, 4) with categories, (N, 6) with colors"
+        raise ValueError(f"points have shape {rows.shape}; allowed: {shapes}")
+    rows = np.array(_thin(rows[np.isfinite(rows).all(axis=1)]))
+    marker: dict[str, Any] = {"size": 2}
+    if rows.shape[1] == 4:
+        marker["color"] = rows[:, 3].tolist()
+    elif rows.shape[1] == 6:
+        marker["color"] = [f"rgb({r:.0f},{g:.0f},{b:.0f})" for r, g, b in rows[:, 3:]]
+    x, y, z = rows[:, :3].T.tolist()
+    trace = {"type": "scatter3d", "mode": "markers", "marker": marker, "x": x, "y": y, "z": z}
+    return _plot([trace], {"scene": {"aspectmode": "data"}}, title or "Points")
+
+
 def _line(name: str, xs: Sequence[Any], ys: Sequence[Any]) -> dict[str, Any]:
     trace = {"type": "scatter", "mode": "lines", "name": name}
     return trace | {"x": _numbers(xs), "y": _numbers(ys)}

@@ -297,7 +297,8 @@ def run_command(
 def _run_process(arguments: Sequence[str], is_lost: threading.Event) -> bool:
     """Run a process; end it if the point is lost, and if this process is interrupted.
 
-    Returns whether it succeeded; the end of a point is no failure of the script.  Raises ValueError for a script whose first line names no interpreter.
+    Returns whether it succeeded; the end of a point is no failure of the script.  Raises
+    ValueError for a script whose first line names no interpreter.
     """
     path = shutil.which(arguments[0])
     if path and (problem := script_problem(path, Path())):

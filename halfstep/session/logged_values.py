@@ -172,10 +172,8 @@ def _as_file(value: Any) -> tuple[str, bytes]:
         return "csv", _csv(value)
     if hasattr(value, "to_csv"):  # pandas
         return "csv", _encode(str(value.to_csv(index=False)))
-    if hasattr(value, "get_figure"):  # axes of matplotlib
-        value = value.get_figure()
-    if hasattr(value, "savefig"):  # matplotlib
-        return "png", _save(value.savefig)
+    if (figure := figure_of(value)) is not None:
+        return "png", _save(figure.savefig)
     if hasattr(value, "save") and hasattr(value, "mode"):  # Pillow
         return "png", _save(picture(value).save)
     if hasattr(value, "detach"):  # torch
@@ -189,6 +187,15 @@ def _as_file(value: Any) -> tuple[str, bytes]:
         "dictionaries, a Histogram, a Plot, Audio, Video or Html"
     )
     raise TypeError(f"{_kind(value)} cannot be logged; allowed: {allowed}")
+
+
+def figure_of(value: Any) -> Any:
+    """Return matplotlib's figure for a figure, for axes or for `pyplot`; None for other values."""
+    if hasattr(value, "gcf"):  # pyplot
+        return value.gcf()
+    if hasattr(value, "savefig"):
+        return value
+    return value.get_figure() if hasattr(value, "get_figure") else None
 
 
 def _kind(value: Any) -> str:

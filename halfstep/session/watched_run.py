@@ -64,6 +64,9 @@ UNKNOWN = "the script did not report the step that it resumed from"
 class WatchedRun:
     """A run and its parts; an exception of a method is handled by the guard."""
 
+    #: Whether a run of this process has imported torch, which the script does not use.
+    _is_torch_ours = False
+
     def __init__(
         self,
         files: AttemptFiles,
@@ -82,7 +85,8 @@ class WatchedRun:
         """
         self.files, self.queued, self._lock = files, queued, lock or WriterLock()
         # The steps of a script that has not imported torch are those that it logs.
-        self.has_no_torch = not find_spec("torch") or "torch" not in sys.modules
+        self._has_torch = "torch" in sys.modules and not WatchedRun._is_torch_ours
+        self.has_no_torch = not find_spec("torch") or not self._has_torch
         relay.announce(files)
         first_step, sequence, started_at = 0, 0, clock()
         self._resumed: Resumed | None = None
@@ -320,6 +324,7 @@ class WatchedRun:
                 self.guard.fail(problem)
         self.spool.close()
         self.guard.messages.end()
+        WatchedRun._is_torch_ours = not (self._has_torch or self.loop.has_optimizers)
         if self._meeting:
             if not self.sidecar:
                 ranks.retract(self._meeting, self.files)

@@ -13,7 +13,16 @@ from halfstep.session.queued_run import find_queued_files
 from halfstep.telemetry.run_folder import read_description, read_run, run_called, runs_folder
 from halfstep.wandb_compat import tensorboard
 from halfstep.wandb_compat.artifacts import Artifact
-from halfstep.wandb_compat.media import Audio, Histogram, Html, Image, Plotly, Table, Video
+from halfstep.wandb_compat.media import (
+    Audio,
+    Histogram,
+    Html,
+    Image,
+    Object3D,
+    Plotly,
+    Table,
+    Video,
+)
 from halfstep.wandb_compat.run import Run
 from halfstep.wandb_compat.settings import Entries, check_change, entries_of
 from halfstep.wandb_compat.sweeps import sweep
@@ -36,6 +45,7 @@ MEDIA = {
     "Histogram": Histogram,
     "Html": Html,
     "Image": Image,
+    "Object3D": Object3D,
     "Plotly": Plotly,
     "Table": Table,
     "Video": Video,

@@ -4,10 +4,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from halfstep.session.logged_values import is_number
-from halfstep.wandb_compat.media import Audio, Histogram, Html, Image, Plotly, Table, Video
+from halfstep.wandb_compat.media import (
+    Audio,
+    Histogram,
+    Html,
+    Image,
+    Object3D,
+    Plotly,
+    Table,
+    Video,
+)
 from halfstep.wandb_compat.unsupported import Unserved, say_once
 
-SHOWN = (Image, Table, Histogram, Audio, Video, Html, Plotly)
+SHOWN = (Image, Table, Histogram, Audio, Video, Html, Plotly, Object3D)
 
 
 def show(shown: dict[str, Any], name: str, value: Any) -> None:
@@ -18,17 +27,13 @@ def show(shown: dict[str, Any], name: str, value: Any) -> None:
         except Exception as error:
             say_once(f"{name} is not logged: {type(error).__name__}: {error}")
             return
-        if isinstance(value, Image | Video | Audio) and value.caption:
-            shown[f"{name}.caption"] = value.caption
+        if caption := getattr(value, "caption", None):
+            shown[f"{name}.caption"] = caption
     elif isinstance(value, list | tuple) and any(isinstance(item, Image) for item in value):
         for number, item in enumerate(value):
             show(shown, f"{name}-{number}", item)
     elif isinstance(value, Unserved):
         return
-    elif hasattr(value, "get_figure"):  # axes of matplotlib
-        show(shown, name, value.get_figure())
-    elif hasattr(value, "savefig"):
-        show(shown, name, Image(value))
     elif is_number(value):
         shown[name] = value
     elif getattr(value, "ndim", 0) or (isinstance(value, list | tuple) and _are_numbers(value)):

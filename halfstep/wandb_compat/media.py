@@ -3,14 +3,15 @@
 import wave
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
+from halfstep import figures
 from halfstep.session import logged_values
 from halfstep.session.images import picture, pixels
 from halfstep.session.logged_values import Counts
-from halfstep.wandb_compat.unsupported import report_ignored
+from halfstep.wandb_compat.unsupported import report_ignored, say_once
 
 BINS = 64
 MOST_BINS = 512
@@ -34,8 +35,10 @@ class Image:
         masks: Any = None,
         file_type: str | None = None,
         normalize: bool = True,
+        **further: Any,
     ) -> None:
-        report_ignored("Image", {"classes": classes, "boxes": boxes, "masks": masks})
+        further |= {"classes": classes, "boxes": boxes, "masks": masks}
+        report_ignored("Image", further)
         self.caption, self._mode, self._normalize = caption, mode, normalize
         self._data = data_or_path
 
@@ -50,9 +53,9 @@ class Image:
             with PIL.Image.open(data) as image:
                 image.load()
                 return self._in_mode(image)
-        if hasattr(data, "savefig"):  # matplotlib
-            data.canvas.draw()
-            return np.asarray(data.canvas.buffer_rgba(), np.uint8)
+        if (figure := logged_values.figure_of(data)) is not None:
+            figure.canvas.draw()
+            return np.asarray(figure.canvas.buffer_rgba(), np.uint8)
         if hasattr(data, "save") and hasattr(data, "mode"):
             return self._in_mode(data)
         is_tensor = hasattr(data, "detach")
@@ -82,7 +85,9 @@ class Table:
         optional: Any = True,
         allow_mixed_types: bool = False,
         log_mode: str | None = None,
+        **further: Any,
     ) -> None:
+        report_ignored("Table", further)
         if dataframe is None and hasattr(data, "to_dict"):  # pandas
             dataframe = data
         if dataframe is not None:
@@ -158,7 +163,9 @@ class Video:
         caption: str | None = None,
         fps: float | None = None,
         format: str | None = None,  # noqa: A002 - W&B's name for it
+        **further: Any,
     ) -> None:
+        report_ignored("Video", further)
         self.caption, self._data, self._fps = caption, data_or_path, fps
 
     def to_loggable(self) -> logged_values.Video:
@@ -173,8 +180,13 @@ class Audio:
     """An audio clip: an array of (samples,) or (samples, channels), or a WAV file."""
 
     def __init__(
-        self, data_or_path: Any, sample_rate: int | None = None, caption: str | None = None
+        self,
+        data_or_path: Any,
+        sample_rate: int | None = None,
+        caption: str | None = None,
+        **further: Any,
     ) -> None:
+        report_ignored("Audio", further)
         self._value, self._rate, self.caption = data_or_path, sample_rate, caption
 
     def to_loggable(self) -> logged_values.Audio:
@@ -200,12 +212,24 @@ def _read_wave(path: Path) -> logged_values.Audio:
 class Html:
     """A document: its text, the path of a file, or an open file."""
 
-    def __init__(self, data: Any, inject: bool = True, data_is_not_path: bool = False) -> None:
+    def __init__(
+        self,
+        data: Any,
+        inject: bool = True,
+        data_is_not_path: bool = False,
+        caption: str | None = None,
+        **further: Any,
+    ) -> None:
+        report_ignored("Html", further)
+        self.caption = caption
         self._data = data.read() if hasattr(data, "read") else data
         self._is_text = data_is_not_path or hasattr(data, "read")
 
     def to_loggable(self) -> logged_values.Html:
-        """Return a loggable value."""
+        """Return a loggable value. Raises TypeError for an object, such as an animation."""
+        if not isinstance(self._data, str | Path):
+            kind = type(self._data).__name__
+            raise TypeError(f"a document is of type {kind}; allowed: text, a path or a file")
         is_file = not self._is_text and len(str(self._data)) < MOST_PATH
         is_file = is_file and Path(self._data).is_file()
         return logged_values.Html(Path(self._data) if is_file else f"{self._data}\n")
@@ -220,6 +244,48 @@ class Plotly:
     def to_loggable(self) -> Any:
         """Return the figure."""
         return self._figure
+
+
+class Object3D:
+    """A cloud of points: an array (N, 3), (N, 4) with categories, or (N, 6) with colors.
+
+    Of a dictionary, as W&B has it for scenes, its "points" are shown.
+    """
+
+    def __init__(self, data_or_path: Any, caption: str | None = None, **further: Any) -> None:
+        self._data, self._title = data_or_path, caption
+        report_ignored("Object3D", further)
+
+    @classmethod
+    def from_numpy(cls, data: Any) -> Self:
+        """Return a cloud of points."""
+        return cls(data)
+
+    @classmethod
+    def from_point_cloud(
+        cls, points: Any, boxes: Any = (), vectors: Any = None, point_cloud_type: str = ""
+    ) -> Self:
+        """Return a cloud of points."""
+        return cls({"points": points, "boxes": boxes, "vectors": vectors})
+
+    @classmethod
+    def from_file(cls, data_or_path: Any, file_type: str | None = None) -> Self:
+        """Return an object that is not shown, with a message."""
+        return cls(data_or_path)
+
+    def to_loggable(self) -> figures.Plot:
+        """Return a loggable value. Raises ValueError for a file, such as a mesh."""
+        data = self._data
+        if isinstance(data, str | Path) or hasattr(data, "read"):
+            name = getattr(data, "name", data)
+            more = "a mesh is shown as a figure of Plotly, and save() keeps the file"
+            raise ValueError(f"{name} is a file; allowed: an array of points; {more}")
+        if isinstance(data, dict):
+            for name in ("boxes", "vectors"):
+                if len(data.get(name) or ()):
+                    say_once(f"Object3D: the {name} are not shown")
+            data = data["points"]
+        return figures.points(data, self._title or "")
 
 
 def _cell(value: Any) -> Any:

@@ -21,6 +21,7 @@ DISTRIBUTIONS = {
 #: Entries of a configuration that are used, or need no message.
 USED = {"method", "metric", "parameters", "name", "run_cap", "project", "entity", "description"}
 USED |= {"early_terminate"}
+METRIC = {"name", "goal"}
 
 
 def sweep(
@@ -35,6 +36,7 @@ def sweep(
     report_ignored("sweep", {"prior_runs": prior_runs})
     space, fixed = _space(config.get("parameters") or {})
     metric = config.get("metric") or {}
+    report_ignored("sweep", {f"metric.{key}": metric[key] for key in metric.keys() - METRIC})
     goal = str(metric.get("goal", ""))
     options: JsonObject = {
         "kind": KINDS.get(str(config.get("method", "")), ""),

@@ -2,11 +2,12 @@
 
 Both writers of event files, TensorBoard's (of `torch.utils.tensorboard`, Lightning and others) and
 tensorboardX's, write each event by one method, which is wrapped. TensorFlow's writers do not use
-it.
+it: their event files are imported afterwards.
 """
 
 import io
 import os
+import sys
 from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
@@ -37,6 +38,9 @@ def record(run: "Run") -> None:
         is_any = True
         if not hasattr(writer.add_event, "__wrapped__"):
             writer.add_event = _record(writer.add_event)
+    if "tensorflow" in sys.modules:
+        imported = "`halfstep import tensorboard FOLDER` imports it"
+        say_once(f"init(sync_tensorboard=True): what tf.summary writes is not logged; {imported}")
     if not is_any:
         say_once(
             "init(sync_tensorboard=True) is ignored: tensorboard and tensorboardX are not installed"

@@ -73,6 +73,11 @@ class Loop:
         self.state.closed_steps = step
 
     @property
+    def has_optimizers(self) -> bool:
+        """Whether an optimizer has been observed."""
+        return bool(self.state.known)
+
+    @property
     def modules(self) -> tuple[nn.Module, ...]:
         """The modules that name the parameters."""
         return self.state.modules

@@ -8,6 +8,8 @@ from halfstep.clock import clock
 class NoopWatch:
     """Stand-in for Loop and Hooks with the methods that a logging run calls."""
 
+    has_optimizers = False
+
     def __init__(self, step: int, started_at: float) -> None:
         """started_at: start of elapsed_ms, by halfstep.clock."""
         self.step, self._started_at = step, started_at

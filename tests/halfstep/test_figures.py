@@ -77,6 +77,17 @@ def test_a_figure_of_plotly_keeps_data_and_layout() -> None:
     assert found["data"][0]["type"] == "scatter"
 
 
+def test_points_have_categories_or_colors() -> None:
+    """Rows that are not finite are left out, and rows of another width are refused."""
+    cloud = figures.points([[0, 0, 0, 1], [1, math.nan, 1, 2], [1, 2, 3, 4]], "Scan").content
+    assert (cloud["title"], cloud["data"][0]["marker"]["color"]) == ("Scan", [1.0, 4.0])
+    assert [cloud["data"][0][axis] for axis in "xyz"] == [[0, 1], [0, 2], [0, 3]]
+    colored = figures.points(np.array([[0, 0, 0, 255, 0, 10]])).content
+    assert colored["data"][0]["marker"]["color"] == ["rgb(255,0,10)"]
+    with pytest.raises(ValueError, match=r"shape \(2, 2\); allowed: \(N, 3\)"):
+        figures.points(np.zeros((2, 2)))
+
+
 def test_videos_and_documents_are_files(tmp_path: Any) -> None:
     """Frames become a GIF; a file of another kind is refused."""
     suffix, encoded = as_file(Video(np.zeros((3, 3, 8, 8), np.uint8), 10))

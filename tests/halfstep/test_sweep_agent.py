@@ -342,12 +342,12 @@ def test_a_lease_is_renewed_while_the_end_is_retried(
     assert trials(database) == [(0.1, "failed", None)]  # it watched nothing, as the end says
 
 
-def test_wandb_sweeps_are_served(database: Database) -> None:
-    """`wandb.sweep` with W&B's configuration, and `wandb.agent`."""
+def test_wandb_sweeps_are_served(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
+    """`wandb.sweep` with W&B's configuration, and `wandb.agent`; what is ignored is reported."""
     wandb: Any = halfstep
     config = {
         "method": "grid",
-        "metric": {"name": "score", "goal": "maximize"},
+        "metric": {"name": "score", "goal": "maximize", "target": 0.9},
         "parameters": {"lr": {"values": [0.1, 0.2]}, "optimizer": {"value": "adam"}},
     }
     seen = []
@@ -358,6 +358,7 @@ def test_wandb_sweeps_are_served(database: Database) -> None:
             run.log({"score": run.config.lr})
 
     wandb.agent(wandb.sweep(config), function=train)
+    assert "sweep(metric.target=…) is not supported" in capsys.readouterr().err
     base = {"depth": 3, "optimizer": "adam"}
     assert seen == [base | {"lr": 0.1}, base | {"lr": 0.2}]
     until(lambda: [state for _, state, _ in trials(database)] == ["complete", "complete"])

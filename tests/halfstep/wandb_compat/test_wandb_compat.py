@@ -10,9 +10,11 @@ from datetime import timedelta
 from fractions import Fraction
 from inspect import signature
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 
@@ -646,6 +648,17 @@ def test_a_run_has_its_address_at_once(
     assert (run.id, run.path) == (identifier[:8], f"digits/{run.id}")
 
 
+def test_tensorflows_writers_are_said_to_be_left_out(
+    without_torch: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A script that has imported TensorFlow learns how its event files are imported."""
+    wandb: Any = halfstep
+    monkeypatch.setitem(sys.modules, "tensorflow", ModuleType("tensorflow"))
+    wandb.init(name="board", sync_tensorboard=True)
+    wandb.finish()
+    assert "`halfstep import tensorboard FOLDER` imports it" in capsys.readouterr().err
+
+
 def test_tensorboards_values_are_the_runs(without_torch: None) -> None:
     """Those of its writers are logged at their steps, each under a name of its own."""
     wandb: Any = halfstep
@@ -733,6 +746,87 @@ def test_one_value_that_cannot_be_shown_costs_no_other(without_torch: None) -> N
         "train.py": "train.py",
     }.items():
         assert (Path("halfstep-runs/all") / saved[name]).read_text() == content
+
+
+class Figure:
+    """A figure with the methods of matplotlib's, which is its own figure, as axes have one."""
+
+    def get_figure(self) -> "Figure":
+        return self
+
+    def savefig(self, file: Any, format: str) -> None:  # noqa: A002 - matplotlib's word
+        PIL.Image.new("RGB", (5, 4)).save(file, format)
+
+
+def test_figures_of_matplotlib_are_pictures(without_torch: None) -> None:
+    """A figure, its axes and `pyplot`, whose current figure is logged, become PNG."""
+    wandb: Any = halfstep
+    figure = Figure()
+    axes = SimpleNamespace(get_figure=lambda: figure)
+    pyplot = SimpleNamespace(gcf=lambda: figure, savefig=None)
+    wandb.init(name="figures")
+    wandb.log({"figure": figure, "axes": axes, "pyplot": pyplot})
+    wandb.finish()
+    files = {path.name for path in Path("halfstep-runs/figures/artifacts").rglob("*.png")}
+    assert files == {"figure.png", "axes.png", "pyplot.png"}
+
+
+def test_points_in_space_are_a_figure(
+    without_torch: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An array, or the points of a scene; of boxes and of a mesh's file there is a line."""
+    wandb: Any = halfstep
+    wandb.init(name="space")
+    scene = {"points": np.zeros((2, 6)), "boxes": [{"corners": []}]}
+    wandb.log({"cloud": wandb.Object3D.from_numpy(np.eye(3)), "scene": wandb.Object3D(scene)})
+    wandb.log({"mesh": wandb.Object3D("mesh.glb", caption="a mesh")})
+    wandb.finish()
+    files = {path.name: path for path in Path("halfstep-runs/space/artifacts").rglob("*.json")}
+    assert set(files) == {"cloud.plot.json", "scene.plot.json"}
+    assert json.loads(files["cloud.plot.json"].read_text())["data"][0]["x"] == [1.0, 0.0, 0.0]
+    said = capsys.readouterr().err
+    assert "the boxes are not shown" in said
+    assert "mesh is not logged: ValueError: mesh.glb is a file; allowed: an array" in said
+
+
+def test_arguments_of_later_versions_are_ignored(
+    without_torch: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A class of media reports an argument that it does not know, and the value is logged."""
+    wandb: Any = halfstep
+    wandb.init(name="later")
+    wandb.log({"image": wandb.Image(np.zeros((2, 2)), shade="dark")})
+    wandb.log({"page": wandb.Html("<p>here</p>", caption="a page", theme="dark")})
+    wandb.log({"animation": wandb.Html(Figure())})
+    wandb.finish()
+    files = {path.name for path in Path("halfstep-runs/later/artifacts").rglob("*.*")}
+    assert {"image.png", "page.html", "page.caption.txt"} <= files
+    said = capsys.readouterr().err
+    assert "Image(shade=…) is not supported" in said
+    assert "Html(theme=…) is not supported" in said
+    assert "animation is not logged: TypeError: a document is of type Figure" in said
+
+
+def test_names_of_wandb_raise_nothing() -> None:
+    """A public name of W&B that is not served does nothing, as all others."""
+    wandb: Any = halfstep
+    for name in ("ArtifactTTL", "link_model", "tensorboard", "termsetup", "xgboost"):
+        assert not getattr(wandb, name)
+
+
+def test_each_run_of_a_script_without_torch_has_the_steps_that_it_logs(tmp_path: Path) -> None:
+    """An earlier run of the process has imported torch, which the script does not use."""
+    code = """
+import halfstep as wandb
+for name in ("first", "second"):
+    wandb.init(name=name)
+    for loss in (3.0, 2.0):
+        wandb.log({"loss": loss})
+    wandb.finish()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    for name in ("first", "second"):
+        assert read_written(name).steps[["step", "loss"]].tolist() == [(1, 3.0), (2, 2.0)]
 
 
 def test_a_disabled_run_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
