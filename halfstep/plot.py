@@ -45,8 +45,11 @@ def confusion_matrix(
     """Count the examples by true and predicted class.
 
     probs: scores of shape (examples, classes), or instead preds: predicted classes. y_true: true
-    classes, as indices. Raises ValueError for arguments that do not fit each other.
+    classes, as indices. True and predicted classes may also come first, in scikit-learn's order.
+    Raises ValueError for arguments that do not fit each other.
     """
+    if probs is not None and preds is None and _array("probs", probs).ndim == 1:
+        probs, y_true, preds = None, probs, y_true
     if (probs is None) == (preds is None):
         given = "both" if probs is not None else "neither"
         raise ValueError(f"probs and preds: {given} given; allowed: one of the two")

@@ -25,7 +25,7 @@ def scored() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
 
 
 def test_confusion_matrix_counts_true_by_predicted(scored: Any) -> None:
-    """Scores and predicted classes may be arrays, lists or tensors."""
+    """Scores and classes may be arrays, lists or tensors, and come in scikit-learn's order."""
     true, scores = scored
     expected = sklearn_metrics.confusion_matrix(true, scores.argmax(1)).tolist()
     names = ["a", "b", "c", "d"]
@@ -35,6 +35,7 @@ def test_confusion_matrix_counts_true_by_predicted(scored: Any) -> None:
     listed = plot.confusion_matrix(y_true=true.tolist(), preds=scores.argmax(1).tolist())
     assert listed.content["counts"] == expected
     assert listed.content["classes"] == ["0", "1", "2", "3"]
+    assert plot.confusion_matrix(true, scores.argmax(1)).content["counts"] == expected
 
 
 def test_curves_have_the_areas_of_scikit_learn(scored: Any) -> None:
