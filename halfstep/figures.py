@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 #: Points of a chart that are kept, evenly spaced.
 MOST_POINTS = 10_000
@@ -106,14 +107,16 @@ def line_series(
     return _plot(_check_count(traces), _axes(xname, ""), title or "Lines")
 
 
-def points(rows: Any, title: str = "") -> Plot:
-    """Return a cloud of points in space. rows: x, y, z, and a category or the colors r, g, b."""
-    rows = np.asarray(rows.detach().cpu() if hasattr(rows, "detach") else rows, np.float64)
+def points(given: object, title: str = "") -> Plot:
+    """Return a cloud of points in space. given: x, y, z, and a category or the colors r, g, b."""
+    given = given.detach().cpu() if hasattr(given, "detach") else given
+    rows = np.asarray(given, np.float64)
     if rows.ndim != 2 or rows.shape[1] not in (3, 4, 6):
         shapes = "(N, 3), (N, 4) with categories, (N, 6) with colors"
         raise ValueError(f"points have shape {rows.shape}; allowed: {shapes}")
-    rows = np.array(_thin(rows[np.isfinite(rows).all(axis=1)]))
-    marker: dict[str, Any] = {"size": 2}
+    rows = rows[np.isfinite(rows).all(axis=1)]
+    rows = rows[_spread(len(rows))]
+    marker: dict[str, object] = {"size": 2}
     if rows.shape[1] == 4:
         marker["color"] = rows[:, 3].tolist()
     elif rows.shape[1] == 6:
@@ -159,8 +162,12 @@ def _values(table: Any, name: str) -> list[Any]:
 
 
 def _thin(values: Sequence[Any]) -> list[Any]:
-    count = min(len(values), MOST_POINTS)
-    return [values[at] for at in np.linspace(0, len(values) - 1, count).round().astype(int)]
+    return [values[at] for at in _spread(len(values))]
+
+
+def _spread(count: int) -> NDArray[np.int64]:
+    """Return the indexes of the points that are kept of so many."""
+    return np.linspace(0, count - 1, min(count, MOST_POINTS)).round().astype(np.int64)
 
 
 def _numbers(values: Sequence[Any]) -> list[Any]:

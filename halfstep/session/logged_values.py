@@ -189,7 +189,7 @@ def _as_file(value: Any) -> tuple[str, bytes]:
     raise TypeError(f"{_kind(value)} cannot be logged; allowed: {allowed}")
 
 
-def figure_of(value: Any) -> Any:
+def figure_of(value: object) -> Any:
     """Return matplotlib's figure for a figure, for axes or for `pyplot`; None for other values."""
     if hasattr(value, "gcf"):  # pyplot
         return value.gcf()

@@ -35,7 +35,7 @@ class Image:
         masks: Any = None,
         file_type: str | None = None,
         normalize: bool = True,
-        **further: Any,
+        **further: object,
     ) -> None:
         further |= {"classes": classes, "boxes": boxes, "masks": masks}
         report_ignored("Image", further)
@@ -85,7 +85,7 @@ class Table:
         optional: Any = True,
         allow_mixed_types: bool = False,
         log_mode: str | None = None,
-        **further: Any,
+        **further: object,
     ) -> None:
         report_ignored("Table", further)
         if dataframe is None and hasattr(data, "to_dict"):  # pandas
@@ -163,7 +163,7 @@ class Video:
         caption: str | None = None,
         fps: float | None = None,
         format: str | None = None,  # noqa: A002 - W&B's name for it
-        **further: Any,
+        **further: object,
     ) -> None:
         report_ignored("Video", further)
         self.caption, self._data, self._fps = caption, data_or_path, fps
@@ -184,7 +184,7 @@ class Audio:
         data_or_path: Any,
         sample_rate: int | None = None,
         caption: str | None = None,
-        **further: Any,
+        **further: object,
     ) -> None:
         report_ignored("Audio", further)
         self._value, self._rate, self.caption = data_or_path, sample_rate, caption
@@ -218,7 +218,7 @@ class Html:
         inject: bool = True,
         data_is_not_path: bool = False,
         caption: str | None = None,
-        **further: Any,
+        **further: object,
     ) -> None:
         report_ignored("Html", further)
         self.caption = caption
@@ -252,24 +252,24 @@ class Object3D:
     Of a dictionary, as W&B has it for scenes, its "points" are shown.
     """
 
-    def __init__(self, data_or_path: Any, caption: str | None = None, **further: Any) -> None:
+    def __init__(self, data_or_path: object, caption: str | None = None, **further: object) -> None:
         self._data, self._title = data_or_path, caption
         report_ignored("Object3D", further)
 
     @classmethod
-    def from_numpy(cls, data: Any) -> Self:
+    def from_numpy(cls, data: object) -> Self:
         """Return a cloud of points."""
         return cls(data)
 
     @classmethod
     def from_point_cloud(
-        cls, points: Any, boxes: Any = (), vectors: Any = None, point_cloud_type: str = ""
+        cls, points: object, boxes: object = (), vectors: object = None, point_cloud_type: str = ""
     ) -> Self:
         """Return a cloud of points."""
         return cls({"points": points, "boxes": boxes, "vectors": vectors})
 
     @classmethod
-    def from_file(cls, data_or_path: Any, file_type: str | None = None) -> Self:
+    def from_file(cls, data_or_path: object, file_type: str | None = None) -> Self:
         """Return an object that is not shown, with a message."""
         return cls(data_or_path)
 
