@@ -84,6 +84,7 @@ def test_operators_see_queue_workers_backups_and_disk(
     assert found["halfstep_http_requests_total", "unknown", "4xx"] == 1
     assert found["halfstep_http_requests_total", "api runs", "4xx"] == 1
     assert found["halfstep_http_request_seconds_count", "api runs"] == 1
+    assert found["halfstep_runs_damaged",] == 0
     assert found["halfstep_backup_failed",] == 0
     assert ("halfstep_backup_timestamp_seconds",) not in found
     back_up(database, open_store(settings), settings.data / "backup")
