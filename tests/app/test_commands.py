@@ -462,6 +462,8 @@ def test_a_deep_check_names_damaged_blocks(site: Site, tmp_path: Path) -> None:
         session.execute(update(MetricTail).values(data=b"x" * 100))
     assert halfstep("storage", "check", **environment).returncode == 0
     ended = halfstep("storage", "check", "--deep", "--mend", **environment)
+    with site.database.reading() as session:
+        assert "val/accuracy" in session.get_one(Run, running.id).damage
     assert "run 1: steps 4,096 to 8,191: damaged" in ended.stdout
     assert "run 1: val/accuracy at steps 1,024 to " in ended.stdout
     assert "run 1: a flush of logged metrics: damaged" in ended.stdout

@@ -129,6 +129,19 @@ def test_backups_that_are_old_or_fail_alert(
     assert "The newest complete backup is 1 d 1 h old." in texts(database, operator)
 
 
+def test_a_damaged_run_alerts_until_it_is_whole(
+    database: Database, operator: User, running: Run
+) -> None:
+    """Unless it is in the trash."""
+    rule(database, operator, "run_damaged")
+    assert texts(database, operator) == []
+    for values in ({"damage": "Run 1 is damaged."}, {"deleted_at": 1.0}):
+        with database.writing() as session:
+            session.execute(update(Run).values(**values))
+        is_listed = "damage" in values
+        assert texts(database, operator) == ["Run 1 is damaged."] * is_listed
+
+
 def test_only_admins_have_alerts_of_the_service(
     database: Database, operator: User, tmp_path: Path
 ) -> None:
