@@ -55,13 +55,13 @@ def test_the_damage_of_a_run_has_its_steps_and_metrics(
     """Each part is listed with its steps; what is whole is not."""
     assert script.get("/api/v1/damage?runs=1,99").json() == {"damage": [], "text": ""}
     damage_blocks(database, StepBlock, first=4096)
-    damage_blocks(database, MetricBlock, first=1024)
+    damage_blocks(database, MetricBlock, first=2048)
     damage_blocks(database, MetricTail)
     found = script.get("/api/v1/damage?runs=1").json()
     parts = {part.pop("kind"): part for part in found["damage"]}
     assert parts.keys() == {"steps", "metric", "flush"}
     assert (parts["steps"]["first"], parts["steps"]["last"]) == (4096, 8191)
-    assert (parts["metric"]["name"], parts["metric"]["first"]) == ("val/accuracy", 1024)
+    assert (parts["metric"]["name"], parts["metric"]["first"]) == ("val/accuracy", 2048)
     assert "steps 4,096 to 8,191" in found["text"]
 
 
@@ -166,7 +166,7 @@ def test_a_run_that_a_request_meets_damaged_is_checked_soon(
     script.get("/api/v1/runs/1/series?first=5000&last=5100")
     job.check_due()
     assert "steps 4,096 to 8,191" in script.get("/api/v1/runs/1").json()["damage"]
-    damage_blocks(database, MetricBlock, first=1024)
+    damage_blocks(database, MetricBlock, first=2048)
     script.get("/api/v1/damage?runs=1")
     job.check_due()
     assert "val/accuracy" not in script.get("/api/v1/runs/1").json()["damage"]
