@@ -3,14 +3,11 @@
 import time
 from threading import Event
 
-from sqlalchemy import select
-
 from app.files.downloads import RETRY_SECONDS
 from db.database import Database
 from db.files import run_damage
 from db.files.object_store import open_store
 from db.settings import Settings
-from db.tables import Run
 from db.telemetry import damage
 
 DAY_SECONDS = 86400.0
@@ -41,8 +38,7 @@ class DamageCheckJob:
                 self._checked_at[run_id] = time.monotonic()
         if time.monotonic() >= self._next_at:
             with self._database.reading() as session:
-                query = select(Run.id).where(Run.erased_at.is_(None)).order_by(Run.id)
-                self._due = list(session.scalars(query))
+                self._due = run_damage.list_checked(session)
             self._next_at = time.monotonic() + DAY_SECONDS
         end = time.monotonic() + CALL_SECONDS
         while self._due and time.monotonic() < end and not self._stopping.is_set():

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Self
 
-from sqlalchemy import Integer, bindparam, case, func, select
+from sqlalchemy import Integer, Select, bindparam, case, func, select
 from sqlalchemy.orm import Session
 
 from db.tables import ENDED, FLAGGED, LatestMetric, Run, ScalerEvent, Step
@@ -116,7 +116,7 @@ def scaler_card(session: Session, run: Run) -> ScalerCard:
 
 
 @cache  # each message of a live page needs it
-def _recent_query() -> Any:
+def _recent_query() -> Select[int]:
     its = (Step.run_id == bindparam("run_id"), Step.step > bindparam("after"), FLAGGED["skipped"])
     return select(func.count()).select_from(Step).where(*its)
 

@@ -65,8 +65,9 @@ def check(
     """
     with database.reading() as session:
         run = session.get(Run, run_id)
-        if run is None or run.erased_at is not None or session.get(StepConversion, run_id):
-            return  # of a run that is not converted its page says so
+        is_waiting = session.get(StepConversion, run_id) is not None  # its page says so
+        if run is None or run.erased_at is not None or is_waiting:
+            return
         earlier = run.damage
         mark = find(session, store, run_id, reads_files=reads_files or bool(earlier)).mark
     if mark == earlier:
@@ -80,6 +81,11 @@ def check(
         run.damage = mark
         run.revision += 1
     logger.warning("%s", mark or f"Run {run_id} is whole again.")
+
+
+def list_checked(session: Session) -> list[int]:
+    """Return the runs that can be damaged, in order."""
+    return list(session.scalars(select(Run.id).where(Run.erased_at.is_(None)).order_by(Run.id)))
 
 
 def check_all(database: Database, store: ObjectStore, run_ids: Collection[int]) -> None:

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Row, Select, bindparam, func, select
+from sqlalchemy import BigInteger, Row, Select, bindparam, func, select
 from sqlalchemy.orm import Session
 
 from db.errors import Invalid
@@ -218,15 +218,15 @@ def skips(
 
     steps: only skips of these steps.
     """
-    given: dict[str, Any] = {"run_id": run_id, "most": most, "steps": steps}
+    given: dict[str, object] = {"run_id": run_id, "most": most, "steps": steps}
     if steps is None:
         given["steps"] = first_skip_of_latest(session, run_id, most=most)
     return list(session.scalars(_skips_query(is_latest=steps is None), given))
 
 
 @cache
-def _skips_query(*, is_latest: bool) -> Select[Any]:
-    steps: Any = bindparam("steps", expanding=not is_latest)
+def _skips_query(*, is_latest: bool) -> Select[ScalerEvent]:
+    steps = bindparam("steps", None, BigInteger, expanding=not is_latest)
     step = ScalerEvent.step
     its = (ScalerEvent.run_id == bindparam("run_id"), ScalerEvent.kind == "skip")
     query = select(ScalerEvent).where(*its, step >= steps if is_latest else step.in_(steps))
