@@ -184,8 +184,10 @@ class Installation:
 
     def stop_in_midst(self, run: int) -> list[int]:
         """Stop the processes of a run as soon as it trains: its training, and its supervisor."""
-        folder = self.root / "data" / "runs" / str(run)
-        until(lambda: any((folder / "spool").glob("*")), pause=0.002)
+        data = self.root / "data"
+        folder = data / "runs" / str(run)
+        spools = [folder / "spool", data / "scratch" / str(run) / "0" / "spool"]  # of 0.1.0 the latter
+        until(lambda: any(any(spool.glob("*")) for spool in spools), pause=0.002)
         supervisor = int(json.loads((folder / "supervisor-1.json").read_text())["pid"])
         log = (folder / "supervisor-1.log").read_text()
         if forked := re.findall(r"process (\d+)$", log, re.MULTILINE):
