@@ -1,18 +1,25 @@
 """Periodic task that marks damaged runs: all once a day, and those that requests have met."""
 
+import logging
 import time
 from threading import Event
+
+import obstore
 
 from app.files.downloads import RETRY_SECONDS
 from db.database import Database
 from db.files import run_damage
-from db.files.object_store import open_store
+from db.files.object_store import open_store, why
 from db.settings import Settings
 from db.telemetry import damage
+
+logger = logging.getLogger(__name__)
 
 DAY_SECONDS = 86400.0
 #: Delay before another check of a run that requests still meet damaged.
 AGAIN_SECONDS = 60.0
+#: Delay before all runs are checked again after a bucket did not answer.
+OUTAGE_SECONDS = 3600.0
 #: Time for runs of the daily check in a call, so that requests are not slowed down.
 CALL_SECONDS = 1.0
 
@@ -46,4 +53,11 @@ class DamageCheckJob:
 
     def _check(self, run_id: int, *, reads_files: bool) -> None:
         store = open_store(self._settings, retry_seconds=RETRY_SECONDS)
-        run_damage.check(self._database, store, run_id, reads_files=reads_files)
+        try:
+            mark = run_damage.check(self._database, store, run_id, reads_files=reads_files)
+        except obstore.exceptions.BaseError as error:  # of a bucket: the others are checked later
+            logger.warning("files of run %d cannot be checked: %s", run_id, why(error))
+            self._due, self._next_at = [], time.monotonic() + OUTAGE_SECONDS
+            return
+        if mark is not None:
+            logger.warning("%s", mark or f"Run {run_id} is whole again.")

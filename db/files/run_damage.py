@@ -4,7 +4,6 @@
 list, so `check` keeps the answer in `runs.damage`.
 """
 
-import logging
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -19,8 +18,6 @@ from db.tables import Run, StepConversion
 from db.telemetry import damage, damage_search
 from db.telemetry.damage import Damage
 from halfstep.number_formats import count
-
-logger = logging.getLogger(__name__)
 
 
 class RunDamage(NamedTuple):
@@ -58,8 +55,8 @@ def find(
 
 def check(
     database: Database, store: ObjectStore, run_id: int, *, reads_files: bool = False
-) -> None:
-    """Mark a run as damaged or whole.
+) -> str | None:
+    """Mark a run as damaged or whole; return its mark if that is new.
 
     reads_files: as of `find`; files of a marked run are always read.
     """
@@ -67,20 +64,20 @@ def check(
         run = session.get(Run, run_id)
         is_waiting = session.get(StepConversion, run_id) is not None  # its page says so
         if run is None or run.erased_at is not None or is_waiting:
-            return
+            return None
         earlier = run.damage
         mark = find(session, store, run_id, reads_files=reads_files or bool(earlier)).mark
     if mark == earlier:
-        return
+        return None
     with database.reading() as session:  # a file may have been deleted after its row was read
         if find(session, store, run_id).mark != mark:
             damage.suspect(run_id)
-            return
+            return None
     with database.writing() as session:
         run = session.get_one(Run, run_id, with_for_update=True)
         run.damage = mark
         run.revision += 1
-    logger.warning("%s", mark or f"Run {run_id} is whole again.")
+    return mark
 
 
 def list_checked(session: Session) -> list[int]:

@@ -176,3 +176,18 @@ def test_files_that_are_missing_in_the_bucket_are_named(
     for path in (PATH, ARTIFACT, f"{address}/files/a.csv"):
         lost = http.get(path)
         assert (lost.status_code, "is no longer in the store" in lost.text) == (404, True)
+
+
+def test_a_bucket_that_does_not_answer_marks_no_run(
+    settings: Settings,
+    database: Database,
+    http: httpx2.Client,
+    bucket: Bucket,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The check is repeated later."""
+    bucket.proxy.is_broken = True
+    DamageCheckJob(settings, database, Event()).check_due()
+    bucket.proxy.is_broken = False
+    assert "files of run 1 cannot be checked" in caplog.text
+    assert http.get("/api/v1/runs").json()["runs"][0]["damage"] == ""
