@@ -21,7 +21,7 @@ from app.trash.disk import disk
 from db.access import accounts, audit
 from db.database import Database, open_database, revisions
 from db.errors import Conflict, Invalid, NotFound
-from db.files import pruning
+from db.files import pruning, run_damage
 from db.files.backup import back_up
 from db.files.backup import restore as restore_backup
 from db.files.object_store import check_store, open_store
@@ -30,7 +30,7 @@ from db.files.storage import mend as mend_storage
 from db.files.storage import mismatches
 from db.runs import runs, trash
 from db.settings import Settings
-from db.tables import User
+from db.tables import Artifact, CheckpointFile, User
 from db.telemetry import damage_search, metric_block_writer, step_block_writer
 from db.telemetry.step_conversion import convert as convert_steps
 from db.upgrade_estimate import Estimate, NotMeasured, estimate, measure_free_bytes
@@ -290,6 +290,9 @@ def _check_storage(
             fields = {"run": block.run_id, "kind": block.kind, "name": block.name}
             fields |= {"first": block.first, "last": block.last, "problem": "damaged"}
             print_result(fields, f"{block}: damaged", as_json=as_json)
+        rows = [mismatch.row for mismatch in mismatched]
+        of_files = {row.run_id for row in rows if isinstance(row, CheckpointFile | Artifact)}
+        run_damage.check_all(database, store, of_files | {block.run_id for block in damaged})
         count = len(mismatched)
         print_result({"mismatches": count}, f"{count} do not match.", as_json=as_json)
         raise typer.Exit(1 if damaged or (mismatched and not mend) else 0)

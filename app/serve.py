@@ -12,6 +12,7 @@ import uvicorn
 from app.alerts.alert_delivery import AlertDelivery
 from app.artifacts import artifact_uploads
 from app.files import weight_uploads
+from app.files.damage_check_job import DamageCheckJob
 from app.files.step_conversion_job import StepConversionJob
 from app.http.connections import TimeoutProtocol
 from app.main import create_app
@@ -56,6 +57,10 @@ class Server(uvicorn.Server):
             ),
             "backup": (partial(scheduled_backups.back_up_if_due, settings, database), 60.0),
             "step_conversion": (StepConversionJob(database, self._stopping).convert_due, 5.0),
+            "damage_check": (
+                DamageCheckJob(settings, database, self._stopping).check_due,
+                5.0,
+            ),
             "database_revision": (self._check_revision, 5.0),
             "purge": (Purge(settings, database, self._stopping).erase_due, 5.0),
         }

@@ -440,8 +440,9 @@ def version_summaries(session: Session, rows: Sequence[ArtifactVersion]) -> list
 
 
 def note_lost_files(session: Session, settings: Settings, version_id: int) -> None:
-    """Let the response name files of a version that are missing from the data folder."""
-    if lost := storage.list_lost_entries(session, open_store(settings), version_id):
+    """Let the response name files of a version that are missing from the store."""
+    store = open_store(settings, retry_seconds=1.0)
+    if lost := storage.list_lost_entries(session, store, version_id):
         more = f" and {len(lost) - MOST_NAMED:,} more" if len(lost) > MOST_NAMED else ""
         named = ", ".join(lost[:MOST_NAMED])
         damage.note_all([f"Files of this version are missing on the server: {named}{more}."])

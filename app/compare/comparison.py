@@ -30,7 +30,7 @@ from db.runs.command_spec import read_command
 from db.runs.groups import FP8, TF32
 from db.settings import Settings
 from db.tables import ENDED, RECIPE, TRAIN, Run, User
-from db.telemetry import latest_metrics, windows
+from db.telemetry import damage, latest_metrics, windows
 from halfstep.telemetry.plain_json import JsonObject
 
 #: Metrics of every recipe; the recipe's own metrics follow.
@@ -418,6 +418,7 @@ def _compare(
     own_metrics = {run.id: _select_own_metrics(run, measured[run.id]) for run in some_runs}
     losses = comparisons.lowest_losses(session, ids)
     summaries = summarise_all(session, members, settings, queue)
+    damage.note_all([run.damage for run in some_runs])
     is_low = {name: metric_direction.lowest(name, configs) for name in ("loss", *names)}
     is_low |= dict.fromkeys((STEP, *MEASURED, "seconds"), True)
     last = [

@@ -56,7 +56,7 @@ from db.health.spikes import spikes
 from db.runs import runs
 from db.settings import Settings
 from db.tables import Report
-from db.telemetry import windows
+from db.telemetry import damage, windows
 
 router = APIRouter(prefix="/shared")
 
@@ -301,6 +301,7 @@ def _run(session: Session, settings: Settings, run_id: int, chosen: Choice) -> d
     metric_names = chosen.names(session, run_id)
     measured = windows.measure(session, run_id, names=metric_names.names)
     summary = summarise(session, run, owner, settings)
+    damage.note_all([run.damage])
     return {
         "tabs": TABS,
         "tab": next(iter(TABS)),

@@ -91,6 +91,8 @@ class _Collector(Collector):
         yield _gauges("worker_silence_seconds", text, "worker", readings.silent)
         text = "Workers that are up and have another version than this server"
         yield _gauge("workers_outdated", text, readings.outdated)
+        text = "Runs of which steps, metrics or files cannot be read"
+        yield _gauge("runs_damaged", text, readings.damaged)
         yield _gauge("database_bytes", "Size of the database", readings.database_bytes)
         text = "Whether the newest backup failed"
         yield _gauge("backup_failed", text, int(readings.has_backup_failed))

@@ -23,6 +23,7 @@ from db.queue.pending_reasons import Queue
 from db.runs import reports, runs
 from db.settings import Settings
 from db.tables import ENDED, Run
+from db.telemetry import damage
 
 #: Returns the comparison of some runs, as the reader may see it.
 Compare = Callable[[list[int]], Comparison]
@@ -51,6 +52,7 @@ def draw(
     panels = blocks.panels_of(text)
     ids = list(dict.fromkeys(run_id for panel in panels for run_id in panel.run_ids))
     known, deleted = reports.drawn(session, ids)
+    damage.note_all([run.damage for run in known.values()])
     numbers = count(1)
     tables_left = blocks.MOST_TABLES  # a preview may have more, which saving refuses
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Self
 
-from sqlalchemy import Integer, bindparam, case, func, select
+from sqlalchemy import Integer, Select, bindparam, case, func, select
 from sqlalchemy.orm import Session
 
-from db.tables import ENDED, LatestMetric, Run, ScalerEvent, Step
+from db.tables import ENDED, FLAGGED, LatestMetric, Run, ScalerEvent, Step
 from db.telemetry import latest_metrics, series, step_rows
 from halfstep.number_formats import count, number
-from halfstep.telemetry.flags import SKIPPED
 
 #: Names of the metric that is the second tile, the first that a run has; else `first_name`.
 VALIDATION_LOSSES = (
@@ -102,15 +101,11 @@ def key_figures(session: Session, run: Run) -> KeyFigures:
 
 def scaler_card(session: Session, run: Run) -> ScalerCard:
     """Return the loss scaler's card."""
-    recent = select(func.count()).where(
-        Step.run_id == run.id,
-        Step.step > run.step - LATEST_STEPS,
-        Step.flags.bitwise_and(SKIPPED) != 0,
-    )
+    given = {"run_id": run.id, "after": run.step - LATEST_STEPS}
     skips = [ListedSkip.of(skip) for skip in series.skips(session, run.id, most=SKIPS)]
     origins = Counter(skip.origin for skip in skips if skip.origin)
     return ScalerCard(
-        recent=session.scalar(recent) or 0,
+        recent=session.connection().scalar(_recent_query(), given) or 0,
         streak=_streak(sorted({skip.step for skip in skips})),
         growth_interval=_growth_interval(run),
         seen=len(skips),
@@ -118,6 +113,12 @@ def scaler_card(session: Session, run: Run) -> ScalerCard:
         origins=origins.most_common(ORIGINS),
         skips=skips[:SKIPS_LISTED],
     )
+
+
+@cache  # each message of a live page needs it
+def _recent_query() -> Select[int]:
+    its = (Step.run_id == bindparam("run_id"), Step.step > bindparam("after"), FLAGGED["skipped"])
+    return select(func.count()).select_from(Step).where(*its)
 
 
 def _norm_note(norm: float | None, clipped: float | None) -> str:

@@ -38,7 +38,7 @@ from db.health.spikes import spikes
 from db.runs import history, runs
 from db.sweeps import sweeps
 from db.tables import ENDED, PRECISION_DIFF, PRECISION_PLAN, TRAIN, Run
-from db.telemetry import histograms, ingest, series, system, windows
+from db.telemetry import damage, histograms, ingest, series, system, windows
 from halfstep.cli import command_line
 from halfstep.number_formats import quantity
 from halfstep.telemetry.events import SAMPLE_SECONDS
@@ -80,6 +80,7 @@ def show_run(run_id: RunId, context: Context, chosen: Chosen) -> HTMLResponse:
     log = series.log_lines(session, run_id, most=LOG_LINES_SHOWN)
     run_settings = config_values.settings_of(session, run)
     summary = summarise(session, run, owner, settings)
+    damage.note_all([run.damage])
     advice = advise(session, run)
     measured = windows.measure(session, run_id, names=metric_names.names)
     arranged = preferences(session, principal.user, run.recipe)

@@ -105,6 +105,8 @@ class RunSummary(BaseModel):
     """Outcome in addition to the status; null if there is none"""
     stored_bytes: int
     """Size of its checkpoints and artifacts on the server"""
+    damage: str
+    """What cannot be read of it, by the latest check; empty: nothing"""
     error: str | None
     created_at: float
     started_at: float | None

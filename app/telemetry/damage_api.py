@@ -11,10 +11,10 @@ from app.compare.comparison_api import Runs
 from app.dependencies import Db, TheSettings
 from app.http.parameters import DocumentedModel, as_run_ids
 from db.errors import NotFound
-from db.files import storage
+from db.files import run_damage
 from db.files.object_store import open_store
 from db.runs import runs as all_runs
-from db.telemetry import damage, damage_search
+from db.telemetry import damage
 
 router = Router(tags=["series"])
 
@@ -44,16 +44,15 @@ def get_damage(runs: Runs, session: Db, settings: TheSettings) -> DamageOfRuns:
     found, texts, store = list[DamagedPart](), list[str](), open_store(settings)
     for run_id in as_run_ids("runs", runs, most=MOST_RUNS):
         try:
-            all_runs.get(session, run_id)
+            run = all_runs.get(session, run_id)
         except NotFound:
             continue
-        of_steps = damage_search.find_in_run(session.connection(), run_id)
-        found += [DamagedPart(run=run_id, text=part.text, **part.fields) for part in of_steps]
-        of_files = storage.find_damaged_files(session, store, run_id)
-        for file in of_files:
+        lost = run_damage.find(session, store, run_id)
+        found += [DamagedPart(run=run_id, text=part.text, **part.fields) for part in lost.steps]
+        for file in lost.files:
             fields = {"kind": file.kind, "name": file.key, "first": file.step, "last": file.step}
             found.append(DamagedPart(run=run_id, text=file.text, **fields))
-        texts += filter(
-            None, [damage.describe(of_steps), storage.describe_damaged_files(run_id, of_files)]
-        )
+        texts += filter(None, [lost.text])
+        if lost.mark != run.damage:
+            damage.suspect(run_id)
     return DamageOfRuns(damage=found, text=" ".join(texts))

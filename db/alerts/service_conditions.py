@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from db.health import monitoring_metrics
 from db.queue import workers
-from db.tables import AlertRule, RunStatus, Status
+from db.tables import NOT_DELETED, AlertRule, Run, RunStatus, Status
 from halfstep.number_formats import duration, number, quantity
 
 
@@ -99,6 +99,13 @@ def _find_failed_backup(_rule: AlertRule, service: Service) -> Found:
     return {"": f"The newest backup failed: {error.rstrip('.')}"} if error else {}
 
 
+def _find_damaged_runs(_rule: AlertRule, service: Service) -> Found:
+    query = select(Run.id, Run.damage).where(Run.damage != "", NOT_DELETED)
+    return {
+        f"run {run_id}": text.removesuffix(".") for run_id, text in service.session.execute(query)
+    }
+
+
 def host() -> str:
     """Return the name of this server's host."""
     return socket.gethostname()
@@ -125,4 +132,7 @@ SERVICE_CONDITIONS: dict[str, ServiceCondition] = {
         page="storage",
     ),
     "backup_failed": ServiceCondition("a backup fails", _find_failed_backup, page="storage"),
+    "run_damaged": ServiceCondition(
+        "steps, metrics or files of a run cannot be read", _find_damaged_runs, page="runs"
+    ),
 }

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -49,6 +50,8 @@ REPORTS = "reports"
 MOST_READ_BYTES = 64 * 2**20
 #: Files that a sentence names.
 MOST_NAMED = 3
+#: Files of an artifact's version that its page looks up, each by a request to a bucket.
+MOST_LOOKED_UP, LOOKED_UP_AT_ONCE = 200, 20
 #: Age from which content without a row is an orphan: before, its row may not be committed.
 ORPHAN_SECONDS = 3600.0
 #: Whether a backup runs, which reports it every minute, or was killed just now.
@@ -83,17 +86,30 @@ def mismatches(session: Session, store: ObjectStore, *, deep: bool = False) -> l
         for row in rows:
             seen[type(row)].add(row.id)
             if problem := _problem(store, row, files[row.key]["size"], deep=deep):
-                result.append(Mismatch(row.key, problem, row))
+                result.append(Mismatch(row.key, f"{problem}{_name_uses(session, row)}", row))
         unnamed = files.keys() - {row.key for row in rows}
         orphans += [
             key for key in unnamed if not key.startswith(skipped) and not _is_new(files[key])
         ]
     for table in seen:
         for row in _unseen(session, table, seen[table]):
-            result.append(Mismatch(row.key, "the file is missing", row))
+            result.append(Mismatch(row.key, f"the file is missing{_name_uses(session, row)}", row))
     is_needed = _steps_needed(session)
     orphans = sorted(key for key in orphans if not (key.startswith(f"{STEPS}/") and is_needed(key)))
     return result + [Mismatch(key, "no row names the file", None) for key in orphans]
+
+
+def _name_uses(session: Session, row: Checked) -> str:
+    """Return the files of artifacts that have this content; of other rows the key says it."""
+    if not isinstance(row, Blob):
+        return ""
+    version = ArtifactVersion.id == ArtifactEntry.version_id
+    query = select(ArtifactCollection.name, ArtifactVersion.number, ArtifactEntry.path)
+    query = query.join(ArtifactVersion, ArtifactVersion.collection_id == ArtifactCollection.id)
+    query = query.join(ArtifactEntry, version).where(ArtifactEntry.blob_id == row.id)
+    uses = session.execute(query.order_by(ArtifactVersion.id).limit(MOST_NAMED + 1)).all()
+    named = [f"{name}:v{number}/{path}" for name, number, path in uses[:MOST_NAMED]]
+    return f" ({', '.join(named)}{', …' if len(uses) > MOST_NAMED else ''})" if named else ""
 
 
 class DamagedFile(NamedTuple):
@@ -111,10 +127,12 @@ class DamagedFile(NamedTuple):
         return f"{kind} ({Path(self.key).name}): {self.problem}"
 
 
-def find_damaged_files(session: Session, store: ObjectStore, run_id: int) -> list[DamagedFile]:
+def find_damaged_files(
+    session: Session, store: ObjectStore, run_id: int, *, reads: bool = True
+) -> list[DamagedFile]:
     """Return the files of a run that are missing, have another size, or are altered.
 
-    Of files in the data folder MOST_READ_BYTES are read and compared with their SHA-256.
+    reads: MOST_READ_BYTES of those in the data folder are compared with their SHA-256.
     """
     rows: list[CheckpointFile | Artifact] = []
     for table in (CheckpointFile, Artifact):
@@ -124,7 +142,7 @@ def find_damaged_files(session: Session, store: ObjectStore, run_id: int) -> lis
         return []
     pages = obstore.list(store, prefix=f"runs/{run_id}", chunk_size=PAGE_FILES)
     sizes = {meta["path"]: meta["size"] for page in pages for meta in page}
-    found, left = [], MOST_READ_BYTES if isinstance(store, LocalStore) else -1
+    found, left = [], MOST_READ_BYTES if reads and isinstance(store, LocalStore) else -1
     for row in rows[::-1]:  # the last checkpoints are resumed from
         size, is_read = sizes.get(row.key), row.size_bytes <= left
         left -= row.size_bytes if is_read else 0
@@ -147,16 +165,24 @@ def describe_damaged_files(run_id: int, some: Sequence[DamagedFile]) -> str:
 
 
 def list_lost_entries(session: Session, store: ObjectStore, version_id: int) -> list[str]:
-    """Return the paths of files of an artifact's version that are missing from the data folder.
-
-    A bucket is not asked: each file would take a request, and its download says so.
-    """
-    if not isinstance(store, LocalStore):
-        return []
+    """Return the paths of files of an artifact's version that are missing; of MOST_LOOKED_UP."""
     query = select(ArtifactEntry.path, Blob.key).join(Blob, Blob.id == ArtifactEntry.blob_id)
-    rows = session.execute(query.where(ArtifactEntry.version_id == version_id)).all()
-    folder = Path(str(store.prefix))
-    return [path for path, key in rows if not (folder / key).exists()]
+    its = query.where(ArtifactEntry.version_id == version_id).order_by(ArtifactEntry.path)
+    rows = session.execute(its.limit(MOST_LOOKED_UP)).all()
+    with ThreadPoolExecutor(LOOKED_UP_AT_ONCE) as pool:
+        there = pool.map(lambda row: _may_be_there(store, row.key), rows)
+        return [row.path for row, is_there in zip(rows, there, strict=True) if not is_there]
+
+
+def _may_be_there(store: ObjectStore, key: str) -> bool:
+    """Return False if a file is missing; a bucket that does not answer may have it."""
+    try:
+        obstore.head(store, key)
+    except FileNotFoundError:
+        return False
+    except obstore.exceptions.BaseError:
+        return True
+    return True
 
 
 def mend(

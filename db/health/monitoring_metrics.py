@@ -52,6 +52,7 @@ class Readings:
     workers: int  # that are up
     devices: Counter[str]  # of these workers, by kind
     busy: Counter[str]  # devices in use, by kind
+    damaged: int  # runs, without those in the trash
     steps: int  # recorded since the beginning, including erased runs
     skips: int  # likewise
     waiting: dict[str, tuple[int, float]]  # by project: queued runs, longest wait in seconds
@@ -66,15 +67,16 @@ def read(session: Session, *, runs_per_user: int = 0, devices_per_user: int = 0)
     """Read the current values."""
     up = workers.alive(session)
     listed = func.sum(case((NOT_DELETED, 1), else_=0))
-    recorded = (func.sum(Run.recorded_steps), func.sum(Run.recorded_skips))
-    counts = select(Run.status, Run.owner_id, listed, *recorded).group_by(Run.status, Run.owner_id)
+    damaged = func.sum(case((NOT_DELETED & (Run.damage != ""), 1), else_=0))
+    sums = (damaged, func.sum(Run.recorded_steps), func.sum(Run.recorded_skips))
+    counts = select(Run.status, Run.owner_id, listed, *sums).group_by(Run.status, Run.owner_id)
     runs: Counter[Status] = Counter()
     training: Counter[int] = Counter()
-    steps = skips = 0
-    for status, owner_id, count, some_steps, some_skips in session.execute(counts):
+    totals = [0, 0, 0]
+    for status, owner_id, count, *some in session.execute(counts):
         runs[status] += int(count)
         training[owner_id] += int(count) if status in ACTIVE else 0
-        steps, skips = steps + int(some_steps), skips + int(some_skips)
+        totals = [total + int(each) for total, each in zip(totals, some, strict=True)]
     full = {owner for owner, count in training.items() if runs_per_user and count >= runs_per_user}
     nodes = select(RunNode.worker_id, RunNode.devices).where(RunNode.ended_at.is_(None))
     once = select(now(), LAST_BACKUP.scalar_subquery(), LAST_ERROR.scalar_subquery())
@@ -86,8 +88,9 @@ def read(session: Session, *, runs_per_user: int = 0, devices_per_user: int = 0)
         workers=len(up),
         devices=Counter(kind for some in kinds.values() for kind in some),
         busy=_busy(session.execute(nodes), kinds),
-        steps=steps,
-        skips=skips,
+        damaged=totals[0],
+        steps=totals[1],
+        skips=totals[2],
         waiting=waiting(session, moment),
         silent={name: max(moment - seen, 0.0) for name, seen in session.execute(LASTING_WORKERS)},
         outdated=sum(workers.is_outdated(worker) for worker in up),

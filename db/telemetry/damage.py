@@ -52,6 +52,9 @@ class Damage(NamedTuple):
 
 _noted: ContextVar[dict[Damage | str, None] | None] = ContextVar("_noted", default=None)
 
+#: Runs that requests or writers have met damaged since `take_suspects`.
+_suspects: set[int] = set()
+
 
 @contextmanager
 def collect() -> Iterator[None]:
@@ -66,7 +69,8 @@ def collect() -> Iterator[None]:
 def describe_collected() -> str:
     """Return in words what readers have noted since `collect`; empty without damage."""
     texts = [part for part in _noted.get() or {} if isinstance(part, str)]
-    return " ".join(filter(None, [describe(list_collected()), *texts]))
+    read = describe(list_collected())
+    return " ".join(filter(None, [*texts, "" if any(read in text for text in texts) else read]))
 
 
 def list_collected() -> list[Damage]:
@@ -85,6 +89,19 @@ def note(damage: Damage, problem: object) -> None:
     noted = _noted.get()
     if noted is not None:
         noted[damage] = None
+        suspect(damage.run_id)
+
+
+def suspect(run_id: int) -> None:
+    """Let the run be checked: its mark may be wrong."""
+    _suspects.add(run_id)
+
+
+def take_suspects() -> list[int]:
+    """Return the runs to check, each once."""
+    taken = list(_suspects)
+    _suspects.difference_update(taken)
+    return taken
 
 
 @lru_cache(10_000)
@@ -93,10 +110,10 @@ def _log(damage: Damage, problem: str) -> None:
 
 
 def note_all(some: Collection[Damage | str]) -> None:
-    """Add known damage, or sentences on damaged files, to what the request collects."""
+    """Add known damage, or sentences on it, to what the request collects."""
     noted = _noted.get()
     if noted is not None:
-        noted.update(dict.fromkeys(some))
+        noted.update(dict.fromkeys(filter(None, some)))
 
 
 def describe(some: Collection[Damage]) -> str:

@@ -20,9 +20,9 @@ from db.telemetry.recorded_losses import record_losses
 from db.telemetry.summaries import Ints, Points, in_order
 
 #: Points of a block, at most.
-BLOCK_POINTS = 1024
+BLOCK_POINTS = 2048
 #: A block has summaries of the smallest size of which it has at most so many.
-MOST_LOWS = 32
+MOST_LOWS = 64
 #: Points of a tail that are distributed: for each metric, at least, and at most.
 NAME_POINTS, LEAST_POINTS, MOST_POINTS = 128, 2**14, 2**18
 #: Metrics whose blocks one flush writes: other writers of SQLite wait meanwhile.

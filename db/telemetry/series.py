@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Row, Select, bindparam, func, select
+from sqlalchemy import BigInteger, Row, Select, bindparam, func, select
 from sqlalchemy.orm import Session
 
 from db.errors import Invalid
@@ -218,17 +218,19 @@ def skips(
 
     steps: only skips of these steps.
     """
+    given: dict[str, object] = {"run_id": run_id, "most": most, "steps": steps}
     if steps is None:
-        where = ScalerEvent.step >= first_skip_of_latest(session, run_id, most=most)
-    else:
-        where = ScalerEvent.step.in_(steps)
-    query = (
-        select(ScalerEvent)
-        .where(ScalerEvent.run_id == run_id, ScalerEvent.kind == "skip", where)
-        .order_by(ScalerEvent.step.desc(), ScalerEvent.optimizer)
-        .limit(most)
-    )
-    return list(session.scalars(query))
+        given["steps"] = first_skip_of_latest(session, run_id, most=most)
+    return list(session.scalars(_skips_query(is_latest=steps is None), given))
+
+
+@cache
+def _skips_query(*, is_latest: bool) -> Select[ScalerEvent]:
+    steps = bindparam("steps", None, BigInteger, expanding=not is_latest)
+    step = ScalerEvent.step
+    its = (ScalerEvent.run_id == bindparam("run_id"), ScalerEvent.kind == "skip")
+    query = select(ScalerEvent).where(*its, step >= steps if is_latest else step.in_(steps))
+    return query.order_by(step.desc(), ScalerEvent.optimizer).limit(bindparam("most"))
 
 
 def first_skip_of_latest(session: Session, run_id: int, *, most: int) -> int:

@@ -769,6 +769,7 @@ class RunSummary(TypedDict):
     # Outcome in addition to the status; null if there is none
     outcome: Literal["no_updates", "diverged", "stopped", "pruned"] | None
     stored_bytes: int  # Size of its checkpoints and artifacts on the server
+    damage: str  # What cannot be read of it, by the latest check; empty: nothing
     error: str | None
     created_at: float
     started_at: float | None

@@ -35,7 +35,8 @@ def progress(run: "RunSummary") -> str:
 
 def state(run: "RunSummary") -> str:
     """Return the state of a run as on its page: its outcome if it has one."""
-    return label(str(run.get("outcome") or run["status"]))
+    text = label(str(run.get("outcome") or run["status"]))
+    return f"{text}, damaged" if run.get("damage") else text
 
 
 def label(status: str) -> str:

@@ -25,7 +25,7 @@ TABLES: dict[str, dict[str, str]] = {
     "runs": {
         "id": "BIGINT",
         **dict.fromkeys(("name", "source", "project", "recipe", "precision"), "VARCHAR"),
-        **dict.fromkeys(("status", "outcome", "owner", "error"), "VARCHAR"),
+        **dict.fromkeys(("status", "outcome", "owner", "error", "damage"), "VARCHAR"),
         "tags": "VARCHAR[]",
         **dict.fromkeys(("parent_id", "group_id", "step", "steps_total", "skipped"), "BIGINT"),
         **dict.fromkeys(("loss", "scale", "steps_per_second", "seconds"), "DOUBLE"),

@@ -457,13 +457,15 @@ def test_a_deep_check_names_damaged_blocks(site: Site, tmp_path: Path) -> None:
     with site.database.writing() as session:
         its = StepBlock.first == 4096
         session.execute(update(StepBlock).where(its).values(data=b"x" * 100))
-        of_metric = MetricBlock.first == 1024
+        of_metric = MetricBlock.first == 2048
         session.execute(update(MetricBlock).where(of_metric).values(data=b"x" * 100))
         session.execute(update(MetricTail).values(data=b"x" * 100))
     assert halfstep("storage", "check", **environment).returncode == 0
     ended = halfstep("storage", "check", "--deep", "--mend", **environment)
+    with site.database.reading() as session:
+        assert "val/accuracy" in session.get_one(Run, running.id).damage
     assert "run 1: steps 4,096 to 8,191: damaged" in ended.stdout
-    assert "run 1: val/accuracy at steps 1,024 to " in ended.stdout
+    assert "run 1: val/accuracy at steps 2,048 to " in ended.stdout
     assert "run 1: a flush of logged metrics: damaged" in ended.stdout
     assert ended.returncode == 1
     ended = halfstep("backup", str(tmp_path / "backup"), "--json", "--verify", **environment)

@@ -42,7 +42,7 @@ from tests.marks import looped
 
 pytestmark = pytest.mark.slow
 
-REVISIONS = [f"00{number}" for number in range(35, 57)]
+REVISIONS = [f"00{number}" for number in range(35, 58)]
 
 
 def tables(database: Database) -> list[Table]:

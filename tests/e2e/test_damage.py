@@ -22,7 +22,7 @@ def test_a_damaged_run_says_what_it_lacks_wherever_it_is_drawn(
     expect(page.get_by_role("tab", name="Charts")).to_be_visible()
     expect(notice).to_be_hidden()
     damage_blocks(database, StepBlock, first=4096)
-    damage_blocks(database, MetricBlock, first=1024)
+    damage_blocks(database, MetricBlock, first=2048)
     for path in ("/runs/1", "/runs/1?tab=log", "/runs/1?first=5&last=90", "/compare?runs=1"):
         page.goto(path)
         expect(notice).to_contain_text("Run 1 is damaged: steps 4,096 to 8,191, val/accuracy at")

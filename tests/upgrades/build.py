@@ -182,10 +182,15 @@ class Installation:
 
         until(is_there)
 
+    def has_file(self, run: int, pattern: str) -> bool:
+        """Return whether a training has written such a file; from 0.1.0 on into data/scratch."""
+        folders = (f"runs/{run}", f"scratch/{run}/0")
+        return any(any((self.root / "data").glob(f"{folder}/{pattern}")) for folder in folders)
+
     def stop_in_midst(self, run: int) -> list[int]:
         """Stop the processes of a run as soon as it trains: its training, and its supervisor."""
         folder = self.root / "data" / "runs" / str(run)
-        until(lambda: any((folder / "spool").glob("*")), pause=0.002)
+        until(lambda: self.has_file(run, "spool/*"), pause=0.002)
         supervisor = int(json.loads((folder / "supervisor-1.json").read_text())["pid"])
         log = (folder / "supervisor-1.log").read_text()
         if forked := re.findall(r"process (\d+)$", log, re.MULTILINE):
@@ -354,7 +359,7 @@ def _leave_midway(site: Installation, up: subprocess.Popen[str]) -> None:
     up.terminate()
     time.sleep(2)
     os.kill(held, signal.SIGCONT)
-    until((site.root / "data" / "runs" / str(stopped) / "outcome-1.json").exists)
+    until(lambda: site.has_file(stopped, "outcome-1.json"))
     time.sleep(2)
     for pid in (up.pid, *others, training, supervisor):
         with suppress(ProcessLookupError):

@@ -61,7 +61,7 @@ VIEWS = {
 }
 
 
-@upgrade_of("0503e20-sqlite", "58406ad5-postgresql")
+@upgrade_of("0503e20-sqlite", "c35dd635-postgresql")
 def test_an_upgrade_keeps_each_row_step_and_point(old: Old) -> None:
     """No row and no value of a user is changed; what the product wrote has its new names.
 

@@ -152,7 +152,7 @@ def test_what_users_saved_still_works(old: Old) -> None:
             assert "whole digits" in shown.text
 
 
-@upgrade_of("58406ad5-sqlite")
+@upgrade_of("c35dd635-sqlite")
 def test_offline_folders_are_uploaded(old: Old) -> None:
     """Watched runs of an earlier version that were never sent are sent whole."""
     with upgrade(old) as site:

@@ -53,9 +53,9 @@ const showDamage = (answer) => {
  */
 export const showDamageOf = async (api, runs) => {
   const answer = await fetch(`${api}/damage?runs=${runs}`).catch(() => null)
-  const text = answer?.ok ? (await answer.json()).text : ''
-  if (!text) return
-  Object.assign(document.querySelector('[data-damage]'), { textContent: text, hidden: false }).dataset.damage = 'all'
+  if (!answer?.ok) return
+  const { text } = await answer.json()
+  Object.assign(document.querySelector('[data-damage]'), { textContent: text, hidden: !text }).dataset.damage = 'all'
 }
 
 /** @param {string} url @returns {Promise<Response>} */

@@ -2,17 +2,23 @@
 
 import hashlib
 from collections.abc import Iterator
+from threading import Event
 from typing import Any
 
 import httpx2
+import obstore
 import pytest
 
+from app.files.damage_check_job import DamageCheckJob
 from db.database import Database
 from db.files import artifacts, checkpoints
-from db.files.object_store import open_store, put_file
+from db.files.object_store import delete_files, open_store, put_file
+from db.files.storage import mismatches
 from db.settings import Settings
 from db.tables import Run
 from halfstep import Client
+from halfstep.protocol import DAMAGED
+from tests.app.artifacts.test_artifacts import save
 from tests.app.conftest import serving
 from tests.buckets import Bucket
 from tests.pictures import picture
@@ -144,3 +150,44 @@ class TestSigned:
         assert (path.name, path.read_bytes()) == ("digits-fp16-run1-step400.pt", BODY)
         assert bucket.proxy.headers
         assert token not in str(bucket.proxy.headers)
+
+
+def test_files_that_are_missing_in_the_bucket_are_named(
+    settings: Settings, database: Database, http: httpx2.Client
+) -> None:
+    """By the run's damage and its mark, by the page of a version, and by each download."""
+    version = save(http)
+    address = f"/api/v1/artifact-versions/{version['id']}"
+    assert DAMAGED not in http.get(address).headers
+    store = open_store(settings)
+    keys = [meta["path"] for page in obstore.list(store) for meta in page]
+    delete_files(store, keys)
+    damage = http.get("/api/v1/damage?runs=1").json()
+    assert {part["kind"] for part in damage["damage"]} == {"checkpoint", "artifact"}
+    assert "step-00000400.pt): the file is missing" in damage["text"]
+    DamageCheckJob(settings, database, Event()).check_due()
+    listed = http.get("/api/v1/runs").json()["runs"][0]
+    assert listed["damage"] == "Missing or damaged in run 1: 2 files."
+    assert http.get(address).headers[DAMAGED].endswith("missing on the server: a.csv.")
+    with database.reading() as session:
+        problems = {each.key: each.problem for each in mismatches(session, store)}
+    assert problems.keys() == {*keys}
+    assert "the file is missing (digits:v0/a.csv)" in problems.values()
+    for path in (PATH, ARTIFACT, f"{address}/files/a.csv"):
+        lost = http.get(path)
+        assert (lost.status_code, "is no longer in the store" in lost.text) == (404, True)
+
+
+def test_a_bucket_that_does_not_answer_marks_no_run(
+    settings: Settings,
+    database: Database,
+    http: httpx2.Client,
+    bucket: Bucket,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The check is repeated later."""
+    bucket.proxy.is_broken = True
+    DamageCheckJob(settings, database, Event()).check_due()
+    bucket.proxy.is_broken = False
+    assert "files of run 1 cannot be checked" in caplog.text
+    assert http.get("/api/v1/runs").json()["runs"][0]["damage"] == ""

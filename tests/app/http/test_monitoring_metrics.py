@@ -84,13 +84,17 @@ def test_operators_see_queue_workers_backups_and_disk(
     assert found["halfstep_http_requests_total", "unknown", "4xx"] == 1
     assert found["halfstep_http_requests_total", "api runs", "4xx"] == 1
     assert found["halfstep_http_request_seconds_count", "api runs"] == 1
+    assert found["halfstep_runs_damaged",] == 0
     assert found["halfstep_backup_failed",] == 0
     assert ("halfstep_backup_timestamp_seconds",) not in found
     back_up(database, open_store(settings), settings.data / "backup")
     (settings.data / "file").touch()
     with pytest.raises(Invalid):
         back_up(database, open_store(settings), settings.data / "file" / "backup")
+    with database.writing() as session:
+        session.execute(update(Run).where(Run.id == running.id).values(damage="A file."))
     found = read_metrics(stranger)
+    assert found["halfstep_runs_damaged",] == 1
     assert found["halfstep_backup_failed",] == 1
     assert found["halfstep_backup_timestamp_seconds",] > 1.7e9
 

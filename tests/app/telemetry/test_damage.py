@@ -1,15 +1,18 @@
 """Runs with damaged blocks or files: every response says what it lacks."""
 
 import warnings
+from threading import Event
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
-from sqlalchemy import update
+from sqlalchemy import select, update
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
+from app.files import damage_check_job
+from app.files.damage_check_job import DamageCheckJob
 from app.http.damage_header import MOST_CHARACTERS, DamageHeader
 from db.database import Database
 from db.settings import Settings
@@ -18,6 +21,9 @@ from db.telemetry import damage
 from halfstep.api_client.errors import DamagedData
 from halfstep.protocol import DAMAGED
 from tests.app.auth.permissions_made import routes_of
+from tests.app.compare.shared_links_made import open_link
+from tests.app.reports.test_reports import PANEL
+from tests.db.telemetry.earlier_steps import as_rows
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 from tests.e2e.test_artifacts import publish
 
@@ -49,13 +55,13 @@ def test_the_damage_of_a_run_has_its_steps_and_metrics(
     """Each part is listed with its steps; what is whole is not."""
     assert script.get("/api/v1/damage?runs=1,99").json() == {"damage": [], "text": ""}
     damage_blocks(database, StepBlock, first=4096)
-    damage_blocks(database, MetricBlock, first=1024)
+    damage_blocks(database, MetricBlock, first=2048)
     damage_blocks(database, MetricTail)
     found = script.get("/api/v1/damage?runs=1").json()
     parts = {part.pop("kind"): part for part in found["damage"]}
     assert parts.keys() == {"steps", "metric", "flush"}
     assert (parts["steps"]["first"], parts["steps"]["last"]) == (4096, 8191)
-    assert (parts["metric"]["name"], parts["metric"]["first"]) == ("val/accuracy", 1024)
+    assert (parts["metric"]["name"], parts["metric"]["first"]) == ("val/accuracy", 2048)
     assert "steps 4,096 to 8,191" in found["text"]
 
 
@@ -93,6 +99,90 @@ def test_missing_files_are_named(
         answer = script.get(f"/runs/1/artifacts/{number}/download")
         assert answer.status_code == 404
         assert "damaged" in answer.text or "no longer in the store" in answer.text
+
+
+def check_runs(settings: Settings, database: Database) -> None:
+    """Check all runs as a server does after its start."""
+    DamageCheckJob(settings, database, Event()).check_due()
+
+
+@pytest.mark.sql
+def test_a_damaged_run_is_marked_wherever_it_is_listed(
+    settings: Settings,
+    database: Database,
+    recorded: Run,
+    browser: TestClient,
+    script: TestClient,
+    stranger: TestClient,
+) -> None:
+    """By lists, comparisons, reports, shared pages and the API, until it is whole again."""
+    publish(settings, database, recorded, "secret.txt", b"0123456789")
+    [path] = settings.run_folder(recorded.id).rglob("secret.txt")
+    content = path.read_bytes()
+    with database.reading() as session:
+        data = session.scalars(select(StepBlock.data).where(StepBlock.first == 4096)).one()
+    body = {"title": "Findings", "text": PANEL.format(1, "loss"), "project": recorded.project}
+    report = script.post("/api/v1/reports", json=body).json()["id"]
+    link = browser.post("/api/v1/links", json={"runs": [1]}).json()["address"]
+    shared = open_link(stranger, link.partition("#")[2])
+    pages = ["/runs", "/runs/1", "/compare?runs=1", f"/reports/{report}"]
+    check_runs(settings, database)
+    assert not [path for path in pages if "cannot be read" in browser.get(path).text]
+    damage_blocks(database, StepBlock, first=4096)
+    path.unlink()
+    revision = script.get("/api/v1/runs/1").json()["revision"]
+    check_runs(settings, database)
+    text = "Run 1 is damaged: steps 4,096 to 8,191 cannot be read."
+    for page in pages:
+        assert text in browser.get(page).text, page
+    assert text in stranger.get(shared).text
+    assert "secret" not in stranger.get(shared).text
+    run = script.get("/api/v1/runs/1").json()
+    mark = f"{text} A backup may have them. Missing or damaged in run 1: 1 file."
+    assert (run["damage"], run["revision"]) == (mark, revision + 1)
+    assert script.get("/api/v1/runs").json()["runs"][0]["damage"] == mark
+    assert script.get("/api/v1/comparison?runs=1").headers[DAMAGED] == mark
+    path.write_bytes(content)
+    with database.writing() as session:
+        session.execute(update(StepBlock).where(StepBlock.first == 4096).values(data=data))
+    check_runs(settings, database)
+    assert script.get("/api/v1/runs").json()["runs"][0]["damage"] == ""
+
+
+def test_a_run_that_a_request_meets_damaged_is_checked_soon(
+    settings: Settings,
+    database: Database,
+    recorded: Run,
+    script: TestClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The daily check is not waited for; further requests cause no check at once."""
+    damage.take_suspects()  # of other tests
+    job = DamageCheckJob(settings, database, Event())
+    job.check_due()
+    damage_blocks(database, StepBlock, first=4096)
+    job.check_due()
+    assert script.get("/api/v1/runs/1").json()["damage"] == ""
+    script.get("/api/v1/runs/1/series?first=5000&last=5100")
+    job.check_due()
+    assert "steps 4,096 to 8,191" in script.get("/api/v1/runs/1").json()["damage"]
+    damage_blocks(database, MetricBlock, first=2048)
+    script.get("/api/v1/damage?runs=1")
+    job.check_due()
+    assert "val/accuracy" not in script.get("/api/v1/runs/1").json()["damage"]
+    monkeypatch.setattr(damage_check_job, "AGAIN_SECONDS", 0.0)
+    job.check_due()
+    assert "val/accuracy" in script.get("/api/v1/runs/1").json()["damage"]
+
+
+def test_a_run_that_is_being_converted_is_not_marked(
+    settings: Settings, database: Database, running: Run, script: TestClient
+) -> None:
+    """Its steps are whole in rows of an earlier version."""
+    record(database, running, make_steps([1.0] * 5000))
+    as_rows(database, running)
+    check_runs(settings, database)
+    assert script.get("/api/v1/runs").json()["runs"][0]["damage"] == ""
 
 
 @pytest.mark.slow

@@ -51,7 +51,8 @@ def test_a_silent_worker_alerts_once_until_it_reports(database: Database, operat
     with database.writing() as session:
         session.execute(update(Worker).values(seen_at=Worker.seen_at - 720))
         name = session.scalars(select(Worker.name)).one()
-    assert texts(database, operator) == [f"Worker {name} has not reported for 12 min 0 s."]
+    [text] = texts(database, operator)
+    assert text.startswith(f"Worker {name} has not reported for 12 min ")
     assert len(texts(database, operator)) == 1
     with database.writing() as session:
         session.execute(update(Worker).values(seen_at=Worker.seen_at + 720))
@@ -127,6 +128,19 @@ def test_backups_that_are_old_or_fail_alert(
     with database.writing() as session:
         session.execute(update(Backup).values(ended_at=Backup.ended_at - 25 * 3600))
     assert "The newest complete backup is 1 d 1 h old." in texts(database, operator)
+
+
+def test_a_damaged_run_alerts_until_it_is_whole(
+    database: Database, operator: User, running: Run
+) -> None:
+    """Unless it is in the trash."""
+    rule(database, operator, "run_damaged")
+    assert texts(database, operator) == []
+    for values in ({"damage": "Run 1 is damaged."}, {"deleted_at": 1.0}):
+        with database.writing() as session:
+            session.execute(update(Run).values(**values))
+        is_listed = "damage" in values
+        assert texts(database, operator) == ["Run 1 is damaged."] * is_listed
 
 
 def test_only_admins_have_alerts_of_the_service(

@@ -338,7 +338,9 @@ def test_lost_content_is_found_and_saved_again(
         assert storage.mismatches(session, store) == []
         obstore.delete(store, artifacts.blob_of(session, version.id, A.path).key)
         mismatched = storage.mismatches(session, store)
-    assert [each.problem for each in mismatched] == ["the file is missing"]
+        name = artifacts.get(session, version.id)[1].name
+    named = f"the file is missing ({name}:v0/{A.path})"
+    assert [each.problem for each in mismatched] == [named]
     storage.mend(database, store, mismatched)
     with database.reading() as session:
         assert artifacts.get(session, version.id)[0].completed_at is None

@@ -1,17 +1,10 @@
-"""Commands that the documents name: each exists, with its options, and examples run."""
+"""Commands that the documents name: each exists, with its options; journeys run operators' ones."""
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from db.access import projects
-from db.database import Database
 from halfstep.cli import main
 from tests.halfstep.cli.test_main import found_command
 
@@ -86,25 +79,3 @@ def test_every_client_command_is_in_the_reference() -> None:
     """Short forms such as `halfstep submit`, too."""
     text = (ROOT / "docs/reference/client.md").read_text()
     assert [name for name in main.CLIENT if not re.search(rf"halfstep {name}\b", text)] == []
-
-
-@pytest.mark.extended  # test_user_command.py has each command, in one process
-def test_the_commands_for_accounts_run_as_written(tmp_path: Path) -> None:
-    """The commands of docs/how-to/teams.md run with the project that they name."""
-    [block] = [
-        block
-        for block in BLOCK.findall((ROOT / "docs/how-to/teams.md").read_text())
-        if "user add" in block
-    ]
-    environment = os.environ | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "HALFSTEP_DATA": str(tmp_path),
-    }
-    database = Database(f"sqlite:///{tmp_path / 'halfstep.db'}")
-    database.migrate()
-    with database.writing() as session:
-        projects.make(session, "vision")
-    database.dispose()
-    ended = subprocess.run(["sh", "-ec", block], env=environment, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    assert "carol" in ended.stdout

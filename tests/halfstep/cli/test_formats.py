@@ -51,6 +51,12 @@ def test_a_failed_run_has_the_reason_of_its_failure() -> None:
     assert formats.reason(RUN) == ""
 
 
+def test_a_damaged_run_says_so_in_each_table() -> None:
+    """A run of an earlier server has no such field."""
+    assert formats.state(RUN | {"damage": "Run 7 is damaged."}) == "running, damaged"
+    assert formats.state(RUN) == "running"
+
+
 def test_text_cannot_control_the_terminal() -> None:
     """Escape sequences in a name are printed visibly."""
     assert formats.plain("a\x1b[2Jb\nc") == "a\ufffd[2Jb c"
