@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,9 +39,20 @@ if TYPE_CHECKING:
 
 MOST_FP64_RUNS = 20  # of a step
 DIFFERENT_INTEGERS = 0.01  # share of a tensor
+MOST_TEXT = 200  # characters of an error
 MOST_KEPT = 3  # operators of a step whose inputs are kept
 MOST_MEASURED = 10_000_000  # elements of a result whose rounding is measured
 NO_PASS = -1  # number of the graph task outside of a backward pass
+
+
+class Refusal(NamedTuple):
+    """An operator that raised, and does not with the values of fp32."""
+
+    operation: Operation
+    error: str
+    value: float  # the element of its inputs that is farthest from fp32
+    value_fp32: float
+    maker: Operation  # of that input
 
 
 class Call:
@@ -118,7 +129,8 @@ class Call:
         """Return how the results will depend on the loss scale, before the operator runs."""
         if not self._is_of_scale:
             return 0
-        is_linear = _current_graph_task_id() != NO_PASS and not self._is_of_script()
+        is_in_pass = _current_graph_task_id() != NO_PASS
+        is_linear = is_in_pass and not place_of_caller(is_backward=True).line  # not of the script
         if is_linear or not self._may_run:  # in the gradient that comes in
             powers = {entry.power for entry in self._entries if entry.power != 0}
             if is_linear and powers == {1} and self._adds_unscaled():
@@ -135,9 +147,17 @@ class Call:
             self._mode.scale,
         ).result_power()
 
-    def _is_of_script(self) -> bool:
-        """Return whether a line of Python called the operator within a backward pass."""
-        return bool(place_of_caller(is_backward=True).line)
+    def refuse(self, error: Exception) -> Refusal | None:
+        """Return what the operator has raised; None if it does so with the values of fp32, too."""
+        if not self._is_rerun or self._written or isinstance(error, MemoryError):
+            return None
+        try:
+            self._func(*self._args, **self._kwargs)
+        except Exception:
+            return None
+        farthest = _find_farthest(self._mode.memory, self._operands)
+        text = f"{type(error).__name__}: {error}"[:MOST_TEXT]
+        return farthest and Refusal(self._mode.operation(self.operator), text, *farthest)
 
     def _shadow_of(self, tensor: Tensor) -> Tensor:
         has_shadow = has_numbers(tensor) or self._mode.memory.has_shadow(tensor)
@@ -188,7 +208,9 @@ class Call:
             if shadows is not None and tensor.dtype is torch.bool and is_readable(tensor):
                 self._compare_mask(made, tensor, shadows[index])
             if made.power is None and is_readable(tensor) and not has_numbers(tensor):
-                self._decide(made, tensor)  # a mask that another scale would change
+                entry = mode.memory.find(tensor) or mode.memory.add(tensor)
+                # A mask that another scale would change.
+                entry.writers, entry.power, entry.is_of_scale = [*entry.writers, made], None, True
         self._compare(made, made_tensors)
         for tensor in self._running_statistics():
             entry = self._record_change(made, tensor)
@@ -278,19 +300,12 @@ class Call:
             entry.writers = [made]
             self._mode.memory.assign(mask, entry, shadow)
 
-    def _decide(self, made: Operation, tensor: Tensor) -> None:
-        """Keep that a tensor of no numbers depends on the loss scale."""
-        entry = self._mode.memory.find(tensor) or self._mode.memory.add(tensor)
-        entry.writers, entry.power, entry.is_of_scale = [*entry.writers, made], None, True
-
     def _compare_integers(self, made: Operation, integers: Tensor, shadow: Tensor) -> None:
         """Keep an operator whose integers, as of an index, are others in fp32."""
         if is_readable(integers) and integers.dtype != torch.bool and integers.numel():
             share = float((integers != shadow).double().mean())
             if share > DIFFERENT_INTEGERS:
-                made.dtype = next(
-                    (tensor.dtype for tensor in self.tensors if is_half(tensor)), None
-                )
+                made.dtype = next((t.dtype for t in self.tensors if is_half(t)), None)
                 self._mode.integers.append((made, share))
 
     def _record(self, made: Operation, tensor: Tensor, entry: Entry, facts: Facts) -> None:
@@ -366,6 +381,23 @@ def _find_factor(
         if tensor.numel() == 1 and entry.writers[0].name == OUTSIDE:
             return float(tensor)
     return None
+
+
+def _find_farthest(
+    memory: ShadowMemory, inputs: Iterable[tuple[Tensor, Entry]]
+) -> tuple[float, float, Operation] | None:
+    """Return the element of some inputs that is farthest from its shadow, that, and its maker."""
+    found, largest = None, 0.0
+    for tensor, entry in inputs:
+        if entry.values is not None and tensor.is_floating_point() and tensor.numel():
+            shadow = memory.shadow(tensor, entry)
+            distance, at = (tensor - shadow).abs().flatten().max(0)
+            if float(distance) > largest:
+                largest, maker = float(distance), entry.writers[-1]
+                while maker.name in MOVES and maker.inputs:
+                    maker = maker.inputs[0].writers[-1]
+                found = float(tensor.flatten()[at]), float(shadow.flatten()[at]), maker
+    return found
 
 
 def _find_rounded(

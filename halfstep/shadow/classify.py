@@ -173,3 +173,19 @@ def _for(operation: Operation, helps: tuple[Remedy, ...]) -> tuple[Remedy, ...]:
 def is_out_of_range(kind: Kind) -> bool:
     """Return whether values were lost to half precision."""
     return kind in ("overflow", "rounding", "scale_too_large")
+
+
+def integers_defect(operation: Operation, share: float, step: int) -> Defect:
+    """Return the defect of integers that are others in fp32; at the cast that has rounded them."""
+    maker = operation.inputs[0].writers[-1] if operation.inputs else operation
+    is_cast = maker.name == "_to_copy"
+    return Defect(
+        step=step,
+        kind="integers_differ",
+        symptom="value",
+        site=site_of(maker if is_cast else operation),
+        origin=site_of(operation) if is_cast else None,
+        dtype=str(operation.dtype).removeprefix("torch."),
+        share=share,
+        helps=("fp32",),
+    )

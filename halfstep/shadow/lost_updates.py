@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from halfstep.diagnosis.defect import Defect
+from halfstep.shadow.classify import site_of
 from halfstep.shadow.memory import Entry, ShadowMemory
-from halfstep.shadow.operations import OUTSIDE
+from halfstep.shadow.operations import OUTSIDE, Operation
 from halfstep.shadow.operators import is_half, is_readable, tensors_in
 
 if TYPE_CHECKING:
@@ -76,12 +78,22 @@ def keep_lasting(mode: "ShadowMode", written: list[Tensor], copied: object) -> N
             mode.lasting[id(entry)] = Lasting(tensor, entry, tensor.clone(), shadow, source)
 
 
-def find_lost_updates(mode: "ShadowMode") -> Iterator[Lasting]:
-    """Yield the tensors whose changes in this step were rounded away, and kept nowhere else."""
+def find_lost_updates(mode: "ShadowMode", step: int) -> Iterator[Defect]:
+    """Yield the tensors whose changes in a step were rounded away, and kept nowhere else."""
     changed = list(mode.lasting.values())
     for lasting in changed:
         if lasting.is_lost(mode.memory) and not any(
             other.keeps_rest_of(lasting, mode.memory) or lasting.keeps_rest_of(other, mode.memory)
             for other in changed
         ):
-            yield lasting
+            cast = mode.halved.find(lasting.entry.storage.cdata)
+            yield Defect(
+                step=step,
+                kind="update_lost",
+                symptom="weight",
+                site=site_of(lasting.entry.writers[-1]),
+                origin=None if cast is None else site_of(Operation(0, "", place=cast)),
+                dtype=str(lasting.tensor.dtype).removeprefix("torch."),
+                elements=lasting.tensor.numel(),
+                helps=("fp32",),
+            )

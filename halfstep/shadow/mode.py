@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from halfstep.shadow.call import NO_PASS, Call
+from halfstep.shadow.call import NO_PASS, Call, Refusal
 from halfstep.shadow.facts import Facts, all_finite, examine
 from halfstep.shadow.lines import place_of_caller
 from halfstep.shadow.lost_updates import Lasting
@@ -127,6 +127,7 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         #: Half-precision tensors that are older than the step and were changed in it: as they were.
         self.lasting: dict[int, Lasting] = {}
         self.scalars: list[Operation] = []  # of the forward pass, nonfinite
+        self.refused: Refusal | None = None  # the last of the step
         self.half_operators = 0  # of the forward pass
         self.is_over_budget = False
 
@@ -213,7 +214,13 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 call = self._before(func, args, kwargs)
             except Exception as error:
                 self.record_failure(operator_of(func).name, error)
-        result = _run(func, args, kwargs)
+        try:
+            result = _run(func, args, kwargs)
+        except Exception as error:
+            if call is not None:
+                with DisableTorchFunction(), torch.no_grad():
+                    self.refused = call.refuse(error) or self.refused
+            raise
         if call is not None:
             with DisableTorchFunction(), torch.no_grad():
                 try:

@@ -226,6 +226,12 @@ class Sanitizer:
         with self.apart():
             self._judge.judge(self.step, gradients, is_scaled=self.has_scaler)
 
+    def end_loop(self) -> None:
+        """Judge the step under way, in which the loop has ended."""
+        self.judge_gradients([])  # losses that no optimizer has stepped with
+        with self.apart():
+            self._judge.end_loop(self.step, is_training=self.names.is_training)
+
     def record_step(self, optimizer: Optimizer) -> None:
         """Note that an optimizer has stepped."""
         self._changes.record_step(optimizer)
@@ -271,6 +277,7 @@ class Sanitizer:
         self._weights: dict[int, Tensor] = {}  # of optimizers that step in this step
         self._judged: set[int] = set()  # ids of optimizers
         self._changes.begin()
+        self.names.is_training = False
 
     def _record_change(self, kind: Kind, operation: Operation) -> None:
         kept = find_kept(operation) if kind == "scaled_gradients_edited" else None

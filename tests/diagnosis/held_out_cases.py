@@ -44,7 +44,7 @@ KEEPS_BF16 = "scaler_without_fp16"  # its fix is bf16, as the script has it
 KINDS = {
     "overflow": {"overflow", "loss_differs", "forward_overflow", "backward_overflow"},
     "flushed": {"rounding", "loss_differs", "adam_eps_underflow"},
-    "undefined": {"undefined", "undefined_forward", "singular_gradient"},
+    "undefined": {"undefined", "undefined_forward", "singular_gradient", "refused"},
     "outside": {"nonfinite_input", "undefined", "nonfinite_inputs", "undefined_forward", "carried"},
     "carried": {
         *("carried", "overflow", "rounding", "undefined", "nonfinite_input"),

@@ -42,6 +42,7 @@ SHADOW_CAUSES = (
     "carried",
     "loss_differs",
     "integers_differ",
+    "refused",
     "gradients_underflow",
     "gradients_differ",
     "update_lost",
