@@ -35,7 +35,8 @@ TITLES: Mapping[Kind, str] = {
     "stale_weight_cache": "Autocast computes with weights from before they changed",
     "no_half_operators": "Nothing runs in half precision",
     "overflow_without_effect": "Overflow of {dtype} without effect",
-    "refused": "An operator refuses what half precision has computed",
+    "kept_rounded": "A tensor that is kept is far from fp32",
+    "rejected": "An operator rejects what half precision has computed",
 }
 IN_FP32 = "Compute it in fp32: under torch.autocast(device, enabled=False), from .float() inputs."
 ADVICE: Mapping[Kind, str] = {
@@ -67,7 +68,8 @@ ADVICE: Mapping[Kind, str] = {
     "in each step, around the forward pass and the loss only. Or pass cache_enabled=False.",
     "no_half_operators": "Run the forward pass under torch.autocast, or remove the scaler.",
     "overflow_without_effect": "",
-    "refused": "Compute it in fp32, or clamp it to what is accepted.",
+    "kept_rounded": "Compute it in fp32, from inputs in fp32, and cast the result.",
+    "rejected": "Compute it in fp32, or clamp it to what is accepted.",
 }
 IN_THE_UPDATE = (
     "Keep the weights in fp32, and run the forward pass under autocast; or raise the optimizer's "
@@ -284,13 +286,25 @@ def _integers_differ(observation: Observation) -> str:
     return f"{steps_of(observation)} {text} of them in step {defect.step:,}."
 
 
-def _refused(observation: Observation) -> str:
+def _kept_rounded(observation: Observation) -> str:
+    defect = observation.first
+    text = f"In step {defect.step:,} {named(defect.site)} is rounded to {_dtype(defect)}"
+    made = "It is a tensor"
+    if defect.origin is not None:
+        made = f"{named(defect.origin)} makes a tensor of it"
+    return (
+        f"{text}. {made} that later steps use, {percent(defect.share)} of its norm from its value "
+        "in fp32."
+    )
+
+
+def _rejected(observation: Observation) -> str:
     defect = observation.first
     value, value_fp32 = defect.sample or (None, None)
     operator = "An operator" if defect.origin is None else named(defect.origin)
     return (
         f"In step {defect.step:,} {named(defect.site)} gives {number(value, 7)}, which is "
-        f'{number(value_fp32, 7)} in fp32. {operator} refused it: "{defect.error}". With the '
+        f'{number(value_fp32, 7)} in fp32. {operator} rejected it: "{defect.error}". With the '
         "values of fp32 it does not."
     )
 
@@ -353,7 +367,8 @@ _TEXTS: Mapping[Kind, Callable[[Observation], str] | str] = {
     "bf16.",
     "overflow_without_effect": "{steps} {line} {beyond}. No operator passes it on to "
     "the loss or to a gradient.",
-    "refused": _refused,
+    "kept_rounded": _kept_rounded,
+    "rejected": _rejected,
 }
 
 

@@ -45,7 +45,7 @@ MOST_MEASURED = 10_000_000  # elements of a result whose rounding is measured
 NO_PASS = -1  # number of the graph task outside of a backward pass
 
 
-class Refusal(NamedTuple):
+class Rejection(NamedTuple):
     """An operator that raised, and does not with the values of fp32."""
 
     operation: Operation
@@ -65,9 +65,8 @@ class Call:
         operator: Operator,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        tensors: list[Tensor],
+        tensors: list[Tensor],  # all of the arguments, in order
     ) -> None:
-        """tensors: all of the arguments, in order."""
         self._mode, self._func, self.operator, self.tensors = mode, func, operator, tensors
         self._actual, self._args = args, args
         self._actual_kwargs, self._kwargs = kwargs, kwargs
@@ -95,7 +94,9 @@ class Call:
             for tensor in self._written:
                 if tensor.is_floating_point() or tensor.is_complex():
                     memory.materialize(tensor, mode.entry(tensor))
-            keep_lasting(mode, self._written, args[1] if operator.name == "copy_" else None)
+            source = args[1:2] if operator.name == "copy_" else ()
+            written = zip(self._written, map(mode.entry, self._written), strict=True)
+            keep_lasting(mode.lasting, memory, written, source)
             own = map_tensors(args, self._shadow_of, SHADOW_DTYPES)
             self._args = adapt(operator, own)
             self._kwargs = map_tensors(kwargs, self._shadow_of, SHADOW_DTYPES)
@@ -147,7 +148,7 @@ class Call:
             self._mode.scale,
         ).result_power()
 
-    def refuse(self, error: Exception) -> Refusal | None:
+    def reject(self, error: Exception) -> Rejection | None:
         """Return what the operator has raised; None if it does so with the values of fp32, too."""
         if not self._is_rerun or self._written or isinstance(error, MemoryError):
             return None
@@ -157,7 +158,7 @@ class Call:
             return None
         farthest = _find_farthest(self._mode.memory, self._operands)
         text = f"{type(error).__name__}: {error}"[:MOST_TEXT]
-        return farthest and Refusal(self._mode.operation(self.operator), text, *farthest)
+        return farthest and Rejection(self._mode.operation(self.operator), text, *farthest)
 
     def _shadow_of(self, tensor: Tensor) -> Tensor:
         has_shadow = has_numbers(tensor) or self._mode.memory.has_shadow(tensor)
@@ -189,6 +190,7 @@ class Call:
         is_stale = not made.is_backward and any(map(mode.casts.is_stale, self.tensors))
         if is_stale and mode.on_stale_cast is not None:
             mode.on_stale_cast(made)
+        made.root = _find_root(made, targets)
         made.power, made.is_of_scale = self._power, self._is_of_scale
         made.factor = _find_factor(operator, self._actual, outputs, self._operands)
         shadows = self._rerun(made, outputs)
@@ -212,7 +214,10 @@ class Call:
                 # A mask that another scale would change.
                 entry.writers, entry.power, entry.is_of_scale = [*entry.writers, made], None, True
         self._compare(made, made_tensors)
-        for tensor in self._running_statistics():
+        # A batch norm changes its running statistics, although its schema does not say so.
+        for tensor in tensors_in(
+            [a for i, a in enumerate(self._actual) if i in operator.statistics]
+        ):
             entry = self._record_change(made, tensor)
             if (facts := examine(tensor, None)) is not None:
                 self._record(made, tensor, entry, facts)
@@ -223,11 +228,6 @@ class Call:
         is_edit = made.is_of_scale and (made.power is None or not made.is_backward)
         if not (made.is_tainted or is_edit or mode.measures or operator.name in MOVES):
             made.inputs = []  # nothing leads back through it
-
-    def _running_statistics(self) -> list[Tensor]:
-        """Return the tensors that a batch norm changes, although its schema does not say so."""
-        positions = self.operator.statistics
-        return tensors_in([self._actual[i] for i in positions if i < len(self._actual)])
 
     def _rerun(self, made: Operation, outputs: list[Tensor]) -> list[Tensor] | None:
         """Return the shadows of the results; None if they equal them, or are unknown."""
@@ -363,6 +363,12 @@ def _are_views(outputs: list[Tensor], tensors: list[Tensor]) -> bool:
     return all(
         is_readable(tensor) and tensor.untyped_storage()._cdata in storages for tensor in outputs
     )
+
+
+def _find_root(made: Operation, results: list[Tensor]) -> Operation | None:
+    """Return the first operator that has led to results and whose own is in half precision."""
+    roots = (writer.root for operand in made.inputs for writer in operand.writers)
+    return next(filter(None, roots), made if any(map(is_half, results)) else None)
 
 
 def _find_factor(

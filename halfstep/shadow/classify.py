@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from halfstep.diagnosis.defect import ATTENTIONS, Defect, Kind, Remedy, Site, Symptom
 from halfstep.shadow.facts import Facts
-from halfstep.shadow.operations import OUTSIDE, Operation
+from halfstep.shadow.operations import OUTSIDE, Operation, Rounded
 from halfstep.shadow.walk import (
     earliest,
     find_carried_source,
@@ -187,5 +187,20 @@ def integers_defect(operation: Operation, share: float, step: int) -> Defect:
         origin=site_of(operation) if is_cast else None,
         dtype=str(operation.dtype).removeprefix("torch."),
         share=share,
+        helps=("fp32",),
+    )
+
+
+def rounded_defect(rounded: Rounded) -> Defect:
+    """Return the defect of a tensor that its step has left far from fp32, and a later one uses."""
+    is_one = rounded.root.number == rounded.maker.number
+    return Defect(
+        step=rounded.step,
+        kind="kept_rounded",
+        symptom="value",
+        site=site_of(rounded.root),
+        origin=None if is_one else site_of(rounded.maker),
+        dtype=str(rounded.maker.dtype).removeprefix("torch."),
+        share=rounded.share,
         helps=("fp32",),
     )

@@ -11,6 +11,7 @@ from halfstep.shadow.classify import (
     classify,
     integers_defect,
     is_out_of_range,
+    rounded_defect,
     site_of,
     trace,
 )
@@ -19,7 +20,7 @@ from halfstep.shadow.losses import LossHistory, SeenLoss
 from halfstep.shadow.lost_updates import find_lost_updates
 from halfstep.shadow.memory import SHADOW_DTYPES, Entry
 from halfstep.shadow.mode import ShadowMode
-from halfstep.shadow.operations import Operation
+from halfstep.shadow.operations import Operation, Rounded
 from halfstep.shadow.operators import is_readable, local
 from halfstep.shadow.repair import Repair
 from halfstep.shadow.reproduction import Reproduction
@@ -119,9 +120,14 @@ class Judge:
         site = site_of(operation)
         self.found(Defect(step=step, kind=kind, symptom="gradient", site=site, scale=scale))
 
+    def record_rounded(self, rounded: Rounded) -> None:
+        """Record the first use of a tensor that its step has left far from fp32."""
+        self.found(rounded_defect(rounded))
+
     def end(self, step: int, weights: Iterable[Tensor]) -> None:
         """Judge what is left at the end of a step. weights: those that it has changed."""
-        for lost_update in find_lost_updates(self._mode, step):
+        changed, memory = list(self._mode.lasting.values()), self._mode.memory
+        for lost_update in find_lost_updates(changed, memory, self._mode.halved, step):
             self.found(lost_update)
         if self._dropped.nonfinite and not any(
             earlier.symptom in ("loss", "gradient") for earlier in self.defects
@@ -160,16 +166,16 @@ class Judge:
         """
         if self._losses or self.defects:
             return
-        if (refusal := self._mode.refused) is not None:
+        if (rejection := self._mode.rejected) is not None:
             self.found(
                 Defect(
                     step=step,
-                    kind="refused",
+                    kind="rejected",
                     symptom="value",
-                    site=site_of(refusal.maker),
-                    origin=site_of(refusal.operation),
-                    error=refusal.error,
-                    sample=(refusal.value, refusal.value_fp32),
+                    site=site_of(rejection.maker),
+                    origin=site_of(rejection.operation),
+                    error=rejection.error,
+                    sample=(rejection.value, rejection.value_fp32),
                     is_last=True,
                     helps=("fp32",),
                 )

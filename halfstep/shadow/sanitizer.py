@@ -17,7 +17,7 @@ from halfstep.diagnosis.defect import Defect, Kind, Site
 from halfstep.shadow.classify import site_of
 from halfstep.shadow.gradient_changes import GradientChanges, gradients_of, parameters_of
 from halfstep.shadow.judge import Judge
-from halfstep.shadow.lasting_tensors import keep_halved, keep_nonfinite, keep_scaled
+from halfstep.shadow.lasting_tensors import keep_halved, keep_nonfinite, keep_rounded, keep_scaled
 from halfstep.shadow.lines import ModuleNames, place_of_outermost_module
 from halfstep.shadow.losses import new_loss
 from halfstep.shadow.memory import SHADOW_DTYPES, ByStorage, Entry
@@ -50,6 +50,7 @@ class Sanitizer:
         self.mode.on_write, self.mode.on_decision = self._record_write, self._record_decision
         self.mode.on_stale_cast = self._record_stale_cast
         self._judge, self._on_defects = Judge(self.mode), on_defects
+        self.mode.on_rounded = self._judge.record_rounded
         self._changes = GradientChanges(self.mode.memory, self._record_change)
         self.is_armed = self._is_entered = False
         self.step = 0  # the one under way, from 1 on
@@ -250,6 +251,7 @@ class Sanitizer:
                 keep_nonfinite(self.mode, self.step)
                 keep_scaled(self.mode, self.step)
                 keep_halved(self.mode)
+                keep_rounded(self.mode, self.step)
             else:
                 self._forget_contents()
             defects = self._judge.defects
@@ -267,6 +269,7 @@ class Sanitizer:
     def _forget_contents(self) -> None:
         """Forget what tensors hold: a step without shadows may change it."""
         self.mode.kept, self.mode.carried = ByStorage(), ByStorage()
+        self.mode.rounded = ByStorage()
 
     def _start(self) -> None:
         """Forget what belongs to one step."""
@@ -322,7 +325,7 @@ class Sanitizer:
             if is_small and entry.dtype in SHADOW_DTYPES and len(entry.writers) == 1:
                 [writer] = entry.writers
                 if not (entry.has_expired() or entry.is_suspect or writer.is_backward):
-                    entry.writers = [replace(writer, number=0, inputs=[], rounded=[])]
+                    entry.writers = [replace(writer.alone(), number=0)]
                     yield entry
 
 

@@ -211,8 +211,8 @@ class Hooks:
         loads = self._loop.scalers.on_load_optimizer
 
         @functools.wraps(original)
-        def wrapper(this: Any, *args: Any, **kwargs: Any) -> None:
-            original(this, *args, **kwargs)
+        def wrapper(this: Optimizer, state_dict: dict[str, object]) -> None:
+            original(this, state_dict)
             listener.call(loads, this)
 
         self._put(Optimizer, "load_state_dict", original, wrapper)

@@ -1216,7 +1216,7 @@ def stop_at_an_error(accepts: Callable[[Tensor], Tensor]) -> Row:
     return first(rows_of_loop(train))
 
 
-def test_an_operator_that_refuses_a_rounded_value_is_named() -> None:
+def test_an_operator_that_rejects_a_rounded_value_is_named() -> None:
     """The loop ends there, and with the values of fp32 it would not."""
 
     def accepts(out: Tensor) -> Tensor:
@@ -1224,7 +1224,7 @@ def test_an_operator_that_refuses_a_rounded_value_is_named() -> None:
         return F.binary_cross_entropy(probability.float() - 0.0008, torch.ones(2, 4))
 
     row = stop_at_an_error(accepts)
-    assert row.kind == "refused"
+    assert row.kind == "rejected"
     assert "all elements of input should be between 0 and 1" in row.text
     assert row.text.endswith("With the values of fp32 it does not. The loop ended in this step.")
 
@@ -1258,3 +1258,37 @@ def test_an_overflow_after_the_training_ends_no_loop() -> None:
             net(torch.ones(2, 4)).exp2().half().add(6e4).mul(2).float().clamp(max=1.0)
 
     assert not [row for row in rows_of_loop(train) if row.is_fault]
+
+
+class Positions(nn.Module):
+    """Computes a table of angles once, and adds it to what comes in."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1000))
+        self.dtype, self.table = dtype, torch.tensor(())
+
+    def forward(self) -> Tensor:
+        if not self.table.numel():
+            position = torch.arange(1000).to(self.dtype)
+            self.table = (position * 0.5).cos().bfloat16()
+        return (self.weight.bfloat16() + self.table).float().square().mean()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_table_that_was_computed_in_half_precision_is_named(dtype: torch.dtype) -> None:
+    """Positions above 256 are rounded in bf16; a table that is only stored in it is fine."""
+
+    def train() -> None:
+        net = Positions(dtype)
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
+        for _ in range(3):
+            optimizer.zero_grad()
+            net().backward()
+            optimizer.step()
+
+    faults = [row for row in rows_of_loop(train) if row.is_fault]
+    assert [row.kind for row in faults] == ["kept_rounded"] * (dtype is torch.bfloat16)
+    for row in faults:
+        assert row.source == "torch.arange(1000).to(self.dtype)"
+        assert "`(position * 0.5).cos()" in row.text
