@@ -27,13 +27,13 @@ OF_NUMBERS = frozenset(get_args(Kind)) - OF_CALLS
 NOT_LOST = frozenset({"undefined", "nonfinite_input", "nonfinite_weight", "carried"})
 ICONS = {
     **dict.fromkeys(("overflow", "overflow_without_effect", "scale_too_large"), "bolt"),
-    **dict.fromkeys(("rounding", "update_lost", "integers_differ"), "zero"),
-    **dict.fromkeys(("loss_differs", "gradients_differ"), "wave"),
+    **dict.fromkeys(("rounding", "update_lost", "integers_differ", "rejected"), "zero"),
+    **dict.fromkeys(("loss_differs", "gradients_differ", "kept_rounded"), "wave"),
     "gradients_underflow": "under",
     **dict.fromkeys(NOT_LOST, "bad"),
 }
 #: Kinds in whose numbers the loss scale plays no part.
-ANY_SCALE = NOT_LOST | {"rounding", "loss_differs"}
+ANY_SCALE = NOT_LOST | {"rounding", "loss_differs", "rejected", "kept_rounded"}
 
 
 @dataclass(frozen=True)

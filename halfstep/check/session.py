@@ -176,7 +176,7 @@ class CheckedLoop:
         if self._sanitizer.is_armed:
             try:
                 if not self._sanitizer.mode.is_over_budget:
-                    self._sanitizer.judge_gradients([])  # losses that no optimizer has stepped with
+                    self._sanitizer.end_loop()
             except Exception as error:
                 self._on_error(error)
             self._observe(self._sanitizer.defects)  # of a step that has not ended

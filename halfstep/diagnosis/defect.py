@@ -28,6 +28,8 @@ Kind = Literal[
     "stale_weight_cache",
     "no_half_operators",
     "overflow_without_effect",
+    "rejected",
+    "kept_rounded",
 ]
 Symptom = Literal["loss", "gradient", "weight", "value"]
 Remedy = Literal["fp32", "bf16", "smaller_scale"]
@@ -93,5 +95,7 @@ class Defect(Part, frozen=True, kw_only=True, omit_defaults=True):
     carried_from: SinceStep | None = None
     is_in_fp32: bool = False  # of "carried": its origin is not finite in fp32 either
     share: Finite | None = None
+    error: Text = ""  # of "rejected": what the operator raised
+    is_last: bool = False  # the loop ended in this step, before its backward pass
     has_grown: Finite | None = None  # factor by which the fp32 loss has grown since the beginning
     helps: tuple[Remedy, ...] = ()

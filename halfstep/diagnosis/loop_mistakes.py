@@ -251,6 +251,18 @@ def _scaler_lost(signs: LoopSigns) -> Iterator[Finding]:
             fix=fixes.SCALER_STATE,
             part="skipped",
         )
+    elif left := signs.one(events.ScalerLeftBehind):
+        yield Finding(
+            "The optimizer was restored, and its scaler was not",
+            f"Before step {left.step:,} the state of {left.optimizer} was loaded, and that of its "
+            f"GradScaler was not: it began at {scale_text(left.scale)}, and step "
+            f"{left.skipped:,} was skipped. Each resume searches for the scale again. Save the "
+            "scaler's state with the optimizer's, and load both.",
+            cause="scaler_not_restored",
+            evidence=left,
+            fix=fixes.SCALER_STATE,
+            part="skipped",
+        )
     elif signs.resumed:
         step, before, after = signs.resumed
         yield Finding(

@@ -35,6 +35,8 @@ TITLES: Mapping[Kind, str] = {
     "stale_weight_cache": "Autocast computes with weights from before they changed",
     "no_half_operators": "Nothing runs in half precision",
     "overflow_without_effect": "Overflow of {dtype} without effect",
+    "kept_rounded": "A tensor that is kept is far from fp32",
+    "rejected": "An operator rejects what half precision has computed",
 }
 IN_FP32 = "Compute it in fp32: under torch.autocast(device, enabled=False), from .float() inputs."
 ADVICE: Mapping[Kind, str] = {
@@ -47,6 +49,7 @@ ADVICE: Mapping[Kind, str] = {
     "carried": "Reset it, and let nothing be written to it in a step that is skipped.",
     "scale_too_large": "Let the scaler find its scale: one scaler for the whole training, restored "
     "on resume, without a minimum.",
+    "integers_differ": "Keep such numbers as integers or in fp32.",
     "gradients_underflow": "Use a GradScaler, a larger initial scale, or bf16.",
     "gradients_differ": "Compare the precisions by module with halfstep.precision_diff.",
     "update_lost": "Keep weights and averages in fp32; autocast computes in half precision all the "
@@ -65,7 +68,13 @@ ADVICE: Mapping[Kind, str] = {
     "in each step, around the forward pass and the loss only. Or pass cache_enabled=False.",
     "no_half_operators": "Run the forward pass under torch.autocast, or remove the scaler.",
     "overflow_without_effect": "",
+    "kept_rounded": "Compute it in fp32, from inputs in fp32, and cast the result.",
+    "rejected": "Compute it in fp32, or clamp it to what is accepted.",
 }
+IN_THE_UPDATE = (
+    "Keep the weights in fp32, and run the forward pass under autocast; or raise the optimizer's "
+    "eps, which half precision rounds to 0."
+)
 MASKED = "Leave out rows that are masked as a whole, or mask them with a finite number."
 BEYOND_FP32 = (
     "No precision has the range: keep the values smaller before it, by a lower learning rate, a "
@@ -104,6 +113,8 @@ def statement_of(observation: Observation) -> Statement:
         growth = number(defect.has_grown, 2)
         text += f" Before that, the loss in fp32 had grown {growth}-fold: the training diverges."
         advice = DIVERGED
+    if defect.is_last:
+        text += " The loop ended in this step."
     if observation.carried is not None:
         text += f" {_returns(observation.carried)}"
         if observation.carried.first.kind == "nonfinite_input":  # which may have another source
@@ -170,7 +181,7 @@ def _rounding(observation: Observation) -> str:
         text += f"its input is {number(actual)}, which is {number(exact, 8)} in fp32"
     else:
         text += f"a value that is {number(defect.value)} in fp32 becomes 0 by rounding"
-    if defect.origin is not None and defect.origin != defect.site:
+    if defect.origin is not None and named(defect.origin) != named(defect.site):
         text += f" in {named(defect.origin)}"
     if defect.rounded_in is not None:
         text += f"; {named(defect.rounded_in)} is rounded"
@@ -264,6 +275,40 @@ def _loss_differs(observation: Observation) -> str:
     )
 
 
+def _integers_differ(observation: Observation) -> str:
+    defect = observation.first
+    share, dtype = percent(defect.share), _dtype(defect)
+    if defect.origin is None:
+        text = f"{named(defect.site)} makes integers from {dtype} that are others in fp32: {share}"
+    else:
+        text = f"{named(defect.site)} rounds to {dtype} what {named(defect.origin)} makes integers "
+        text += f"from. They are others in fp32: {share}"
+    return f"{steps_of(observation)} {text} of them in step {defect.step:,}."
+
+
+def _kept_rounded(observation: Observation) -> str:
+    defect = observation.first
+    text = f"In step {defect.step:,} {named(defect.site)} is rounded to {_dtype(defect)}"
+    made = "It is a tensor"
+    if defect.origin is not None:
+        made = f"{named(defect.origin)} makes a tensor of it"
+    return (
+        f"{text}. {made} that later steps use, {percent(defect.share)} of its norm from its value "
+        "in fp32."
+    )
+
+
+def _rejected(observation: Observation) -> str:
+    defect = observation.first
+    value, value_fp32 = defect.sample or (None, None)
+    operator = "An operator" if defect.origin is None else named(defect.origin)
+    return (
+        f"In step {defect.step:,} {named(defect.site)} gives {number(value, 7)}, which is "
+        f'{number(value_fp32, 7)} in fp32. {operator} rejected it: "{defect.error}". With the '
+        "values of fp32 it does not."
+    )
+
+
 def _gradients_underflow(observation: Observation) -> str:
     defect = observation.first
     at = f" at a scale of {scale_text(defect.scale)}" if defect.scale not in (None, 1.0) else ""
@@ -290,8 +335,7 @@ _TEXTS: Mapping[Kind, Callable[[Observation], str] | str] = {
     "carried": _describe_carried,
     "scale_too_large": _scale_too_large,
     "loss_differs": _loss_differs,
-    "integers_differ": "{steps} {line} makes integers from {dtype} that are others in fp32: "
-    "{share} of them in step {step:,}.",
+    "integers_differ": _integers_differ,
     "gradients_underflow": _gradients_underflow,
     "gradients_differ": "{steps} the gradients are far from their values in fp32: "
     "{in_step}by {share} of their norm.",
@@ -321,8 +365,10 @@ _TEXTS: Mapping[Kind, Callable[[Observation], str] | str] = {
     "autocast keeps them as they were at their first use, until {origin} is left.",
     "no_half_operators": "A GradScaler is used, and no operator of the forward pass ran in fp16 or "
     "bf16.",
-    "overflow_without_effect": "{steps} {line} {beyond}. The loss and the gradients are not "
-    "affected.",
+    "overflow_without_effect": "{steps} {line} {beyond}. No operator passes it on to "
+    "the loss or to a gradient.",
+    "kept_rounded": _kept_rounded,
+    "rejected": _rejected,
 }
 
 
@@ -389,6 +435,8 @@ def _advice(observation: Observation) -> str:
         return ADVICE[defect.kind]
     if "fp32" not in defect.helps:
         return ""
+    if defect.kind == "rounding" and defect.symptom == "weight":
+        return IN_THE_UPDATE
     advice = IN_FP32
     if "bf16" in defect.helps:
         advice += " Or use bf16, which has the range."

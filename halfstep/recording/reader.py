@@ -21,6 +21,7 @@ from halfstep.telemetry.events import (
     Metric,
     NonfiniteGradients,
     Scaler,
+    ScalerLeftBehind,
     ScalerReplaced,
 )
 from halfstep.telemetry.flags import (
@@ -37,6 +38,7 @@ from halfstep.telemetry.spool import Steps
 #: By position of a parameter with a nonfinite norm: its numbers of inf and NaN elements.
 Counts: TypeAlias = Mapping[int, tuple[int, int]]
 
+SKIPS_SOON = 10  # steps: a scale that fits does not skip so soon
 REPLACED = 32  # replaced scalers reported one by one; after that only when the number doubles
 
 
@@ -67,6 +69,7 @@ class RowNotes:
     #: Positions of optimizers with an own loss, if the losses of several optimizers differ.
     own_losses: Sequence[int] = ()
     replaced: bool = False  # a new scaler, whose state was not restored
+    restored: str = ""  # an optimizer whose state was loaded, and that of this new scaler was not
     is_continued: bool = False  # the scaler changed its scale since the previous row
     #: Rule of the scaler, if its scale was set by hand after the previous row, and what that row
     #: had left is not recorded.
@@ -95,6 +98,8 @@ class Reader:
         #: Applied steps of the first scaler since its scale last changed; None if unknown.
         self.applied: int | None = None
         self._replaced = self._raised = 0  # replaced scalers, and those replaced by a higher scale
+        #: Of a new scaler whose state was not loaded with that of its optimizer: that, step, scale.
+        self._left_behind: tuple[str, int, float] | None = None
         self.has_nonfinite = False  # a step without a scaler had a nonfinite norm
 
     @property
@@ -112,6 +117,7 @@ class Reader:
         reader = Reader(layout, layers_every=self._layers_every)
         reader._last_scales, reader.skipped = self._last_scales, self.skipped
         reader._replaced, reader._raised = self._replaced, self._raised
+        reader._left_behind = self._left_behind
         reader.has_nonfinite, reader.applied = self.has_nonfinite, self.applied
         return reader
 
@@ -223,6 +229,7 @@ class Reader:
         left = self._left(first, before, after)
         events: list[Event] = self._find_own(notes, rows, values, records)
         events += self._replacements(notes, values, records, left)
+        events += self._find_left_behind(notes, values, records)
         events += self._find_unscaled_culprits(first, norms, values, records)
         replaced = np.array([note.replaced or note.is_continued for note in notes])
         for i in np.flatnonzero(found_inf.any(axis=1) | (left != before) | (before != after)):
@@ -311,6 +318,22 @@ class Reader:
                     ScalerReplaced(step=step, scale_before=before, scale_after=after, count=count)
                 )
         return events
+
+    def _find_left_behind(
+        self, notes: Sequence[RowNotes], values: Values, records: Steps
+    ) -> list[Event]:
+        """Report a scaler that was not restored with its optimizer, if it then skips a step."""
+        for i, note in enumerate(notes):
+            step = int(records["step"][i])
+            if note.restored:
+                self._left_behind = note.restored, step, float(values.scale[i])
+            if self._left_behind is not None and records["flags"][i] & SKIPPED:
+                (optimizer, first, scale), self._left_behind = self._left_behind, None
+                if step - first < SKIPS_SOON:
+                    return [
+                        ScalerLeftBehind(step=first, optimizer=optimizer, scale=scale, skipped=step)
+                    ]
+        return []
 
     def _find_unscaled_culprits(
         self, first: int, norms: Mapping[str, Rows], values: Values, records: Steps

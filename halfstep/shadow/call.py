@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,9 +39,20 @@ if TYPE_CHECKING:
 
 MOST_FP64_RUNS = 20  # of a step
 DIFFERENT_INTEGERS = 0.01  # share of a tensor
+MOST_TEXT = 200  # characters of an error
 MOST_KEPT = 3  # operators of a step whose inputs are kept
 MOST_MEASURED = 10_000_000  # elements of a result whose rounding is measured
 NO_PASS = -1  # number of the graph task outside of a backward pass
+
+
+class Rejection(NamedTuple):
+    """An operator that raised, and does not with the values of fp32."""
+
+    operation: Operation
+    error: str
+    value: float  # the element of its inputs that is farthest from fp32
+    value_fp32: float
+    maker: Operation  # of that input
 
 
 class Call:
@@ -54,9 +65,8 @@ class Call:
         operator: Operator,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        tensors: list[Tensor],
+        tensors: list[Tensor],  # all of the arguments, in order
     ) -> None:
-        """tensors: all of the arguments, in order."""
         self._mode, self._func, self.operator, self.tensors = mode, func, operator, tensors
         self._actual, self._args = args, args
         self._actual_kwargs, self._kwargs = kwargs, kwargs
@@ -84,7 +94,9 @@ class Call:
             for tensor in self._written:
                 if tensor.is_floating_point() or tensor.is_complex():
                     memory.materialize(tensor, mode.entry(tensor))
-            keep_lasting(mode, self._written, args[1] if operator.name == "copy_" else None)
+            source = args[1:2] if operator.name == "copy_" else ()
+            written = zip(self._written, map(mode.entry, self._written), strict=True)
+            keep_lasting(mode.lasting, memory, written, source)
             own = map_tensors(args, self._shadow_of, SHADOW_DTYPES)
             self._args = adapt(operator, own)
             self._kwargs = map_tensors(kwargs, self._shadow_of, SHADOW_DTYPES)
@@ -118,7 +130,8 @@ class Call:
         """Return how the results will depend on the loss scale, before the operator runs."""
         if not self._is_of_scale:
             return 0
-        is_linear = _current_graph_task_id() != NO_PASS and not self._is_of_script()
+        is_in_pass = _current_graph_task_id() != NO_PASS
+        is_linear = is_in_pass and not place_of_caller(is_backward=True).line  # not of the script
         if is_linear or not self._may_run:  # in the gradient that comes in
             powers = {entry.power for entry in self._entries if entry.power != 0}
             if is_linear and powers == {1} and self._adds_unscaled():
@@ -135,9 +148,17 @@ class Call:
             self._mode.scale,
         ).result_power()
 
-    def _is_of_script(self) -> bool:
-        """Return whether a line of Python called the operator within a backward pass."""
-        return bool(place_of_caller(is_backward=True).line)
+    def reject(self, error: Exception) -> Rejection | None:
+        """Return what the operator has raised; None if it does so with the values of fp32, too."""
+        if not self._is_rerun or self._written or isinstance(error, MemoryError):
+            return None
+        try:
+            self._func(*self._args, **self._kwargs)
+        except Exception:
+            return None
+        farthest = _find_farthest(self._mode.memory, self._operands)
+        text = f"{type(error).__name__}: {error}"[:MOST_TEXT]
+        return farthest and Rejection(self._mode.operation(self.operator), text, *farthest)
 
     def _shadow_of(self, tensor: Tensor) -> Tensor:
         has_shadow = has_numbers(tensor) or self._mode.memory.has_shadow(tensor)
@@ -169,6 +190,7 @@ class Call:
         is_stale = not made.is_backward and any(map(mode.casts.is_stale, self.tensors))
         if is_stale and mode.on_stale_cast is not None:
             mode.on_stale_cast(made)
+        made.root = _find_root(made, targets)
         made.power, made.is_of_scale = self._power, self._is_of_scale
         made.factor = _find_factor(operator, self._actual, outputs, self._operands)
         shadows = self._rerun(made, outputs)
@@ -188,9 +210,14 @@ class Call:
             if shadows is not None and tensor.dtype is torch.bool and is_readable(tensor):
                 self._compare_mask(made, tensor, shadows[index])
             if made.power is None and is_readable(tensor) and not has_numbers(tensor):
-                self._decide(made, tensor)  # a mask that another scale would change
+                entry = mode.memory.find(tensor) or mode.memory.add(tensor)
+                # A mask that another scale would change.
+                entry.writers, entry.power, entry.is_of_scale = [*entry.writers, made], None, True
         self._compare(made, made_tensors)
-        for tensor in self._running_statistics():
+        # A batch norm changes its running statistics, although its schema does not say so.
+        for tensor in tensors_in(
+            [a for i, a in enumerate(self._actual) if i in operator.statistics]
+        ):
             entry = self._record_change(made, tensor)
             if (facts := examine(tensor, None)) is not None:
                 self._record(made, tensor, entry, facts)
@@ -201,11 +228,6 @@ class Call:
         is_edit = made.is_of_scale and (made.power is None or not made.is_backward)
         if not (made.is_tainted or is_edit or mode.measures or operator.name in MOVES):
             made.inputs = []  # nothing leads back through it
-
-    def _running_statistics(self) -> list[Tensor]:
-        """Return the tensors that a batch norm changes, although its schema does not say so."""
-        positions = self.operator.statistics
-        return tensors_in([self._actual[i] for i in positions if i < len(self._actual)])
 
     def _rerun(self, made: Operation, outputs: list[Tensor]) -> list[Tensor] | None:
         """Return the shadows of the results; None if they equal them, or are unknown."""
@@ -278,19 +300,12 @@ class Call:
             entry.writers = [made]
             self._mode.memory.assign(mask, entry, shadow)
 
-    def _decide(self, made: Operation, tensor: Tensor) -> None:
-        """Keep that a tensor of no numbers depends on the loss scale."""
-        entry = self._mode.memory.find(tensor) or self._mode.memory.add(tensor)
-        entry.writers, entry.power, entry.is_of_scale = [*entry.writers, made], None, True
-
     def _compare_integers(self, made: Operation, integers: Tensor, shadow: Tensor) -> None:
         """Keep an operator whose integers, as of an index, are others in fp32."""
         if is_readable(integers) and integers.dtype != torch.bool and integers.numel():
             share = float((integers != shadow).double().mean())
             if share > DIFFERENT_INTEGERS:
-                made.dtype = next(
-                    (tensor.dtype for tensor in self.tensors if is_half(tensor)), None
-                )
+                made.dtype = next((t.dtype for t in self.tensors if is_half(t)), None)
                 self._mode.integers.append((made, share))
 
     def _record(self, made: Operation, tensor: Tensor, entry: Entry, facts: Facts) -> None:
@@ -350,6 +365,12 @@ def _are_views(outputs: list[Tensor], tensors: list[Tensor]) -> bool:
     )
 
 
+def _find_root(made: Operation, results: list[Tensor]) -> Operation | None:
+    """Return the first operator that has led to results and whose own is in half precision."""
+    roots = (writer.root for operand in made.inputs for writer in operand.writers)
+    return next(filter(None, roots), made if any(map(is_half, results)) else None)
+
+
 def _find_factor(
     operator: Operator,
     args: tuple[object, ...],
@@ -366,6 +387,23 @@ def _find_factor(
         if tensor.numel() == 1 and entry.writers[0].name == OUTSIDE:
             return float(tensor)
     return None
+
+
+def _find_farthest(
+    memory: ShadowMemory, inputs: Iterable[tuple[Tensor, Entry]]
+) -> tuple[float, float, Operation] | None:
+    """Return the element of some inputs that is farthest from its shadow, that, and its maker."""
+    found, largest = None, 0.0
+    for tensor, entry in inputs:
+        if entry.values is not None and tensor.is_floating_point() and tensor.numel():
+            shadow = memory.shadow(tensor, entry)
+            distance, at = (tensor - shadow).abs().flatten().max(0)
+            if float(distance) > largest:
+                largest, maker = float(distance), entry.writers[-1]
+                while maker.name in MOVES and maker.inputs:
+                    maker = maker.inputs[0].writers[-1]
+                found = float(tensor.flatten()[at]), float(shadow.flatten()[at]), maker
+    return found
 
 
 def _find_rounded(

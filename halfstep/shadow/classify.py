@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from halfstep.diagnosis.defect import ATTENTIONS, Defect, Kind, Remedy, Site, Symptom
 from halfstep.shadow.facts import Facts
-from halfstep.shadow.operations import OUTSIDE, Operation
+from halfstep.shadow.operations import OUTSIDE, Operation, Rounded
 from halfstep.shadow.walk import (
     earliest,
     find_carried_source,
@@ -173,3 +173,34 @@ def _for(operation: Operation, helps: tuple[Remedy, ...]) -> tuple[Remedy, ...]:
 def is_out_of_range(kind: Kind) -> bool:
     """Return whether values were lost to half precision."""
     return kind in ("overflow", "rounding", "scale_too_large")
+
+
+def integers_defect(operation: Operation, share: float, step: int) -> Defect:
+    """Return the defect of integers that are others in fp32; at the cast that has rounded them."""
+    maker = operation.inputs[0].writers[-1] if operation.inputs else operation
+    is_cast = maker.name == "_to_copy"
+    return Defect(
+        step=step,
+        kind="integers_differ",
+        symptom="value",
+        site=site_of(maker if is_cast else operation),
+        origin=site_of(operation) if is_cast else None,
+        dtype=str(operation.dtype).removeprefix("torch."),
+        share=share,
+        helps=("fp32",),
+    )
+
+
+def rounded_defect(rounded: Rounded) -> Defect:
+    """Return the defect of a tensor that its step has left far from fp32, and a later one uses."""
+    is_one = rounded.root.number == rounded.maker.number
+    return Defect(
+        step=rounded.step,
+        kind="kept_rounded",
+        symptom="value",
+        site=site_of(rounded.root),
+        origin=None if is_one else site_of(rounded.maker),
+        dtype=str(rounded.maker.dtype).removeprefix("torch."),
+        share=rounded.share,
+        helps=("fp32",),
+    )

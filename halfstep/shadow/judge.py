@@ -7,13 +7,20 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from halfstep.diagnosis.defect import Defect, Kind, Site
-from halfstep.shadow.classify import classify, is_out_of_range, site_of, trace
+from halfstep.shadow.classify import (
+    classify,
+    integers_defect,
+    is_out_of_range,
+    rounded_defect,
+    site_of,
+    trace,
+)
 from halfstep.shadow.gradient_sums import GradientSums, gradient_sums
 from halfstep.shadow.losses import LossHistory, SeenLoss
 from halfstep.shadow.lost_updates import find_lost_updates
 from halfstep.shadow.memory import SHADOW_DTYPES, Entry
 from halfstep.shadow.mode import ShadowMode
-from halfstep.shadow.operations import Operation
+from halfstep.shadow.operations import Operation, Rounded
 from halfstep.shadow.operators import is_readable, local
 from halfstep.shadow.repair import Repair
 from halfstep.shadow.reproduction import Reproduction
@@ -113,28 +120,21 @@ class Judge:
         site = site_of(operation)
         self.found(Defect(step=step, kind=kind, symptom="gradient", site=site, scale=scale))
 
+    def record_rounded(self, rounded: Rounded) -> None:
+        """Record the first use of a tensor that its step has left far from fp32."""
+        self.found(rounded_defect(rounded))
+
     def end(self, step: int, weights: Iterable[Tensor]) -> None:
         """Judge what is left at the end of a step. weights: those that it has changed."""
-        self._updates_lost(step)
+        changed, memory = list(self._mode.lasting.values()), self._mode.memory
+        for lost_update in find_lost_updates(changed, memory, self._mode.halved, step):
+            self.found(lost_update)
         if self._dropped.nonfinite and not any(
             earlier.symptom in ("loss", "gradient") for earlier in self.defects
         ):
             self._nonfinite_gradients(step, self._dropped, self._dropped_loss, are_dropped=True)
-        if self._mode.integers:
-            operation, share = self._mode.integers[0]
-            dtype = str(operation.dtype).removeprefix("torch.")
-            site = site_of(operation)
-            self.found(
-                Defect(
-                    step=step,
-                    kind="integers_differ",
-                    symptom="value",
-                    site=site,
-                    dtype=dtype,
-                    share=share,
-                    helps=("fp32",),
-                )
-            )
+        for operation, share in self._mode.integers[:1]:
+            self.found(integers_defect(operation, share, step))
         lost = {d.kind for d in self.defects if d.symptom in ("loss", "gradient")}
         if any(defect.kind == "nonfinite_input" for defect in self.defects):
             self._overflow_without_effect(step)  # unless this is its effect
@@ -150,33 +150,38 @@ class Judge:
         if lost:
             return
         used = {loss.writer for loss in self._losses}
-        aside = next(
-            (scalar for scalar in self._mode.scalars if scalar not in used and _is_bad(scalar)),
-            None,
-        )
+        scalars = (scalar for scalar in self._mode.scalars if scalar not in used)
+        aside = next(filter(_is_bad, scalars), None)
         if aside is not None:
             defect = trace(aside, "value", step)
             if defect.kind != "nonfinite_input":  # which may be meant, as a gap in the data
                 self.found(self._of_scale(defect))
-            return
-        if not self.defects:
+        elif not self.defects:
             self._overflow_without_effect(step)
 
-    def _updates_lost(self, step: int) -> None:
-        for lasting in find_lost_updates(self._mode):
-            cast = self._mode.halved.find(lasting.entry.storage.cdata)
+    def end_loop(self, step: int, *, is_training: bool) -> None:
+        """Judge a step in which the loop has ended before its backward pass.
+
+        is_training: a module in training mode ran in it, with gradients.
+        """
+        if self._losses or self.defects:
+            return
+        if (rejection := self._mode.rejected) is not None:
             self.found(
                 Defect(
                     step=step,
-                    kind="update_lost",
-                    symptom="weight",
-                    site=site_of(lasting.entry.writers[-1]),
-                    origin=None if cast is None else site_of(Operation(0, "", place=cast)),
-                    dtype=str(lasting.tensor.dtype).removeprefix("torch."),
-                    elements=lasting.tensor.numel(),
+                    kind="rejected",
+                    symptom="value",
+                    site=site_of(rejection.maker),
+                    origin=site_of(rejection.operation),
+                    error=rejection.error,
+                    sample=(rejection.value, rejection.value_fp32),
+                    is_last=True,
                     helps=("fp32",),
                 )
             )
+        elif is_training and (overflow := self._find_overflow(step)) is not None:
+            self.found(replace(overflow, is_last=True))
 
     def found(self, defect: Defect) -> None:
         """Add a defect of the step, unless it is known."""
@@ -314,14 +319,18 @@ class Judge:
         self.found(defect)
 
     def _overflow_without_effect(self, step: int) -> None:
+        if (overflow := self._find_overflow(step)) is not None:
+            self.found(replace(overflow, kind="overflow_without_effect"))
+
+    def _find_overflow(self, step: int) -> Defect | None:
+        """Return the first overflow of the forward pass in half precision."""
         for operation in self._mode.first_lost:
-            facts = operation.result
-            if operation.is_backward or facts is None or operation.dtype not in SHADOW_DTYPES:
-                continue
-            defect = classify(operation, "value", step, is_lost=True)
-            if defect.kind == "overflow" and defect.value:
-                self.found(replace(defect, kind="overflow_without_effect"))
-                return
+            is_half = operation.result is not None and operation.dtype in SHADOW_DTYPES
+            if is_half and not operation.is_backward:
+                defect = classify(operation, "value", step, is_lost=True)
+                if defect.kind == "overflow" and defect.value:
+                    return defect
+        return None
 
 
 def _is_bad(operation: Operation) -> bool:

@@ -1,14 +1,14 @@
 """Tensors that outlive a step, and what later steps have to know of them."""
 
-from dataclasses import replace
-
 from halfstep.shadow.memory import SHADOW_DTYPES
 from halfstep.shadow.mode import ShadowMode
-from halfstep.shadow.operations import OUTSIDE, Carried, Kept, Operation
+from halfstep.shadow.operations import OUTSIDE, Carried, Kept, Operation, Rounded
 from halfstep.shadow.scale import is_unknown
 from halfstep.shadow.walk import first_defect
 
 CAST = "_to_copy"
+ROUNDED = 0.1  # distance from fp32, relative to it, at which a tensor is wrong
+MOST_ELEMENTS = 10_000_000  # of a tensor that is compared
 
 
 def keep_nonfinite(mode: ShadowMode, step: int) -> None:
@@ -38,7 +38,7 @@ def keep_scaled(mode: ShadowMode, step: int) -> None:
         is_scaled = entry.power is not None and entry.power != 0
         is_result = is_scaled and not is_unknown(entry.power) and not latest.is_backward
         if is_result and not entry.has_expired():
-            mode.kept.add(entry.storage, Kept(step, mode.scale, replace(latest, inputs=[])))
+            mode.kept.add(entry.storage, Kept(step, mode.scale, latest.alone()))
 
 
 def keep_halved(mode: ShadowMode) -> None:
@@ -50,6 +50,21 @@ def keep_halved(mode: ShadowMode) -> None:
             mode.halved.add(entry.storage, first.place)
 
 
+def keep_rounded(mode: ShadowMode, step: int) -> None:
+    """Keep which tensors of the forward pass outlive the step and are far from fp32."""
+    for entry in mode.memory.entries.values():
+        writer = entry.writers[0]
+        is_made = len(entry.writers) == 1 and writer.number and not writer.is_backward
+        if not is_made or entry.values is None or entry.is_suspect or entry.has_expired():
+            continue
+        if entry.dtype in SHADOW_DTYPES and entry.values.numel() <= MOST_ELEMENTS:
+            distance, size = entry.distance()
+            if distance > ROUNDED * size > 0.0:
+                root = (writer.root or writer).alone()
+                rounded = Rounded(step, distance / size, root, writer.alone())
+                mode.rounded.add(entry.storage, rounded)
+
+
 def _why_carried(latest: Operation, step: int) -> Carried | None:
     origin = first_defect(latest)
     if origin.name == OUTSIDE:
@@ -59,4 +74,4 @@ def _why_carried(latest: Operation, step: int) -> Carried | None:
             return None
     elif not origin.inputs or origin.has_infinite_argument:  # made by the loop on purpose
         return None
-    return Carried(step, replace(origin, inputs=[]))
+    return Carried(step, origin.alone())

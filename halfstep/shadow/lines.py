@@ -8,7 +8,7 @@ from types import CodeType, FrameType, ModuleType
 from typing import Any
 from weakref import ref
 
-from torch import Tensor, nn
+from torch import Tensor, is_grad_enabled, nn
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
@@ -113,6 +113,8 @@ class ModuleNames:
         self._roots: dict[int, tuple[ref[nn.Module], dict[int, str]]] = {}
         self._given: dict[int, tuple[ref[nn.Module], str]] = {}  # modules with names, by id
         self._handles: list[Any] = []
+        #: Whether a module in training mode ran in this step, with gradients.
+        self.is_training = False
         self.on_root: Callable[[nn.Module], None] = lambda _: None  # called with each new root
 
     def add(self, names: Mapping[nn.Module, str]) -> None:
@@ -174,6 +176,7 @@ class ModuleNames:
         except Exception:  # a class of the script may override anything
             name = type(module).__name__
         self._stack.append(name)
+        self.is_training = self.is_training or (module.training and is_grad_enabled())
 
     def _ends(self, _module: nn.Module, _arguments: Any, _result: Any) -> None:
         if self._stack:

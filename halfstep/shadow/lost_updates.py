@@ -1,19 +1,17 @@
 """Changes of half-precision tensors that are rounded away. This module imports torch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from halfstep.shadow.memory import Entry, ShadowMemory
-from halfstep.shadow.operations import OUTSIDE
+from halfstep.diagnosis.defect import Defect
+from halfstep.shadow.classify import site_of
+from halfstep.shadow.memory import ByStorage, Entry, ShadowMemory
+from halfstep.shadow.operations import OUTSIDE, Operation, Place
 from halfstep.shadow.operators import is_half, is_readable, tensors_in
-
-if TYPE_CHECKING:
-    from halfstep.shadow.mode import ShadowMode
 
 #: A change in place is rounded away if in fp32 it moves at least the first share of elements, and
 #: at most the second share of it is left, as the part of the change in its own direction.
@@ -61,27 +59,46 @@ class Lasting:
         return (memory.shadow(self.tensor, self.entry) - self.shadow_before).double()
 
 
-def keep_lasting(mode: "ShadowMode", written: list[Tensor], copied: object) -> None:
+def keep_lasting(
+    lasting: dict[int, Lasting],
+    memory: ShadowMemory,
+    written: Iterable[tuple[Tensor, Entry]],
+    copied: object,
+) -> None:
     """Copy half-precision tensors that are older than the step, before their first change.
 
-    written: what the operator changes.  copied: what it copies to them, if it does.
+    lasting: gets them, by the id of the entry.  copied: what is copied to them, if that is the
+    change.
     """
-    for tensor in written:
-        entry = mode.entry(tensor)
-        is_new = entry.writers[0].name != OUTSIDE or id(entry) in mode.lasting
+    for tensor, entry in written:
+        is_new = entry.writers[0].name != OUTSIDE or id(entry) in lasting
         if is_half(tensor) and tensor.numel() and not is_new:
-            shadow = mode.memory.shadow(tensor, entry).clone()
+            shadow = memory.shadow(tensor, entry).clone()
             sources = [part.untyped_storage() for part in tensors_in(copied) if is_readable(part)]
             source = StorageWeakRef(sources[0]) if sources else None  # type: ignore[no-untyped-call]
-            mode.lasting[id(entry)] = Lasting(tensor, entry, tensor.clone(), shadow, source)
+            lasting[id(entry)] = Lasting(tensor, entry, tensor.clone(), shadow, source)
 
 
-def find_lost_updates(mode: "ShadowMode") -> Iterator[Lasting]:
-    """Yield the tensors whose changes in this step were rounded away, and kept nowhere else."""
-    changed = list(mode.lasting.values())
+def find_lost_updates(
+    changed: Sequence[Lasting], memory: ShadowMemory, halved: ByStorage[Place], step: int
+) -> Iterator[Defect]:
+    """Yield the tensors whose changes in a step were rounded away, and kept nowhere else.
+
+    halved: where tensors were cast to half precision.
+    """
     for lasting in changed:
-        if lasting.is_lost(mode.memory) and not any(
-            other.keeps_rest_of(lasting, mode.memory) or lasting.keeps_rest_of(other, mode.memory)
+        if lasting.is_lost(memory) and not any(
+            other.keeps_rest_of(lasting, memory) or lasting.keeps_rest_of(other, memory)
             for other in changed
         ):
-            yield lasting
+            cast = halved.find(lasting.entry.storage.cdata)
+            yield Defect(
+                step=step,
+                kind="update_lost",
+                symptom="weight",
+                site=site_of(lasting.entry.writers[-1]),
+                origin=None if cast is None else site_of(Operation(0, "", place=cast)),
+                dtype=str(lasting.tensor.dtype).removeprefix("torch."),
+                elements=lasting.tensor.numel(),
+                helps=("fp32",),
+            )

@@ -71,6 +71,15 @@ class Entry:
         """Return whether the storage no longer exists."""
         return bool(self.storage.expired())  # type: ignore[no-untyped-call]
 
+    def distance(self) -> tuple[float, float]:
+        """Return the distance of a tensor from its shadow, and the shadow's norm."""
+        storage = torch.UntypedStorage._new_with_weak_ptr(self.storage.cdata)
+        if storage is None or self.values is None:
+            return 0.0, 0.0
+        actual = torch.empty(0, dtype=self.dtype, device=storage.device).set_(storage)
+        shadow = self.values.double()
+        return float((actual.double() - shadow).norm()), float(shadow.norm())
+
     def is_unread_bytes(self) -> bool:
         """Return whether it was only seen as bytes or integers, as by a copy of a storage."""
         is_number = self.dtype.is_floating_point or self.dtype.is_complex

@@ -23,12 +23,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from halfstep.shadow.call import NO_PASS, Call
+from halfstep.shadow.call import NO_PASS, Call, Rejection
 from halfstep.shadow.facts import Facts, all_finite, examine
 from halfstep.shadow.lines import place_of_caller
 from halfstep.shadow.lost_updates import Lasting
 from halfstep.shadow.memory import ByStorage, Entry, OutOfMemory, ShadowMemory
-from halfstep.shadow.operations import OUTSIDE, Carried, Kept, Operation, Place
+from halfstep.shadow.operations import OUTSIDE, Carried, Kept, Operation, Place, Rounded
 from halfstep.shadow.operators import (
     PLAIN,
     READS,
@@ -99,6 +99,8 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.arrived: ByStorage[Place] = ByStorage()  # where odd numbers of NumPy or Python came in
         self.halved: ByStorage[Place] = ByStorage()  # where it was cast to half precision
         self.kept: ByStorage[Kept] = ByStorage()  # what it keeps of scaled gradients
+        self.rounded: ByStorage[Rounded] = ByStorage()  # how it was rounded in its step
+        self.on_rounded: Callable[[Rounded], None] | None = None  # called with its first use
         self.scale = 1.0  # the loss scale, as a number
         self.deadline = math.inf  # by time.perf_counter: later operators have no shadows
         self.keeps_inputs = False  # of operators that lose values, for a reproduction
@@ -127,6 +129,7 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         #: Half-precision tensors that are older than the step and were changed in it: as they were.
         self.lasting: dict[int, Lasting] = {}
         self.scalars: list[Operation] = []  # of the forward pass, nonfinite
+        self.rejected: Rejection | None = None  # the last of the step
         self.half_operators = 0  # of the forward pass
         self.is_over_budget = False
 
@@ -149,6 +152,9 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         entry.writers = [origin]
         key = tensor.untyped_storage()._cdata
         origin.carried, origin.kept = self.carried.find(key), self.kept.find(key)
+        if (rounded := self.rounded.find(key)) is not None and self.on_rounded is not None:
+            self.rounded.drop(key)
+            self.on_rounded(rounded)
         if is_part and tensor.numel() > LARGEST_READ:
             entry.is_unread = entry.is_suspect = True
         elif has_numbers(tensor) and is_readable(tensor):
@@ -213,7 +219,13 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 call = self._before(func, args, kwargs)
             except Exception as error:
                 self.record_failure(operator_of(func).name, error)
-        result = _run(func, args, kwargs)
+        try:
+            result = _run(func, args, kwargs)
+        except Exception as error:
+            if call is not None:
+                with DisableTorchFunction(), torch.no_grad():
+                    self.rejected = call.reject(error) or self.rejected
+            raise
         if call is not None:
             with DisableTorchFunction(), torch.no_grad():
                 try:

@@ -3,7 +3,7 @@
 import linecache
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import CodeType
 
@@ -101,6 +101,12 @@ class Operation:
     is_weight: bool = False  # of OUTSIDE
     carried: "Carried | None" = None  # of OUTSIDE
     kept: "Kept | None" = None  # of OUTSIDE
+    #: The first operator that has led to it and whose result is in half precision.
+    root: "Operation | None" = None
+
+    def alone(self) -> "Operation":
+        """Return it without the operators that led to it, to be kept beyond its step."""
+        return replace(self, inputs=[], rounded=[], root=None)
 
     @property
     def loss_scale(self) -> float:
@@ -121,6 +127,16 @@ class Kept:
     step: int
     scale: float
     origin: Operation
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """A tensor that outlived its step, and is far from its value in fp32."""
+
+    step: int
+    share: float  # distance, relative to the value in fp32
+    root: Operation  # where half precision first rounded what it is made of
+    maker: Operation
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from halfstep.diagnosis.defect import Defect, Kind, Site
 from halfstep.shadow.classify import site_of
 from halfstep.shadow.gradient_changes import GradientChanges, gradients_of, parameters_of
 from halfstep.shadow.judge import Judge
-from halfstep.shadow.lasting_tensors import keep_halved, keep_nonfinite, keep_scaled
+from halfstep.shadow.lasting_tensors import keep_halved, keep_nonfinite, keep_rounded, keep_scaled
 from halfstep.shadow.lines import ModuleNames, place_of_outermost_module
 from halfstep.shadow.losses import new_loss
 from halfstep.shadow.memory import SHADOW_DTYPES, ByStorage, Entry
@@ -50,6 +50,7 @@ class Sanitizer:
         self.mode.on_write, self.mode.on_decision = self._record_write, self._record_decision
         self.mode.on_stale_cast = self._record_stale_cast
         self._judge, self._on_defects = Judge(self.mode), on_defects
+        self.mode.on_rounded = self._judge.record_rounded
         self._changes = GradientChanges(self.mode.memory, self._record_change)
         self.is_armed = self._is_entered = False
         self.step = 0  # the one under way, from 1 on
@@ -226,6 +227,12 @@ class Sanitizer:
         with self.apart():
             self._judge.judge(self.step, gradients, is_scaled=self.has_scaler)
 
+    def end_loop(self) -> None:
+        """Judge the step under way, in which the loop has ended."""
+        self.judge_gradients([])  # losses that no optimizer has stepped with
+        with self.apart():
+            self._judge.end_loop(self.step, is_training=self.names.is_training)
+
     def record_step(self, optimizer: Optimizer) -> None:
         """Note that an optimizer has stepped."""
         self._changes.record_step(optimizer)
@@ -244,6 +251,7 @@ class Sanitizer:
                 keep_nonfinite(self.mode, self.step)
                 keep_scaled(self.mode, self.step)
                 keep_halved(self.mode)
+                keep_rounded(self.mode, self.step)
             else:
                 self._forget_contents()
             defects = self._judge.defects
@@ -261,6 +269,7 @@ class Sanitizer:
     def _forget_contents(self) -> None:
         """Forget what tensors hold: a step without shadows may change it."""
         self.mode.kept, self.mode.carried = ByStorage(), ByStorage()
+        self.mode.rounded = ByStorage()
 
     def _start(self) -> None:
         """Forget what belongs to one step."""
@@ -271,6 +280,7 @@ class Sanitizer:
         self._weights: dict[int, Tensor] = {}  # of optimizers that step in this step
         self._judged: set[int] = set()  # ids of optimizers
         self._changes.begin()
+        self.names.is_training = False
 
     def _record_change(self, kind: Kind, operation: Operation) -> None:
         kept = find_kept(operation) if kind == "scaled_gradients_edited" else None
@@ -315,7 +325,7 @@ class Sanitizer:
             if is_small and entry.dtype in SHADOW_DTYPES and len(entry.writers) == 1:
                 [writer] = entry.writers
                 if not (entry.has_expired() or entry.is_suspect or writer.is_backward):
-                    entry.writers = [replace(writer, number=0, inputs=[], rounded=[])]
+                    entry.writers = [replace(writer.alone(), number=0)]
                     yield entry
 
 

@@ -117,6 +117,15 @@ class ScalerReplaced(StepEvent, frozen=True, kw_only=True, tag="scaler_replaced"
     count: Count  # replacements so far
 
 
+class ScalerLeftBehind(StepEvent, frozen=True, kw_only=True, tag="scaler_left_behind"):
+    """An optimizer whose state was loaded, with a new scaler whose state was not, and a skip."""
+
+    step: StepNumber  # the first one with them
+    optimizer: Text
+    scale: Scale
+    skipped: StepNumber  # the first skip after it
+
+
 # ---- Course of the training ------------------------------------------------------------------
 
 
@@ -866,7 +875,7 @@ File: TypeAlias = Artifact | CheckpointFile | LogPart | ArtifactFile
 KINDS: dict[str, type[Event]] = {
     str(kind.__struct_config__.tag): kind
     for kind in (
-        *(Scaler, Metric, ScalerReplaced),
+        *(Scaler, Metric, ScalerReplaced, ScalerLeftBehind),
         *(Resumed, Configured, Described, Alert),
         *(Length, Workload, Retry, RequestDone, Spike, RolledBack),
         *(LeftOut, FailedDiagnosis),

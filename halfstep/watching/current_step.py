@@ -46,6 +46,7 @@ class CurrentStep:
         "of_step",
         "pending",
         "rate",
+        "restored",
         "scaler",
         "stepped",
         "version",
@@ -57,7 +58,9 @@ class CurrentStep:
         self.ascents = 0  # consecutive updates of the scaler before the step that they belong to
         self.is_continued = False  # the scale changed since the last row, in an ascent
         self.has_replaced = False  # this scaler replaced another one of the same optimizer
-        self.is_special = False  # is_continued, has_replaced, or `direct` is not empty
+        #: An optimizer whose state was loaded, and that of this new scaler was not.
+        self.restored = ""
+        self.is_special = False  # is_continued, has_replaced, restored, or `direct` is not empty
         #: Identity and version of the scale after the last update: unless it was set by hand.
         self.version: tuple[int, int] | None = None
         self.counted: list[tuple[Exponents, Tensor]] = []  # filled in steps with a histogram

@@ -50,7 +50,7 @@ class FirstIteration:
         self._passes, self._marks, self.is_over = [], {}, True
 
     def losses_of(self, optimizer: Optimizer, known: OwnLosses) -> list[Tensor] | None:
-        """Return the losses of an optimizer's first step; None if no pass tells."""
+        """Return the losses of an optimizer's first step; None if they are unknown."""
         own = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not self._passes or not own & self._marks.keys():
             return None

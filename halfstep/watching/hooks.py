@@ -72,6 +72,7 @@ class Hooks:
             self._wrap_scaler_step(scaler)
             self._wrap_update(scaler)
             self._wrap_scaler(scaler, "load_state_dict", scalers.on_load)
+        self._wrap_loading()
         self._wrap_engine()
         for name, wrapper in wrap_clips(self._listener, loop):
             self._replace(clip_grad, name, getattr(clip_grad, name), wrapper)
@@ -204,6 +205,17 @@ class Hooks:
                 optimizers.scaler_steps -= 1
 
         self._put(owner, "step", original, wrapper)
+
+    def _wrap_loading(self) -> None:
+        original, listener = Optimizer.load_state_dict, self._listener
+        loads = self._loop.scalers.on_load_optimizer
+
+        @functools.wraps(original)
+        def wrapper(this: Optimizer, state_dict: dict[str, object]) -> None:
+            original(this, state_dict)
+            listener.call(loads, this)
+
+        self._put(Optimizer, "load_state_dict", original, wrapper)
 
     def _wrap_engine(self) -> None:
         original = getattr(torch.autograd, ENGINE)

@@ -232,11 +232,11 @@ class RowWriter:
         if not has_loss:
             self.reader.note(number).has_loss = False
         if row.is_continued:
-            self.reader.note(number).is_continued = True
-            row.is_continued = False
+            self.reader.note(number).is_continued, row.is_continued = True, False
         if row.has_replaced:
-            self.reader.note(number).replaced = True
-            row.has_replaced = False
+            self.reader.note(number).replaced, row.has_replaced = True, False
+        if row.restored:
+            self.reader.note(number).restored, row.restored = row.restored, ""
         if row.direct:
             self.reader.note(number).is_direct = True
         elif row.found_inf and not row.is_by_hand and not row.stepped >= row.found_inf.keys():

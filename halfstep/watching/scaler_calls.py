@@ -16,6 +16,7 @@ from halfstep.watching.row_writer import RowWriter
 from halfstep.watching.state import LoopState
 
 STEPPED = OptState.STEPPED
+DEFAULT_SCALE = 2.0**16  # with which a GradScaler begins
 PRIVATE = ("_per_optimizer_states", "_scale", "_growth_tracker")
 
 
@@ -33,6 +34,7 @@ class ScalerCalls:
         self._state, self._rows, self._measurement = state, rows, measurement
         self._scaler = scaler
         self._loaded: WeakSet[Any] = WeakSet()  # scalers whose state was restored
+        self._loaded_optimizers: WeakSet[Optimizer] = WeakSet()  # the same
         #: Handle the end of `unscale_`, before a clip can spread a NaN, or of an inf check that has
         #: left gradients multiplied by the scale. (A partial is no further call in each step.)
         self.unscaled = partial(self._measure_scaled, True)
@@ -103,6 +105,7 @@ class ScalerCalls:
             return
         if row.number is None:
             row.number, state.scalers = state.scalers, state.scalers + 1
+            self._look_for_restored(row)
         scale, recorder = scaler._scale, self._rows.recorder
         if scale is None:
             return
@@ -154,6 +157,24 @@ class ScalerCalls:
         """Record that a scaler's state was restored."""
         self._loaded.add(scaler)
         self._rows.reader.applied = None
+
+    def on_load_optimizer(self, optimizer: Optimizer) -> None:
+        """Record that an optimizer's state was restored."""
+        if optimizer.state:
+            self._loaded_optimizers.add(optimizer)
+
+    def _look_for_restored(self, row: CurrentStep) -> None:
+        """Note that a new scaler steps an optimizer that was restored, and was not itself.
+
+        One that begins at a scale of the script's choice may have been restored by hand.
+        """
+        scaler = row.scaler
+        if scaler is None or scaler in self._loaded or scaler._init_scale != DEFAULT_SCALE:
+            return
+        for identity in row.measured:
+            gradients = self._state.known.get(identity)
+            if gradients is not None and gradients.optimizer in self._loaded_optimizers:
+                row.restored, row.is_special = gradients.name, True
 
     def on_error(self, scaler: GradScaler, method: str, error: Exception) -> None:
         """Record the exception with which a scaler refused a call."""

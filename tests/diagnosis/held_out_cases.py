@@ -44,13 +44,16 @@ KEEPS_BF16 = "scaler_without_fp16"  # its fix is bf16, as the script has it
 KINDS = {
     "overflow": {"overflow", "loss_differs", "forward_overflow", "backward_overflow"},
     "flushed": {"rounding", "loss_differs", "adam_eps_underflow"},
-    "undefined": {"undefined", "undefined_forward", "singular_gradient"},
+    "undefined": {"undefined", "undefined_forward", "singular_gradient", "rejected"},
     "outside": {"nonfinite_input", "undefined", "nonfinite_inputs", "undefined_forward", "carried"},
     "carried": {
         *("carried", "overflow", "rounding", "undefined", "nonfinite_input"),
         *("forward_overflow", "undefined_forward", "nonfinite_inputs"),
     },
-    "silent": {"loss_differs", "gradients_differ", "integers_differ", "stale_weight_cache"},
+    "silent": {
+        *("loss_differs", "gradients_differ", "integers_differ", "stale_weight_cache"),
+        "kept_rounded",
+    },
     "underflow": {"gradients_underflow", "loss_not_scaled"},
     "update lost": {"update_lost"},
     "scale": {"scale_too_large", "scaler_not_restored", "backward_overflow"},

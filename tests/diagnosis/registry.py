@@ -42,6 +42,8 @@ SHADOW_CAUSES = (
     "carried",
     "loss_differs",
     "integers_differ",
+    "rejected",
+    "kept_rounded",
     "gradients_underflow",
     "gradients_differ",
     "update_lost",

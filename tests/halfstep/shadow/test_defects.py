@@ -1179,3 +1179,116 @@ def test_an_edit_with_a_copy_of_scaled_gradients_is_named_where_the_copy_was_mad
     [row] = [row for row in rows_of_loop(train) if row.is_fault]
     assert (row.kind, row.steps) == ("scaled_gradients_kept", [1])
     assert Path(__file__).read_text().splitlines()[row.line - 1].endswith("# copy")
+
+
+def test_integers_are_named_where_their_numbers_were_rounded() -> None:
+    """A cast to half precision is the place to change, not the index that is made of it."""
+
+    def loss_of(w: Tensor) -> Tensor:
+        table = torch.cat([w, torch.zeros(5000)])
+        ids = torch.tensor([4097.0, 4099.0, 4101.0]).half()
+        return table[ids.long()].float().sum() + w.half().float().sum()
+
+    row = first(check(loss_of))
+    assert (row.kind, row.source) == (
+        "integers_differ",
+        "torch.tensor([4097.0, 4099.0, 4101.0]).half()",
+    )
+    assert "what `ids.long()`" in row.text
+
+
+def stop_at_an_error(accepts: Callable[[Tensor], Tensor]) -> Row:
+    """Return the mistake of a loop that stops where an operator raises."""
+
+    def train() -> None:
+        net = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+        for factor in (0.1, 1.0):
+            with torch.autocast("cpu", dtype=HALF):
+                out = net(torch.ones(2, 4)) * 0 + factor
+                try:
+                    loss = accepts(out)
+                except RuntimeError:
+                    return
+            loss.float().sum().backward()
+            optimizer.step()
+
+    return first(rows_of_loop(train))
+
+
+def test_an_operator_that_rejects_a_rounded_value_is_named() -> None:
+    """The loop ends there, and with the values of fp32 it would not."""
+
+    def accepts(out: Tensor) -> Tensor:
+        probability = out.half() * 1.0006
+        return F.binary_cross_entropy(probability.float() - 0.0008, torch.ones(2, 4))
+
+    row = stop_at_an_error(accepts)
+    assert row.kind == "rejected"
+    assert "all elements of input should be between 0 and 1" in row.text
+    assert row.text.endswith("With the values of fp32 it does not. The loop ended in this step.")
+
+
+def test_an_overflow_in_the_step_in_which_the_loop_ends_is_named() -> None:
+    """What the loop reads of it may have ended it."""
+
+    def accepts(out: Tensor) -> Tensor:
+        costs = (out.half().detach() * 60000 * 1.5 * (out > 0.5)).float()
+        if costs.isinf().any():
+            raise RuntimeError("infeasible")
+        return out
+
+    row = stop_at_an_error(accepts)
+    assert (row.kind, row.value) == ("overflow", pytest.approx(90000, rel=1e-3))
+    assert row.text.endswith("The loop ended in this step.")
+
+
+def test_an_overflow_after_the_training_ends_no_loop() -> None:
+    """An evaluation leaves a step open, and has no gradients."""
+
+    def train() -> None:
+        net = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+        with torch.autocast("cpu", dtype=HALF):
+            loss = net(torch.ones(2, 4)).float().sum()
+        loss.backward()
+        optimizer.step()
+        net.eval()
+        with torch.no_grad(), torch.autocast("cpu", dtype=HALF):
+            net(torch.ones(2, 4)).exp2().half().add(6e4).mul(2).float().clamp(max=1.0)
+
+    assert not [row for row in rows_of_loop(train) if row.is_fault]
+
+
+class Positions(nn.Module):
+    """Computes a table of angles once, and adds it to what comes in."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1000))
+        self.dtype, self.table = dtype, torch.tensor(())
+
+    def forward(self) -> Tensor:
+        if not self.table.numel():
+            position = torch.arange(1000).to(self.dtype)
+            self.table = (position * 0.5).cos().bfloat16()
+        return (self.weight.bfloat16() + self.table).float().square().mean()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_table_that_was_computed_in_half_precision_is_named(dtype: torch.dtype) -> None:
+    """Positions above 256 are rounded in bf16; a table that is only stored in it is fine."""
+
+    def train() -> None:
+        net = Positions(dtype)
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
+        for _ in range(3):
+            optimizer.zero_grad()
+            net().backward()
+            optimizer.step()
+
+    faults = [row for row in rows_of_loop(train) if row.is_fault]
+    assert [row.kind for row in faults] == ["kept_rounded"] * (dtype is torch.bfloat16)
+    for row in faults:
+        assert row.source == "torch.arange(1000).to(self.dtype)"
+        assert "`(position * 0.5).cos()" in row.text

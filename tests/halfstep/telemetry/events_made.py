@@ -132,6 +132,7 @@ HONEST: dict[str, dict[str, Any]] = {
     "uncleared": {"step": 7, "count": 2, "optimizer": "SGD"},
     "accumulated_gradients": {"step": 9, "steps": 8, "optimizer": "SGD"},
     "scaler_replaced": {"step": 7, "scale_before": 4.0, "scale_after": 65536.0, "count": 1},
+    "scaler_left_behind": {"step": 7, "optimizer": "SGD", "scale": 65536.0, "skipped": 8},
     "no_gradient": {
         "step": 10,
         "optimizer": "SGD",

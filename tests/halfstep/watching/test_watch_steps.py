@@ -195,6 +195,29 @@ def test_each_replaced_scaler_is_counted(tmp_path: Path) -> None:
     assert [(each["step"], each["count"]) for each in events] == [(4, 1), (7, 2), (10, 3)]
 
 
+@pytest.mark.parametrize("loads_scaler", [False, True])
+def test_a_scaler_that_is_not_restored_with_its_optimizer_is_reported(
+    tmp_path: Path, loads_scaler: bool
+) -> None:
+    """It begins at 65,536 again, and skips; nothing is said of one that was loaded."""
+    weight = nn.Parameter(torch.ones(2))
+    before = torch.optim.SGD([weight], 0.0, momentum=0.9)
+    weight.grad = torch.ones(2)
+    before.step()
+    optimizer, scaler = torch.optim.SGD([weight], 0.0, momentum=0.9), GradScaler("cpu")
+    with halfstep.watch(folder=tmp_path, name="it", mode="offline"):
+        optimizer.load_state_dict(before.state_dict())
+        if loads_scaler:
+            scaler.load_state_dict(GradScaler("cpu").state_dict())
+        for number in range(1, 7):
+            optimizer.zero_grad()
+            scaler.scale((weight * (math.inf if number in (2, 3) else 1.0)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    reported = Written(tmp_path / "it").of("scaler_left_behind")
+    assert [(event["step"], event["skipped"]) for event in reported] == [(1, 2)][loads_scaler:]
+
+
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_step_that_the_loop_leaves_out_is_neither_applied_nor_skipped(
     tmp_path: Path, fused: bool
