@@ -8,7 +8,7 @@ from markupsafe import Markup
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app.html.formats import scale
+from app.html.formats import scale, with_code
 from db.files import checkpoints
 from db.health import causes, findings
 from db.tables import Run, ScalerEvent
@@ -110,7 +110,7 @@ def _replay(replays: Sequence[Replay]) -> Iterator[tuple[str, str | Markup]]:
     if found is None:
         return
     if isinstance(found.defect, Defect):
-        yield "Replay", text_of(found.defect)
+        yield "Replay", with_code(text_of(found.defect))
         return
     text = Markup("{}, {}, <code>{}</code>").format(
         found.module or "the loss", found.direction, found.operation

@@ -33,6 +33,7 @@ from halfstep.diagnosis.loop_mistakes import (
     names_of,
 )
 from halfstep.diagnosis.observations import ZEROING, Observation
+from halfstep.diagnosis.statements import is_loss_right
 from halfstep.diagnosis.statements import named as site_in_words
 from halfstep.number_formats import number
 from halfstep.number_formats import scale as scale_text
@@ -225,7 +226,10 @@ def named(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
         if not signs.has_scaler and not numbers:
             yield from _first_lost(signs, words)
     yield from shadow_findings.others(observed, are_mild=False)
-    is_explained = any(observation.first.kind in ZEROING for observation in observed)
+    is_explained = any(
+        observation.first.kind in ZEROING or is_loss_right(observation.first)
+        for observation in observed
+    )
     for finding in find_other_mistakes(signs):
         if not (is_explained and finding.cause == "zero_gradients"):
             yield finding

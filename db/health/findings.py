@@ -19,7 +19,7 @@ from db.tables import ACTIVE, ENDED, RECIPE, LatestMetric, Run, ScalerEvent, Sta
 from db.telemetry import latest_metrics, series, step_rows
 from db.telemetry.stored_events import StoredEvents
 from halfstep.diagnosis import fixes
-from halfstep.diagnosis.finding import EXPLAINING, OF_PRECISION, Finding
+from halfstep.diagnosis.finding import EXPLAINING, OF_NUMBERS, OF_PRECISION, Finding
 from halfstep.number_formats import duration, number, percent
 from halfstep.number_formats import scale as scale_text
 from halfstep.telemetry import events
@@ -144,18 +144,23 @@ def rates(settings: dict[str, Any], prefix: str = "") -> dict[str, float]:
 
 def find(evidence: Evidence) -> Iterator[Finding]:
     """Yield the findings of the evidence, the most severe first."""
-    yield from _rate(evidence)
+    rate = list(_rate(evidence))
+    yield from rate
     findings = list(causes.named(evidence.signs, evidence.words))
+    is_explained = any(finding.is_fault for finding in rate)
+    if is_explained:  # numbers that are not finite, and no advice on them helps
+        findings = [row for row in findings if row.cause not in OF_NUMBERS]
     if evidence.nan_steps:  # "The loss is NaN from the first step on" says more
         findings = [row for row in findings if row.is_certain or row.cause]
-    if not findings:
+    if not (findings or is_explained):
         yield from _not_a_number(evidence)
     yield from findings
-    yield from _metrics(evidence)
+    if not is_explained:
+        yield from _metrics(evidence)
     yield from weights_findings.find_partial_start(evidence.weights)
     yield from precision_findings.find_unused_modules(evidence.unused_modules)
     named = {finding.cause for finding in findings if finding.cause}
-    if not evidence.nan_steps:
+    if not (evidence.nan_steps or is_explained):
         has_module = any(finding.module for finding in findings)
         yield from _of_precision(evidence, named, has_module=has_module)
     yield from _starving(evidence)

@@ -4,6 +4,11 @@ from dataclasses import dataclass
 
 #: Causes that another precision removes.
 OF_PRECISION = frozenset({"forward_overflow", "backward_overflow"})
+#: Causes of numbers that are not finite, by where they are made.
+OF_NUMBERS = OF_PRECISION | {
+    *("singular_gradient", "undefined_forward", "nonfinite_inputs", "nonfinite_without_scaler"),
+    *("rounding", "carried"),
+}
 #: Causes of a non-finite loss, of skips, and of steps without effect.
 EXPLAINING = OF_PRECISION | {
     *("singular_gradient", "nonfinite_inputs", "nonfinite_without_scaler", "adam_eps_underflow"),

@@ -10,6 +10,7 @@ from halfstep.number_formats import number, percent, quantity
 from halfstep.number_formats import scale as scale_text
 
 STEPS_SHOWN = 5
+RIGHT_LOSS = 0.01  # distance from fp32, relative to it, below which a loss is right
 DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
 TITLES: Mapping[Kind, str] = {
     "overflow": "Overflow of {dtype}",
@@ -106,6 +107,8 @@ def statement_of(observation: Observation) -> Statement:
         title = "The scaler searches for its scale"
     if defect.kind == "nonfinite_input" and defect.value is not None:
         title = f"{variable} holds numbers too large for any precision"
+    if is_loss_right(defect):
+        title = f"Gradients are lost in {_dtype(defect)}"
     if is_left_over(defect):
         title = f"{variable} was not finite before the step"
     text, advice = _text(observation), _advice(observation)
@@ -262,6 +265,8 @@ def _loss_differs(observation: Observation) -> str:
         f"{_in_step(observation)}it is {number(defect.loss)} instead of "
         f"{number(defect.loss_fp32)}."
     )
+    if is_loss_right(defect):
+        text = f"{steps_of(observation)} the loss is as in fp32, and gradients are not."
     if not defect.site.operator:
         return f"{text} No value was lost as a whole, and no line was found that removes the error."
     if defect.value is None:
@@ -307,6 +312,12 @@ def _rejected(observation: Observation) -> str:
         f'{number(value_fp32, 7)} in fp32. {operator} rejected it: "{defect.error}". With the '
         "values of fp32 it does not."
     )
+
+
+def is_loss_right(defect: Defect) -> bool:
+    """Return whether only the gradients of a step with a wrong loss are wrong."""
+    loss, loss_fp32 = defect.loss or 0.0, defect.loss_fp32 or 0.0
+    return defect.kind == "loss_differs" and abs(loss - loss_fp32) < RIGHT_LOSS * abs(loss_fp32)
 
 
 def _gradients_underflow(observation: Observation) -> str:

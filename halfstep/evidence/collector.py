@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from halfstep.diagnosis.zero_gradients import count_zero_steps
 from halfstep.evidence.arrived_rows import BoundedNorms, FirstNonfinite
 from halfstep.evidence.buffer_evidence import BufferEvidence
 from halfstep.evidence.input_evidence import InputEvidence, is_finite
@@ -43,6 +44,7 @@ from halfstep.watching.async_host_copy import HostCopies
 from halfstep.watching.current_step import Value
 
 PASSES_WITHOUT_STEP = 20
+ZERO_STEPS = 8  # in a row with gradients of 0, after which steps are armed
 PRECISION_PASSES = (1, 2, 10, 100)  # backward passes whose graph is read
 
 
@@ -66,6 +68,7 @@ class Collector:
         self.skips = SkipEvidence(self.armed, self.inputs, self._buffers, self.host_copies)
         self._bounded = BoundedNorms(on_event)
         self._first = FirstNonfinite(on_event)
+        self._zero_steps = self._applied = 0  # the last steps with gradients of 0, and all applied
         self._tallies = {
             kind: Tally(kind, on_event)
             for kind in (DirectStep, MixedScales, NotStepped, ScaledClip, Uncleared, UnscaledLoss)
@@ -111,7 +114,7 @@ class Collector:
             self.inputs.examine(step, count, losses, is_suspected=is_suspected)
         elif not all(map(is_finite, losses)):
             self.inputs.record(step)
-            self.armed.lost()
+            self.armed.look()  # the step may be applied nevertheless
         elif self.inputs.found is not None and any(isinstance(loss, float) for loss in losses):
             self.inputs.recheck()
 
@@ -184,6 +187,10 @@ class Collector:
         now.
         """
         self._bounded.read(records)
+        self._zero_steps = count_zero_steps(records, self._zero_steps, self._applied)
+        self._applied += int((records["flags"] & SKIPPED == 0).sum())
+        if self._zero_steps >= ZERO_STEPS:
+            self.armed.look()
         if not is_scaled:
             self._first.read(records, _culprits(events))
         for event in self.schedule.read(

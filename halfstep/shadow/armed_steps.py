@@ -102,11 +102,7 @@ class ArmedSteps:
         """Record a step that was not skipped."""
         self._in_a_row = 0
 
-    def lost(self) -> None:
-        """Record a nonfinite loss; the step that it belongs to may be applied nevertheless."""
-        self._look()
-
-    def _look(self) -> None:
+    def look(self) -> None:
         """Arm the next steps, unless enough was seen."""
         if self._is_stopped or self.left or self._skips < self._arm_at:
             return
@@ -127,7 +123,7 @@ class ArmedSteps:
         self._in_a_row += 1
         is_near_limit = loss_is_finite and not nan and infinite <= max(1, FEW * parameters)
         if not is_near_limit or self._in_a_row > EARLY_SKIPS:
-            self._look()
+            self.look()
 
     def begin(self, step: int, *, is_between: bool = True) -> None:
         """Arm the step that begins, if armed steps are left and affordable.

@@ -168,8 +168,8 @@ class ScalerCalls:
 
         One that begins at a scale of the script's choice may have been restored by hand.
         """
-        scaler = row.scaler
-        if scaler is None or scaler in self._loaded or scaler._init_scale != DEFAULT_SCALE:
+        first_scale = getattr(row.scaler, "_init_scale", None)  # a framework's has none
+        if row.scaler in self._loaded or first_scale != DEFAULT_SCALE:
             return
         for identity in row.measured:
             gradients = self._state.known.get(identity)

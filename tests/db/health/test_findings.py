@@ -694,3 +694,16 @@ def test_a_clip_of_scaled_gradients_is_told_once_with_its_line() -> None:
     assert found.cause == "scaled_gradients_clipped"
     assert "clipped at least 60 times" in found.text
     assert found.text.endswith("saw it in `clip_grad_norm_(params, 1.0)` (train.py:31).")
+
+
+def test_a_learning_rate_that_is_far_too_large_explains_what_is_not_finite() -> None:
+    """No other finding advises a precision, which the first one rules out."""
+    overflow = {"step": 8, "kind": "overflow", "symptom": "loss", "dtype": "float16"}
+    defect = convert(overflow | {"helps": ["fp32", "bf16"]}, Defect)
+    armed = ShadowStep(step=8, armed=1, defects=[defect])
+    signs = {"events": [armed], "skips": _skips("head", loss_nonfinite=True), "has_bf16": True}
+    lost = [("val/loss", 8)]
+    assert len(list(findings.find(_evidence("collapsing", lost_metrics=lost, **signs)))) > 1
+    rates = {"recipe.learning_rate": 1000.0}
+    [found] = findings.find(_evidence("collapsing", lost_metrics=lost, rates=rates, **signs))
+    assert found.title == "The learning rate is far too large"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import convert
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import optimizer as optimizer_module
@@ -16,6 +17,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 import halfstep
 from db.health.shadow_findings import observe
 from halfstep.check.session import CheckedLoop, CheckedSteps
+from halfstep.diagnosis.defect import Defect
+from halfstep.diagnosis.statements import text_of
 from halfstep.shadow import armed_steps, mode
 from halfstep.shadow.armed_steps import EARLY_STEPS, ArmedSteps
 from halfstep.shadow.sanitizer import Sanitizer
@@ -296,3 +299,22 @@ def test_what_was_kept_of_scaled_gradients_is_forgotten_where_steps_are_not_arme
     assert len(sanitizer.mode.kept) == len(copies)
     sanitizer.disarm()
     assert not sanitizer.mode.kept
+
+
+def test_steps_with_gradients_of_0_are_looked_into(tmp_path: Path) -> None:
+    """A clip by a norm that overflows in fp16 multiplies them by 0, long after the first steps."""
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], lr=1e-3)
+    with halfstep.watch(folder=tmp_path, name="it"):
+        for step in range(1, 1300):
+            optimizer.zero_grad()
+            (weight * (1.0 if step < 300 else 200.0)).sum().backward()
+            assert weight.grad is not None
+            norm = (weight.grad.half() ** 2).sum().sqrt()
+            weight.grad.mul_(1 / (norm.float() + 1))
+            optimizer.step()
+    [*_, event] = Written(tmp_path / "it").of("shadow_step")
+    [defect] = [each for each in event["defects"] if each["kind"] == "loss_differs"]
+    assert text_of(convert(defect, Defect)).startswith(
+        f"In step {event['step']:,} the loss is as in fp32, and gradients are not."
+    )
