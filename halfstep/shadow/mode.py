@@ -223,8 +223,7 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             result = _run(func, args, kwargs)
         except Exception as error:
             if call is not None:
-                with DisableTorchFunction(), torch.no_grad():
-                    self.rejected = call.reject(error) or self.rejected
+                self._see_rejection(call, error)
             raise
         if call is not None:
             with DisableTorchFunction(), torch.no_grad():
@@ -242,6 +241,14 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 except Exception as error:
                     self.record_failure(operator_of(func).name, error)
         return result
+
+    def _see_rejection(self, call: Call, error: Exception) -> None:
+        """Keep that an operator has raised what it would not with the values of fp32."""
+        with DisableTorchFunction(), torch.no_grad():
+            try:
+                self.rejected = call.reject(error) or self.rejected
+            except Exception as failure:
+                self.record_failure(call.operator.name, failure)
 
     def _follow_unread(self, arguments: list[Tensor], results: list[Tensor]) -> None:
         """Note that how results depend on the loss scale is unknown, as of a sparse product."""
