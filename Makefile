@@ -34,7 +34,7 @@ check: $(VENV)/.installed-test ## Run lint, types, import contracts and the quic
 test: $(VENV)/.installed-test ## Run lint, types, import contracts and the tests that CI runs: a quarter of an hour on two cores
 	@$(TOGETHER) suite scripts $(LINTS)
 
-test-all: $(VENV)/.installed-test ## Run every test, on both databases and with all browser tests: half an hour
+test-all: $(VENV)/.installed-test ## Run every test, on both databases and with all browser tests: an hour or more
 	@$(TOGETHER) suite-all scripts $(LINTS)
 
 # At once, on both cores; whatever of them fails, the others go on and tell too.
