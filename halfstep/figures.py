@@ -120,7 +120,7 @@ def points(given: object, title: str = "") -> Plot:
     if rows.shape[1] == 4:
         marker["color"] = rows[:, 3].tolist()
     elif rows.shape[1] == 6:
-        marker["color"] = [f"rgb({r:.0f},{g:.0f},{b:.0f})" for r, g, b in rows[:, 3:]]
+        marker["color"] = [f"rgb({r},{g},{b})" for r, g, b in rows[:, 3:].round().astype(int)]
     x, y, z = rows[:, :3].T.tolist()
     trace = {"type": "scatter3d", "mode": "markers", "marker": marker, "x": x, "y": y, "z": z}
     return _plot([trace], {"scene": {"aspectmode": "data"}}, title or "Points")
