@@ -134,7 +134,13 @@ def test_names_are_cut_between_words_and_stay_beside_chosen_columns(
 )
 @pytest.mark.parametrize("width", [390, pytest.param(1440, marks=pytest.mark.extended)])
 def test_words_and_settings_of_a_name_are_shown_whole_or_not_at_all(
-    database: Database, ada: User, offered: None, page: Page, name: str, words: list[str], width: int
+    database: Database,
+    ada: User,
+    offered: None,
+    page: Page,
+    name: str,
+    words: list[str],
+    width: int,
 ) -> None:
     """The end of a name is left, and nothing of it stands over the number and the status."""
     submit(database, ada, name=name)
@@ -143,7 +149,8 @@ def test_words_and_settings_of_a_name_are_shown_whole_or_not_at_all(
     assert _shown_words(page) == words
     cell = "tr[data-key='1'] td[data-column=name]"
     [end, number] = [
-        page.locator(f"{cell} {part}").bounding_box() for part in ("bdi span >> nth=-1", "a + .quiet")
+        page.locator(f"{cell} {part}").bounding_box()
+        for part in ("bdi span >> nth=-1", "a + .quiet")
     ]
     assert end
     assert number
