@@ -274,8 +274,8 @@ def test_numbers_have_their_ratio_to_fp32(
         assert re.search(r"3 s\s*<small>× 1.5</small>", page)
         assert "NaN" in page
     assert "In other precisions" not in browser.get("/runs/1").text
-    for runs in ("3,4", "1,2,3"):  # without fp32, and with a run of another group
-        assert "<small>×" not in browser.get(f"/compare?runs={runs}").text
+    for ids in ("3,4", "1,2,3"):  # without fp32, and with a run of another group
+        assert "<small>×" not in browser.get(f"/compare?runs={ids}").text
     assert browser.get("/api/v1/groups/2").json()["runs"][1]["figures"]["loss"]["value"] == "NaN"
 
 
