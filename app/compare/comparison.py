@@ -347,8 +347,9 @@ def of_runs(
 ) -> Comparison:
     """Compare runs, in the given order.
 
-    Runs that do not exist are listed as missing. metrics: compared even if few of the runs have
-    them.  queue: if it is already read. Raises NotFound if none exists.
+    Runs that do not exist are listed as missing. Those of one group have ratios to its fp32 run.
+    metrics: compared even if few of the runs have them.  queue: if it is already read. Raises
+    NotFound if none exists.
     """
     rows = {run.id: (run, owner) for run, owner in runs.with_owners(session, run_ids)}
     missing = [run_id for run_id in run_ids if run_id not in rows]
@@ -361,7 +362,13 @@ def of_runs(
     labels = [
         run.name if names[run.name] == 1 else f"{run.name} ({run.id})" for run, _owner in members
     ]
-    compared = _compare(session, members, labels, None, settings, metrics, queue)
+    some_groups = {run.group_id for run, _owner in members}
+    is_group = len(members) > 1 and len(some_groups) == 1 and None not in some_groups
+    variants = [groups.variant(run.config) for run, _owner in members] if is_group else []
+    first = variants.index("fp32") if variants.count("fp32") == 1 else None
+    compared = _compare(session, members, labels, first, settings, metrics, queue)
+    if first is not None:
+        compared = replace(compared, reference="fp32", is_of_precisions=True)
     return replace(compared, missing=missing)
 
 

@@ -1,6 +1,6 @@
 """Charts embedded in notes: recognition of chart URLs, and charts as SVG images."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 from urllib.parse import parse_qs, urlencode, urlsplit
@@ -85,11 +85,13 @@ def picture(
     lines: Mapping[str, tuple[Sequence[int], Sequence[float | str | None]]],
     places: Sequence[int],
     nonfinite: Sequence[Sequence[int]] = (),
+    *,
+    is_scale: bool = False,
 ) -> Markup:
     """Draw lines of steps and values by label; values that are not numbers are gaps.
 
     places: position of each line's run, which decides its colour.  nonfinite: of each line, the
-    buckets with values that are not finite; these have marks.
+    buckets with values that are not finite; these have marks.  is_scale: of loss scales.
     """
     points = [
         (x, y) for xs, ys in lines.values() for x, y in zip(xs, ys, strict=True) if _is_number(y)
@@ -99,7 +101,8 @@ def picture(
     steps = [step for at in (*(xs for xs, _ in lines.values()), *nonfinite) for step in at]
     first, last = min(steps), max(steps)
     low, high = min(y for _, y in points), max(y for _, y in points)
-    left, right, top, bottom = 70, WIDTH - 14, 34, HEIGHT - 28
+    left, right, bottom = 70, WIDTH - 14, HEIGHT - 28
+    labels, top = _legend(lines, places, left, right)
 
     def path(xs: Sequence[int], ys: Sequence[float | str | None]) -> str:
         drawn, pen = [], "M"
@@ -130,19 +133,6 @@ def picture(
                 _MARK,
                 mark.sign,
             )
-    share = (right - left) / len(lines)
-    labels = Markup("").join(
-        Markup(
-            '<circle class="c{}" cx="{}" cy="16" r="4" fill="currentColor"/>'
-            '<text x="{}" y="20">{}</text>'
-        ).format(
-            place % len(LIGHT),
-            left + number * share + 4,
-            left + number * share + 13,
-            _cut(label, share),
-        )
-        for number, (place, label) in enumerate(zip(places, lines, strict=True))
-    )
     edges = Markup(
         '<path class="edge" d="M{0} {1}V{2}H{3}" fill="none"/><text x="{4}" y="{5}" '
         'text-anchor="end">{6}</text><text x="{4}" y="{2}" text-anchor="end">{7}</text>'
@@ -155,8 +145,7 @@ def picture(
             right,
             left - 6,
             top + 9,
-            number_formats.number(high),
-            number_formats.number(low),
+            *(_power(value) if is_scale else number_formats.number(value) for value in (high, low)),
         ),
         *(bottom + 18, number_formats.count(first), number_formats.count(last)),
     )
@@ -172,6 +161,32 @@ def _svg(title: str, content: Markup) -> Markup:
 
 def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float)
+
+
+def _legend(
+    labels: Iterable[str], places: Sequence[int], left: int, right: int
+) -> tuple[Markup, int]:
+    """Return the legend, of as many rows as its labels need, and where the plot begins."""
+    drawn, x, y = Markup(), left, 20
+    for place, label in zip(places, labels, strict=True):
+        text = _cut(label, right - left)
+        width = 8 * len(text) + 26
+        if x > left and x + width > right:
+            x, y = left, y + 18
+        drawn += Markup(
+            '<circle class="c{}" cx="{}" cy="{}" r="4" fill="currentColor"/>'
+            '<text x="{}" y="{}">{}</text>'
+        ).format(place % len(LIGHT), x + 4, y - 4, x + 13, y, text)
+        x += width
+    return drawn, y + 14
+
+
+def _power(value: float) -> Markup:
+    """Format a loss scale, a power of two with a raised exponent."""
+    power = number_formats.scale_exponent(value)
+    if power is None:
+        return Markup(number_formats.number(value))  # noqa: S704 - digits only
+    return Markup('2<tspan dy="-5" font-size="10">{}</tspan>').format(power)
 
 
 def _cut(label: str, pixels: float) -> str:

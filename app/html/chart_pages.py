@@ -45,6 +45,12 @@ def chart(session: Session, ids: list[int], series: str) -> Response:
             nonfinite.append(line.nonfinite.steps if line.nonfinite else [])
     places = run_colors.places(ids)
     title = f"{series} of {', '.join(lines) or 'no run'}"
-    picture = chart_links.picture(title, lines, [places[run_id] for run_id in drawn], nonfinite)
+    picture = chart_links.picture(
+        title,
+        lines,
+        [places[run_id] for run_id in drawn],
+        nonfinite,
+        is_scale=series == "scale",
+    )
     headers = {"Content-Security-Policy": POLICY}
     return Response(str(picture), media_type="image/svg+xml", headers=headers)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from itertools import chain, zip_longest
@@ -19,6 +20,11 @@ from halfstep.run_labels import FAILURE_KINDS, HEALTHS, STATES
 
 memory = size  # of a device or an upload
 
+#: Words of a run's name, each with the space after it: key=value is one, and so is "no scaler".
+_WORD = re.compile(r"(?:(?:no|not|without)\s+)?\S+\s*")
+#: Characters of a word beyond which it may be cut, and up to which a name's first one always stays.
+_LONG_WORD, _SHORT_WORD = 24, 12
+
 #: Last parts of a setting's path that say nothing without the part before.
 UNSPECIFIC = frozenset({"enabled", "every", "kind", "name", "path"})
 
@@ -29,6 +35,21 @@ def scale(value: float | None) -> Markup:
     if power is None:
         return Markup(number(value))  # noqa: S704 - digits only
     return Markup("2<sup>{}</sup>").format(str(power).replace("-", "−"))
+
+
+def name_parts(name: str) -> list[list[str]]:
+    """Split a run's name into words: a short first one, which always stays, and the others."""
+    words = [
+        part
+        for word in _WORD.findall(name)
+        for part in (
+            re.findall(r".+?(?:[-_/.]+\s*|$)", word)
+            if len(word) > _LONG_WORD and "=" not in word
+            else [word]
+        )
+    ]
+    first = int(len(words) > 1 and len(words[0]) <= _SHORT_WORD)
+    return [words[:first], words[first:]]
 
 
 def progress(value: float) -> str:
@@ -132,6 +153,7 @@ FILTERS = {
     "quote": quote,
     "number": number,
     "metric": metric,
+    "name_parts": name_parts,
     "setting_name": setting_name,
     "without_codes": without_codes,
     "count": count,

@@ -1,6 +1,6 @@
 """Reports as HTML: Markdown, panels and tables of the runs that the reader sees."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -23,8 +23,11 @@ from db.queue.pending_reasons import Queue
 from db.runs import reports, runs
 from db.settings import Settings
 from db.tables import ENDED, Run
-from db.telemetry import damage
+from db.telemetry import damage, latest_metrics
+from halfstep.suggestions import did_you_mean
 
+#: Metrics among which a misspelt name is searched.
+MOST_SUGGESTED = 1000
 #: Returns the comparison of some runs, as the reader may see it.
 Compare = Callable[[list[int]], Comparison]
 
@@ -81,10 +84,14 @@ def draw(
         if panel.kind == "runs":
             table = (compare or compare_runs)([run.id for run in shown])
             names = {row.name for row in table.rows(every_setting=True)}
-            unknown = [name for name in panel.metrics if name not in names]
-            values["comparison"] = table
-            values["missing"] += [f"None of these runs has {name}." for name in unknown]
+            columns = [_column(name, names) for name in panel.metrics]
+            values |= {"comparison": table, "columns": columns}
+            values["missing"] += [
+                _none_has(name, () if shared else names) for name in columns if name not in names
+            ]
             return fragment("reports/_runs.html", **values)
+        if not shared:
+            values["missing"] += _misspelt(session, panel.metrics, shown)
         base = shared.path if shared else ""
         return fragment(
             "reports/_panel.html", **values, **_lines(shown), rows=_rows(panel, shown, base)
@@ -93,6 +100,30 @@ def draw(
     html = markdown.report(text, draw_block, shared)
     is_over = all(run.status in ENDED for run in known.values())
     return Drawn(html, "" if is_over else _cursor(session, list(known)))
+
+
+def _column(name: str, names: Collection[str]) -> str:
+    """Return the row of a table that a name means: a setting also by the last part of its path."""
+    paths = [path for path in names if path.endswith(f".{name}")]
+    return paths[0] if name not in names and len(paths) == 1 else name
+
+
+def _misspelt(session: Session, names: Sequence[str], shown: Sequence[Run]) -> list[str]:
+    """Return a sentence for each metric that no run has, and that resembles one."""
+    ids = [run.id for run in shown]
+    named = [name for name in names if name not in SERIES]
+    logged = latest_metrics.page_of_names(session, ids, named=named, limit=0).names
+    unknown = [name for name in named if name not in logged]
+    if not unknown:
+        return []
+    known = latest_metrics.page_of_names(session, ids, limit=MOST_SUGGESTED).page
+    sentences = [_none_has(name, [*SERIES, *known]) for name in unknown]
+    return [sentence for sentence in sentences if sentence.endswith("?")]
+
+
+def _none_has(name: str, known: Collection[str]) -> str:
+    meant = did_you_mean(name, known).strip()
+    return f"None of these runs has {name}{f'; {meant}' if meant else '.'}"
 
 
 def _rows(panel: Panel, shown: Sequence[Run], base: str) -> list[dict[str, str]]:

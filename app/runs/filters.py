@@ -43,6 +43,7 @@ from db.runs.run_filters import (
     Word,
 )
 from db.tables import COMMAND, LARGEST_ID, RECIPE, WATCH, Status
+from db.telemetry.pyramid import STEP_SERIES
 from halfstep.run_labels import STATE_WORDS, STATES
 from halfstep.suggestions import did_you_mean
 
@@ -173,7 +174,12 @@ def notes(session: Session, terms: Filter, sort: str, shown: Iterable[str] = ())
     unknown = autocomplete.find_unknown(session, dict.fromkeys((*names(terms), *order, *shown)))
     vocabulary = autocomplete.vocabulary(session) if unknown else None
     allowed = (*NUMBERS, *vocabulary.settings, *vocabulary.metrics) if vocabulary else ()
-    return [f"there is no setting or metric {name}{_suggestion(name, allowed)}" for name in unknown]
+    return [
+        f"there is no column {name}: it is recorded by step, for charts and reports"
+        if name in _BY_STEP
+        else f"there is no setting or metric {name}{_suggestion(name, allowed)}"
+        for name in unknown
+    ]
 
 
 def names(terms: Filter) -> Iterator[str]:
@@ -306,6 +312,8 @@ def _text(key: str, value: str, _me: str) -> Condition:
 
 
 _COLUMNS = {*NUMBERS, *TEXTS}
+#: Names that charts and reports have besides those of metrics.
+_BY_STEP = {*(series.name for series in STEP_SERIES), "examples_per_second"}
 _READERS: dict[str, Callable[[str, str, str], Condition]] = {
     **dict.fromkeys(TEXTS, _text),
     "status": _status,

@@ -67,8 +67,8 @@ RUN_TITLES = {
     "recipe": "Recipe",
     "preset": "Name of the preset",
 }
-#: filled_from: the run from which the form was prefilled.
-RUN_FIELDS = ("name", "tags", "project", "filled_from", *WHOLE_NUMBERS)
+#: filled_from: the run from which the form was prefilled.  initial: its values then, by form.js.
+RUN_FIELDS = ("name", "tags", "project", "filled_from", "initial", *WHOLE_NUMBERS)
 
 
 @router.get("/runs/new", ANY_SUBMITTER)

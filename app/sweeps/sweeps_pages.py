@@ -32,6 +32,7 @@ from db.errors import Invalid
 from db.queue import quotas
 from db.sweeps import sweeps
 from db.tables import Sweep, User
+from halfstep.suggestions import closest
 
 router = Router()
 for module in (new_sweep_pages, new_command_sweep_pages, new_agent_sweep_pages):
@@ -104,6 +105,7 @@ def _page(
         after=after,
         older=after + PAGE_SIZE if len(rows) == PAGE_SIZE else None,
         newer=max(after - PAGE_SIZE, 0) if after else None,
+        rank_by=closest(shown.metric, shown.metrics),
         goals=(sweeps.MINIMIZE, sweeps.MAXIMIZE),
         is_grid=sweep.kind == GRID,
         more=more,

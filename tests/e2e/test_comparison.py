@@ -228,10 +228,11 @@ def test_panels_and_legend_fit_the_first_screen(
     assert (side["width"], side["x"] + side["width"] < panels[0]["x"]) == (396, True)  # type: ignore[index]
     legend = page.locator("[data-legend]")
     expect(legend.locator("th")).to_have_text(["Shown", "lr", "loss", "val/accuracy", "Actions"])
-    expect(legend.locator("tbody tr").nth(1)).to_contain_text("lr 0.22run of")
+    expect(legend.locator("tbody tr").nth(1)).to_contain_text("lr 0.22 · run of")
     assert legend.bounding_box()["width"] <= 396  # type: ignore[index]
     dots = page.locator("[data-dots] li")
     expect(dots).to_have_count(5)  # the last one is the axis
+    expect(dots.last.locator(".track span")).to_have_count(2)  # its ends, which have room
     expect(dots.first).to_contain_text("0.5")
     places = dots.locator(".dot").evaluate_all("all => all.map(e => parseFloat(e.style.left))")
     assert all(0 <= place <= 100 for place in places)

@@ -104,23 +104,15 @@ def test_a_tag_is_typed_at_once_and_the_bar_covers_no_row(
     expect(page.locator("tr[data-key='1'] .tag")).to_have_text("baseline")
 
 
-def test_names_are_cut_in_the_middle_and_stay_beside_chosen_columns(
+def test_names_are_cut_between_words_and_stay_beside_chosen_columns(
     database: Database, ada: User, offered: None, page: Page
 ) -> None:
-    """Start and end of a name are readable, and further columns scroll under it at any width."""
-    start, end = "an experiment with a long name", "learning rate 0.003"
-    submit(database, ada, name=f"{start} {'x' * 60} {end}")
+    """The first word and the end of a name are readable, and further columns scroll under it."""
+    submit(database, ada, name=f"experiment {'x' * 60} learning rate 0.003")
     for width in (1440, 1024):
         page.set_viewport_size({"width": width, "height": 900})
         page.goto("/runs?columns=status,loss,val/accuracy,precision,created,duration,owner,tags")
-        parts = page.locator("tr[data-key='1'] .run-name bdi")
-        expect(parts).to_have_count(2)
-        first, last = (part.bounding_box() for part in parts.all())
-        assert first
-        assert last
-        assert first["width"] >= 60
-        assert parts.nth(1).evaluate("e => e.scrollWidth <= e.clientWidth + 1")
-        assert last["x"] >= first["x"] + first["width"] - 1
+        assert _shown_words(page) == ["experiment ", "learning ", "rate ", "0.003"]
         cell = page.locator("td[data-column=name]")
         before = cell.bounding_box()
         page.locator(".table-scroll:has(.runs)").evaluate("e => e.scrollLeft = 400")
@@ -129,31 +121,51 @@ def test_names_are_cut_in_the_middle_and_stay_beside_chosen_columns(
             expect(page.locator(f"th[data-column={column}]")).to_be_visible()
 
 
-def test_short_settings_of_a_name_stay_whole(
-    database: Database, ada: User, offered: None, page: Page
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("first, learning_rate=0.0005, steps=1800", ["first, ", "steps=1800"]),
+        pytest.param(
+            "first-run fp16 without scaler seed 2 again",
+            ["first-run ", "seed ", "2 ", "again"],
+            marks=pytest.mark.extended,
+        ),
+    ],
+)
+@pytest.mark.parametrize("width", [390, pytest.param(1440, marks=pytest.mark.extended)])
+def test_words_and_settings_of_a_name_are_shown_whole_or_not_at_all(
+    database: Database,
+    ada: User,
+    offered: None,
+    page: Page,
+    name: str,
+    words: list[str],
+    width: int,
 ) -> None:
-    """The name that a run was given gives way first, and long settings after it."""
-    name = "a run that was forked and continued, learning_rate=0.0005, steps=1800"
+    """The end of a name is left, and nothing of it stands over the number and the status."""
     submit(database, ada, name=name)
-    page.set_viewport_size({"width": 1024, "height": 900})
-    page.goto("/runs?columns=status,loss,val/accuracy,precision")
-    parts = page.locator("tr[data-key='1'] .run-name bdi")
-    expect(parts).to_have_text(
-        [
-            "a run that was forked and continued",
-            ", ",
-            "learning_rate",
-            "=0.0005, ",
-            "steps",
-            "=1800",
-        ]
+    page.set_viewport_size({"width": width, "height": 900})
+    page.goto("/runs?view=charts" if width > 390 else "/runs")
+    assert _shown_words(page) == words
+    cell = "tr[data-key='1'] td[data-column=name]"
+    [end, number] = [
+        page.locator(f"{cell} {part}").bounding_box()
+        for part in ("bdi span >> nth=-1", "a + .quiet")
+    ]
+    assert end
+    assert number
+    assert end["x"] + end["width"] <= number["x"] + 1
+
+
+def _shown_words(page: Page) -> list[str]:
+    """Return the words of the first run's name that are not cut off."""
+    words = page.locator("tr[data-key='1'] .run-name > :not(.cut), tr[data-key='1'] bdi span")
+    left = "e.closest('.run-name').lastElementChild.getBoundingClientRect().left"
+    shown = f"e.closest('.cut') === null || e.getBoundingClientRect().left >= {left} - 1"
+    texts: list[str] = words.evaluate_all(
+        f"all => all.filter((e) => {shown}).map((e) => e.textContent)"
     )
-    is_whole = "all => all.map((e) => e.scrollWidth <= e.clientWidth + 1)"
-    whole = parts.evaluate_all(is_whole)
-    assert whole == [False, True, whole[2], True, True, True]
-    first = parts.first.bounding_box()
-    assert first
-    assert first["width"] >= 40
+    return texts
 
 
 @pytest.fixture

@@ -7,7 +7,10 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from app.submission.forms import MAIN
+from db.database import Database
+from db.tables import User
 from halfstep.cli import options
+from tests.app.conftest import submit
 
 
 def test_what_matters_is_in_sight_without_scrolling(offered: None, page: Page) -> None:
@@ -73,6 +76,29 @@ def test_help_is_readable_in_full(offered: None, page: Page, width: int) -> None
     assert texts.count() > 5
     cut = "all => all.filter((one) => one.scrollHeight > one.clientHeight + 1 && one.clientHeight)"
     assert texts.evaluate_all(f"{cut}.map((one) => one.textContent)") == []
+
+
+def test_the_automatic_name_drops_a_refused_value(
+    database: Database, ada: User, offered: None, page: Page
+) -> None:
+    """The name has the values of the run, also after a refusal; a name that was typed stays."""
+    submit(database, ada, name="first")
+    page.goto("/runs/new?from=1")
+    steps, name = page.locator('[id="training.steps"]'), page.locator("#name")
+    steps.fill("0")
+    page.get_by_label("Tags").fill("tried")
+    expect(name).to_have_value("first, steps=0")
+    page.get_by_role("button", name="Start run").click()
+    expect(page.locator('[id="training.steps-error"]')).to_be_visible()
+    expect(name).to_have_value("first, steps=0")
+    steps.fill("20")
+    expect(name).to_have_value("first, steps=20")
+    steps.fill("-1")
+    name.fill("Own name")
+    page.get_by_role("button", name="Start run").click()
+    expect(page.locator('[id="training.steps-error"]')).to_be_visible()
+    steps.fill("30")
+    expect(name).to_have_value("Own name")
 
 
 def test_what_is_changed_is_marked_as_it_is_typed(offered: None, page: Page) -> None:

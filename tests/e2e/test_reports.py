@@ -222,6 +222,24 @@ def test_text_that_is_saved_is_not_offered_again(page: Page) -> None:
     expect(state).to_have_text("Saved")
 
 
+def test_refused_text_is_kept_in_the_browser(page: Page) -> None:
+    """The editor says what the server refused, and has the text when it is opened again."""
+    page.goto("/reports")
+    page.get_by_role("button", name="New report").click()
+    text, state = page.locator("#report-text"), page.locator("[data-save-state]")
+    expect(state).to_have_text("Saved")
+    typed = "Words\n\n```panel\nruns: 1\nsmoothing: none\n```"
+    text.fill(typed)
+    page.get_by_role("button", name="Save").click()
+    expect(state).to_have_text(re.compile("^Not saved: panel 1: smoothing: 'none' is not valid"))
+    expect(state).to_have_attribute("data-failed", "")
+    page.goto("/reports")
+    page.goto("/reports/1/edit")
+    expect(text).to_have_value(typed)
+    text.fill("Words")
+    expect(state).to_have_text("Saved")
+
+
 def test_two_editors_do_not_overwrite_each_other(page: Page) -> None:
     """The later one is told, and sees both texts."""
     page.goto("/reports")
@@ -237,7 +255,17 @@ def test_two_editors_do_not_overwrite_each_other(page: Page) -> None:
     expect(state).to_have_text(re.compile("^Not saved: another user has changed this report"))
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_role("region", name="Their text")).to_have_text("Their textTheir words")
-    expect(page.locator("#report-text")).to_have_value("My words")
+    text = page.locator("#report-text")
+    expect(text).to_have_value("My words")
+    text.press_sequentially("!")
+    page.goto("/reports/1")
+    expect(page.get_by_text("Their words")).to_be_visible()
+    page.goto("/reports/1/edit")
+    page.get_by_role("button", name="Restore").click()
+    expect(text).to_have_value("My words!")
+    expect(state).to_have_text(re.compile("^Not saved: another user has changed this report"))
+    page.get_by_role("button", name="Save").click()
+    expect(state).to_have_text(re.compile("^Not saved: Another user"))
     page.get_by_role("button", name="Save").click()
     page.wait_for_url("**/reports/1")
     expect(page.get_by_text("My words")).to_be_visible()

@@ -199,7 +199,7 @@ export const createScatter = (article, ids, labels, { low, paint: color }) => {
       }),
       Object.assign(document.createElement('li'), {
         className: 'axis',
-        innerHTML: `<span></span><span class="track">${ticks.map((tick) => `<span style="left: ${at(tick)}">${withUnit(own, tick)}</span>`).join('')}</span><b></b>`,
+        innerHTML: `<span></span><span class="track">${[ticks[0], ticks[ticks.length - 1]].map((end) => `<span style="left: ${at(end)}">${withUnit(own, end)}</span>`).join('')}</span><b></b>`,
       }),
     )
     dots.lastElementChild.ariaHidden = 'true'

@@ -18,9 +18,11 @@ export const createDraft = (form, state) => {
   const stored = (/** @type {{title: string, text: string}} */ of) =>
     JSON.stringify([of.title.trim(), of.text.trimEnd()])
   const asSaved = () => stored(content())
-  let saved = asSaved()
+  /** Whether the server has shown the form again, because it did not save it. */
+  const isReturned = state.hasAttribute('data-failed')
+  let saved = isReturned ? '' : asSaved()
   let timer = 0
-  let isRefused = false
+  let isRefused = !!document.querySelector('[data-others]') // text of another user is replaced by Save only
   /** @param {string} words @param {boolean} [isFailed] */
   const say = (words, isFailed = false) => {
     if (state.textContent !== words) state.textContent = words
@@ -28,7 +30,9 @@ export const createDraft = (form, state) => {
   }
   const keep = () => {
     try {
-      localStorage.setItem(key, JSON.stringify(content()))
+      // An earlier version than theirs: it is offered, and does not replace theirs.
+      const seen = isRefused ? Math.max(Number(version.value) - 1, 1) : Number(version.value)
+      localStorage.setItem(key, JSON.stringify({ ...content(), version: seen }))
     } catch {
       /* full or forbidden: the server has it soon */
     }
@@ -69,8 +73,8 @@ export const createDraft = (form, state) => {
     } else say(asSaved() === saved ? 'Saved' : 'Saving…')
   })
   const change = () => {
-    if (isRefused) return
     keep()
+    if (isRefused) return
     say('Saving…')
     clearTimeout(timer)
     timer = setTimeout(save, WAIT_MS)
@@ -82,9 +86,13 @@ export const createDraft = (form, state) => {
     if (!isRefused && asSaved() !== saved) send(true)
   })
 
+  if (isReturned) {
+    keep()
+    return { change, save }
+  }
   say('Saved')
   const kept = JSON.parse(localStorage.getItem(key) ?? 'null')
-  if (kept && stored(kept) !== saved && !form.querySelector('.wrong')) {
+  if (kept && stored(kept) !== saved) {
     const restore = () => {
       title.value = kept.title
       text.value = kept.text

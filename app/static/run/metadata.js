@@ -31,7 +31,7 @@ export const createLabels = (article, api) => {
     still(() => {
       mark = Number(fresh.dataset.mark)
       view.replaceChildren(...document.adoptNode(fresh).childNodes)
-      article.querySelector('[data-name]').textContent = page.querySelector('[data-name]').textContent
+      article.querySelector('[data-name]').replaceWith(document.adoptNode(page.querySelector('[data-name]')))
       document.title = page.title
     })
   })

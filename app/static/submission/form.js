@@ -28,24 +28,29 @@ const form = /** @type {Found} */ (document.querySelector('[data-run-form]'))
 for (const link of document.querySelectorAll('[data-to-sweep]')) takeAlong(form, link, `${root}/sweeps/new`)
 for (const link of document.querySelectorAll('[data-other]')) takeAlong(form, link, `${root}/runs/new`)
 
-// The name of a run that is filled in from another says what was changed, unless the user names it.
-const name = form?.elements.filled_from && form.elements.name
-let named = name?.value
-form?.addEventListener('input', ({ target }) => {
-  if (!name || target === name || name.value !== named) return
-  const isChanged = (input) =>
-    input.type === 'checkbox'
-      ? input.checked !== input.defaultChecked
-      : input.options
-        ? !input.selectedOptions[0]?.defaultSelected
-        : input.value !== input.defaultValue
-  const changed = [...form.querySelectorAll('[data-setting] [name]')]
-    .filter(isChanged)
-    .map((input) => `${input.name.split('.').at(-1)}=${input.type === 'checkbox' ? input.checked : input.value.trim()}`)
-  const precision = form.querySelector('[name=precision]:checked')
-  if (precision && !precision.defaultChecked) changed.unshift(precision.value)
-  named = name.value = [name.defaultValue, ...changed].filter(Boolean).join(', ').slice(0, 200)
-})
+// The name of a run that is filled in from another says what was changed, unless the user names it. What it began with
+// is sent along, for the form may be shown again.
+const { initial } = form?.elements ?? {}
+if (initial) {
+  const { name, precision } = form.elements
+  /** @returns {Record<string, string>} */
+  const values = () => ({
+    precision: precision.value,
+    ...Object.fromEntries(settingsOf(form).map(({ path, text }) => [path, text])),
+  })
+  initial.value ||= JSON.stringify({ name: name.value, ...values() })
+  const { name: first, ...before } = JSON.parse(initial.value)
+  const nameOf = () => {
+    const changed = Object.entries(values())
+      .filter(([path, text]) => path in before && text !== before[path])
+      .map(([path, text]) => (path === 'precision' ? text : `${path.split('.').at(-1)}=${text}`))
+    return [first, ...changed].filter(Boolean).join(', ').slice(0, 200)
+  }
+  let named = nameOf()
+  form.addEventListener('input', ({ target }) => {
+    if (target !== name && name.value === named) named = name.value = nameOf()
+  })
+}
 
 const LISTED = 5 // as in forms.py
 

@@ -268,11 +268,14 @@ def test_numbers_have_their_ratio_to_fp32(
     assert fp16["val/accuracy"] == comparison.Figure(0.5, 1.0)
     assert bf16["loss"] == comparison.Figure(None, None)
 
-    for address in ("/groups/2", "/runs/2", "/runs/5"):  # a run's own page has its group's table
+    # A run's own page has its group's table, and its runs have the ratios in any comparison.
+    for address in ("/groups/2", "/runs/2", "/runs/5", "/compare?runs=3,2"):
         page = browser.get(address).text
         assert re.search(r"3 s\s*<small>× 1.5</small>", page)
         assert "NaN" in page
     assert "In other precisions" not in browser.get("/runs/1").text
+    for ids in ("3,4", "1,2,3"):  # without fp32, and with a run of another group
+        assert "<small>×" not in browser.get(f"/compare?runs={ids}").text
     assert browser.get("/api/v1/groups/2").json()["runs"][1]["figures"]["loss"]["value"] == "NaN"
 
 

@@ -1,11 +1,13 @@
 """Notes on projects and on runs side by side, who writes them, and the charts that they embed."""
 
+import re
 from xml.etree import ElementTree
 
 import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
+from app.html import chart_links
 from db.access import accounts, projects
 from db.database import Database
 from db.runs import notes
@@ -108,3 +110,14 @@ def test_a_chart_is_a_picture(
     assert "base" not in hidden
     assert "no values" in hidden
     assert "no values" in browser.get("/charts.svg?runs=1&series=none").text
+
+
+def test_a_picture_has_whole_names_and_scales_as_powers() -> None:
+    """Its legend has a row more where names need it; a loss scale reads as on every page."""
+    names = [f"fp16 without scaler seed {seed}" for seed in range(4)]
+    lines = {name: ([1, 2], [2.0**24, 4.0]) for name in names}
+    picture = str(chart_links.picture("scale", lines, range(4), is_scale=True))
+    assert all(f">{name}<" in picture for name in names)
+    assert '>2<tspan dy="-5" font-size="10">24</tspan><' in picture
+    heights = re.findall(r'cy="(\d+)"', picture)
+    assert len(set(heights)) == 4

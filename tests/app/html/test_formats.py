@@ -24,6 +24,17 @@ def test_metrics_have_their_unit() -> None:
     assert [formats.metric(value, "a") for value in (None, float("nan"))] == ["–", "NaN"]
 
 
+def test_a_name_is_cut_between_words() -> None:
+    """A setting with its value is one word, and so is a negation with what it negates."""
+    first, others = formats.name_parts("first-run fp16 without scaler, steps=300")
+    assert (first, others) == (["first-run "], ["fp16 ", "without scaler, ", "steps=300"])
+    assert formats.name_parts("gpt2-small-fp16-lr3e-seed1-again") == [
+        ["gpt2-"],
+        ["small-", "fp16-", "lr3e-", "seed1-", "again"],
+    ]
+    assert formats.name_parts("learning_rate=0.001, steps=9")[0] == []
+
+
 def test_sparkline_leaves_gaps() -> None:
     """A loss that is not finite interrupts the line."""
     drawn = formats.sparkline([1.0, None, "Infinity", 2.0, 3.0])

@@ -1,5 +1,7 @@
 """Projects that are renamed and deleted, and runs that go from one to another."""
 
+import html
+import re
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -120,6 +122,20 @@ def test_a_project_is_renamed_with_all_that_is_of_it(
         assert session.get(Project, "vision") is None
         said = session.scalars(select(AuditEvent.detail).order_by(AuditEvent.id)).all()
     assert "name Vision, new_name sight" in said
+
+
+def test_each_project_has_a_link_to_its_runs(
+    database: Database, ada: User, mel: User, browser: TestClient
+) -> None:
+    """Also the Default project, whose name is empty."""
+    submit(database, ada, name="of the first")
+    submit(database, ada, name="of another", project="vision")
+    links = re.findall(r'<a href="(/runs\?filter=[^"]+)">Runs</a>', browser.get("/projects").text)
+    lists = [browser.get(html.unescape(link)).text for link in links]
+    first, *_others = ["of the first" in text for text in lists]
+    assert first
+    assert ["of another" in text for text in lists].count(True) == 1
+    assert "of another" not in lists[0]
 
 
 def test_a_project_is_deleted_when_it_is_empty(

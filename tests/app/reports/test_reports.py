@@ -26,7 +26,7 @@ from db.tables import AuditEvent, Project, Report, ReportImage, Run, SharedLink,
 from tests.app.auth.permissions_made import script_of
 from tests.app.auth.users_pages_made import browser_of
 from tests.app.compare.shared_links_made import open_link
-from tests.app.conftest import start_run, submit
+from tests.app.conftest import CONFIG, start_run, submit
 from tests.db.conftest import is_blocked
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 from tests.pictures import picture
@@ -182,6 +182,22 @@ def test_a_page_shows_what_the_reader_may_see_and_says_what_is_missing(
     rows = re.findall(r'<tr data-key="([^"]+)"', page)
     assert rows == ["loss", "best.loss", "val/b"]
     assert "hidden run" in script_of(app, database, people["mel"]).get(f"/reports/{report_id}").text
+
+
+def test_names_of_a_report_are_found_by_their_end_or_suggested(
+    database: Database, ada: User, offered: None, browser: TestClient
+) -> None:
+    """A setting goes by the last part of its path; a misspelt name is answered with the right."""
+    run = start_run(database, ada, config=CONFIG | {"recipe": {"learning_rate": 0.1}})
+    record(database, run, make_steps([2.0]), events=[make_metric(1, 0.5, "val/accuracy")])
+    text = "```runs\nruns: 1\ncolumns: learning_rate, optimizer.learning_rate\n```\n\n"
+    text += PANEL.format(1, "val/acuracy, loss, later")
+    page = browser.get(f"/reports/{made(browser, text, project='')}").text
+    assert re.findall(r'<tr data-key="([^"]+)"', page) == ["config.recipe.learning_rate"]
+    question = "did you mean recipe.learning_rate?"
+    assert f"None of these runs has optimizer.learning_rate; {question}" in page
+    assert "None of these runs has val/acuracy; did you mean val/accuracy?" in page
+    assert "None of these runs has later" not in page
 
 
 def test_a_link_opens_the_panels_of_a_report_and_nothing_else(

@@ -154,6 +154,9 @@ def test_an_unknown_run_name_is_reported(listed: None, browser: TestClient) -> N
     shown = browser.get("/runs?columns=status,batchsize").text
     assert "There is no setting or metric batchsize; did you mean batch_size?<" in shown
     assert browser.get("/api/v1/runs?values=batchsize").json()["notes"] == answer["notes"][1:]
+    assert browser.get("/api/v1/runs?sort=grad_norm").json()["notes"] == [
+        "there is no column grad_norm: it is recorded by step, for charts and reports"
+    ]
 
 
 SORTED = {

@@ -75,11 +75,13 @@ def test_ended_runs_are_ranked_by_another_metric(
     assert before["metrics"] == ["loss", "val/accuracy"]
     page = browser.get("/sweeps/1").text
     assert "Logged: loss, val/accuracy." in page
+    assert "<option selected>val/accuracy</option>" in page
     assert "with a value yet" not in page
     after = script.put("/api/v1/sweeps/1/metric", json={"metric": "val/accuracy"}).json()
     assert (after["goal"], after["failed"], after["best"]) == ("maximize", 0, 0.3)
     assert after["warning"] == ""
     browser.post("/sweeps/1/metric", data={"metric": "loss", "goal": ""})
+    assert "<option selected>loss</option>" in browser.get("/sweeps/1").text
     trials = script.get("/api/v1/sweeps/1/trials?sort=value").json()["trials"]
     assert [(trial["run_id"], trial["value"]) for trial in trials] == [(3, 1 / 3), (2, 0.5), (1, 1)]
 
