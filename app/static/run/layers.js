@@ -18,20 +18,21 @@ const PLAIN = { paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)' }
 const drawable = (norm) => (typeof norm === 'number' && norm > 0 ? norm : null)
 
 /**
- * Names as they fit next to a plot: without the parts that all begin with if need be, then without their beginnings.
+ * Names as they fit next to a plot: without the parts that all begin with, then with initials of their first parts.
  * @param {string[]} names
  * @param {number} pixels
  */
-export const fitted = (names, pixels) => {
+const fitted = (names, pixels) => {
   const most = Math.max(Math.floor(pixels / CHARACTER), 4)
-  const isLong = (name) => name.length > most
-  const parts = names.map((name) => name.split('.'))
-  let shared = 0
-  while (names.some(isLong) && parts.every((own) => shared < own.length - 1 && own[shared] === parts[0][shared]))
-    shared++
-  return parts
-    .map((own) => own.slice(shared).join('.'))
-    .map((name) => (isLong(name) ? `…${name.slice(1 - most)}` : name))
+  const isLong = (parts) => parts.join('.').length > most
+  const all = names.map((name) => name.split('.'))
+  const isShared = () => all.every((parts) => parts.length > 1 && parts[0] === all[0][0])
+  while (all.some(isLong) && isShared()) all.forEach((parts) => parts.shift())
+  return all.map((parts) => {
+    for (let i = 0; i < parts.length - 1 && isLong(parts); i++)
+      if (!/^\d+$/.test(parts[i])) parts[i] = parts[i].slice(0, 1)
+    return isLong(parts) ? `…${parts.join('.').slice(1 - most)}` : parts.join('.')
+  })
 }
 
 /** Names of lines or rows, which take a third of a plot at most. @param {string[]} names @param {number} width */
@@ -172,12 +173,12 @@ export const rowsFigure = ({ steps, rows, z, words, height, width, more }, color
     ],
     layout: {
       height,
-      margin: { l: room, r: 16, t: 8, b: 24 },
+      margin: { l: room, r: 24, t: 8, b: 24 },
       ...PLAIN,
       dragmode: false,
       font: { family: 'system-ui, sans-serif', size: 11, color: colors.quiet },
       uirevision: 'same',
-      xaxis: stepAxis(steps, width - room - 16),
+      xaxis: stepAxis(steps, width - room - 24),
       yaxis: {
         autorange: 'reversed',
         tickvals: named,
