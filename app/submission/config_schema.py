@@ -76,7 +76,9 @@ class Property:
             return texts + (f" of 1 to {longest} characters" if longest else "")
         kinds = {"integer": "a whole number", "number": "a number", "boolean": "true or false"}
         kind = kinds.get(self.rules.get("type", ""), "text")
-        bounds = [f"{words} {_limit(self.rules[key])}" for key, words in _BOUNDS if key in self.rules]
+        bounds = [
+            f"{words} {_limit(self.rules[key])}" for key, words in _BOUNDS if key in self.rules
+        ]
         if {"minimum", "maximum"} <= self.rules.keys():
             bounds = [f"from {_limit(self.rules['minimum'])} to {_limit(self.rules['maximum'])}"]
         if "maxLength" in self.rules:

@@ -223,7 +223,7 @@ export const createLayers = (section, api) => {
   const plot = fittedPlot(/** @type {Found} */ (section.querySelector('[data-layers-plot]')), (wanted, colors) => {
     const figure = layersFigure(wanted, colors)
     shown.hidden = figure.data.length === wanted.layers.length
-    shown.textContent = `${figure.data.length} of ${wanted.layers.length} layers ·`
+    shown.querySelector('a').textContent = `${figure.data.length} of ${wanted.layers.length} layers`
     return figure
   })
   const map = createRowsMap(page.querySelector('#layer-map'), '[data-map-plot]')
