@@ -293,7 +293,9 @@ class Weights(Group):
         description="Path on the worker, in a folder that its operator allows: .safetensors, .pt, "
         "or a Hugging Face folder. Empty: initialized by the recipe.",
     )
-    upload: Annotated[str, Field(pattern=UPLOAD, max_length=165)] | None = Field(
+    upload: (
+        Annotated[str, Field(pattern=UPLOAD, max_length=165, examples=["SHA-256/net.pt"])] | None
+    ) = Field(
         None,
         title="Uploaded file",
         description="An uploaded .safetensors or .pt file, by SHA-256 and name.",

@@ -241,5 +241,6 @@ def _account(
         errors=errors,
         changed=changed,
         token=token,
+        server_url=context.settings.address,
         given=given,
     )

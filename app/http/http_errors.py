@@ -3,7 +3,7 @@
 import logging
 import re
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -41,6 +41,7 @@ from db.access import secrets
 from db.access.login_attempts import TooManyAttempts
 from db.database import is_outage
 from halfstep import field_errors
+from halfstep.suggestions import did_you_mean
 
 logger = logging.getLogger(__name__)
 
@@ -167,15 +168,22 @@ def _on_bad_request(request: Request, error: Exception) -> Response:
         noun = str(wrong[0]["loc"][1]).removesuffix("_id")
         text = f"There is no {noun} {str(wrong[0]['input'])[:100]!r}."
         return _answer(request, 404, text, _code(errors.NotFound))
-    invalid = errors.Invalid(dict(map(_flaw, error.errors())))
+    body = getattr(request.scope["route"], "body_field", None)
+    known = getattr(body and body.field_info.annotation, "model_fields", {})
+    invalid = errors.Invalid(dict(_flaw(flaw, known) for flaw in error.errors()))
     return _answer(request, 422, str(invalid), "invalid", invalid.errors)
 
 
-def _flaw(error: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the invalid field and the reason."""
+def _flaw(error: Mapping[str, Any], known: Collection[str]) -> tuple[str, str]:
+    """Return the invalid field and the reason. known: fields of the body."""
     if error["type"] == "json_invalid":  # its location is a character's index, not a field
         return "body", f"invalid JSON: {error['ctx']['error']}, at character {error['loc'][-1]}"
     field = ".".join(map(str, error["loc"][1:])) or "body"
+    if field == "body" and isinstance(error.get("input"), bytes):
+        return field, "it is not read as JSON; send the header Content-Type: application/json"
+    if error["type"] == "extra_forbidden" and len(error["loc"]) == 2 and known:
+        meant = did_you_mean(field, known)
+        return field, f"unknown field; {meant}allowed: {', '.join(known)}"
     if error["type"] == "missing":  # its input is the enclosing object
         return field, "it is missing"
     return field, f"{error['input']!r:.200}: {field_errors.reason(error)}"

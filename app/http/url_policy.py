@@ -71,7 +71,10 @@ async def forbidden(url: str, *, private: bool) -> str:
         async with asyncio.timeout(RESOLVE_SECONDS):
             await resolve(parts.hostname or "", port_of(parts), private=private)
     except Forbidden as error:
-        allowed = "a public address, or any with HALFSTEP_ALERTS_ALLOW_PRIVATE_ADDRESSES=yes"
+        allowed = (
+            "a public address, or any if the server is started with "
+            "HALFSTEP_ALERTS_ALLOW_PRIVATE_ADDRESSES=yes"
+        )
         return f"{error}; allowed: {allowed}"
     except (OSError, ValueError, TimeoutError):
         return ""

@@ -28,6 +28,7 @@ from db.runs.grouping import GROUPED_BY, Grouped, group_runs
 from db.runs.run_filters import Filter, InStatus, Term
 from db.tables import ENDED, Run
 from db.telemetry import latest_metrics, series
+from halfstep.api_client.credentials import is_local
 
 router = Router()
 
@@ -154,6 +155,7 @@ def list_runs(
         facts=facts,
         workers=[worker.name for worker in queue.workers if worker.drained_at is None],
         server_url=public_address(request),
+        is_local_server=is_local(public_address(request)),
         filter=parsed.text,
         chips=chips,
         valid_filter=" ".join(chip.word for chip in chips),

@@ -76,17 +76,28 @@ class Property:
             return texts + (f" of 1 to {longest} characters" if longest else "")
         kinds = {"integer": "a whole number", "number": "a number", "boolean": "true or false"}
         kind = kinds.get(self.rules.get("type", ""), "text")
-        bounds = [f"{words} {self.rules[key]:,.15g}" for key, words in _BOUNDS if key in self.rules]
+        bounds = [
+            f"{words} {_limit(self.rules[key])}" for key, words in _BOUNDS if key in self.rules
+        ]
         if {"minimum", "maximum"} <= self.rules.keys():
-            bounds = [f"from {self.rules['minimum']:,.15g} to {self.rules['maximum']:,.15g}"]
+            bounds = [f"from {_limit(self.rules['minimum'])} to {_limit(self.rules['maximum'])}"]
         if "maxLength" in self.rules:
             bounds = [f"of at most {self.rules['maxLength']} characters"]
-        if "pattern" in self.rules:
+        if "examples" in self.rules:
+            bounds = [f"such as {self.rules['examples'][0]}"]
+        elif "pattern" in self.rules:
             bounds = [f"that matches {self.rules['pattern']}"]
         # "a number of at most 1", but "a number greater than 0 and at most 1"
         bounds[1:] = [bound.removeprefix("of ") for bound in bounds[1:]]
         text = " ".join((kind, " and ".join(bounds))).strip()
         return f"{text}, or nothing" if self.is_nullable else text
+
+
+def _limit(number: float) -> str:
+    """Return a bound as text: 1,000,000; 2^127."""
+    text = f"{number:,.15g}"
+    mantissa, exponent = math.frexp(number)
+    return f"2^{exponent - 1}" if "e" in text and mantissa == 0.5 else text
 
 
 _KINDS = {"integer": "whole number", "number": "number", "boolean": "yes or no"}

@@ -75,7 +75,7 @@ def make(
     mine_so_called = (Channel.user_id == user.id, Channel.name == name)
     if session.scalar(select(exists().where(*mine_so_called))):
         raise Invalid({"name": f"{name!r} is already one of your channels; use another name"})
-    secret = f"hs_{tokens.token_urlsafe(32)}" if kind == WEBHOOK else ""
+    secret = f"hs_webhook_{tokens.token_urlsafe(32)}" if kind == WEBHOOK else ""
     content = json.dumps({"address": address, "secret": secret})
     row = Channel(user_id=user.id, kind=kind, name=name, target=target)
     row.ciphertext = secrets.encrypt(key_file, content)

@@ -60,6 +60,6 @@ def of_run(session: Session, run_id: int, *, most: int = 500) -> list[DeviceSamp
 
 
 def has_samples(session: Session, run_id: int) -> bool:
-    """Return whether a run has samples."""
-    mine = select(SystemSample.run_id).where(SystemSample.run_id == run_id).limit(1)
-    return session.scalar(mine) is not None
+    """Return whether a run has samples of two times, which a chart needs."""
+    times = select(SystemSample.elapsed_ms).where(SystemSample.run_id == run_id).distinct().limit(2)
+    return len(session.scalars(times).all()) == 2

@@ -268,7 +268,7 @@ class AttemptSending:
         recorded = self._ingest.open(self._described)
         self.recorded = recorded
         if recorded.created_project:
-            self._tell(f"created the project {recorded.created_project} on the server")
+            self._tell(f"created the project {recorded.created_project}")
         remembered = self._read_uploaded()
         is_same = not self._with_checkpoints and remembered.get("run") == recorded.run
         for spool in self._spools:

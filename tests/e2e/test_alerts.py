@@ -36,7 +36,7 @@ def test_the_end_of_a_run_is_sent_to_a_receiver(
         expect(page.locator(".panel:visible")).to_have_count(1)
         page.get_by_label("URL or address").fill(hook.url)
         page.get_by_role("button", name="Add channel").click()
-        expect(page.locator(".secret")).to_contain_text("hs_")
+        expect(page.locator(".secret")).to_contain_text("hs_webhook_")
         page.get_by_role("button", name="Send test").click()
         expect(page.locator("[data-deliveries]")).to_contain_text("delivered")
         page.goto("/alerts?run=1")

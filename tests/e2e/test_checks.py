@@ -65,7 +65,7 @@ def test_a_check_is_read_line_by_line(database: Database, ada: User, page: Page)
     page.keyboard.press("?")
     keys = page.get_by_role("dialog", name="Keyboard shortcuts")
     expect(keys.get_by_text("Next, previous marked line")).to_be_visible()
-    expect(keys.get_by_text("Next, previous run")).to_be_hidden()
+    expect(keys.get_by_text("Down, up in the list of runs")).to_be_hidden()
 
 
 def test_a_line_has_an_address_and_other_lines_fold(

@@ -97,6 +97,7 @@ def test_headroom_is_drawn_look_by_look(database: Database, running: Run, page: 
     plot = page.locator("[data-headroom-plot]")
     plot.scroll_into_view_if_needed()
     page.wait_for_selector('[data-headroom-plot][data-drawn="1"]')
+    expect(plot.locator(".xtick text")).to_have_text("50")
     record(database, running, events=looks[1:])
     page.wait_for_selector('[data-headroom-plot][data-drawn="2"]')
     expect(table).to_contain_text("step 16,376")
@@ -108,13 +109,23 @@ def test_headroom_is_drawn_look_by_look(database: Database, running: Run, page: 
     expect(said).to_have_text("head, step 16,376: 4 powers of two left")
 
 
+def labels_of(page: Page, selector: str) -> list[tuple[str, float, float, float]]:
+    """Return the text, top, left and right of each label of a plot."""
+    script = """all => all.map(e => {
+        const { top, left, right } = e.getBoundingClientRect()
+        return [e.textContent, top, left, right]
+    })"""
+    found: list[tuple[str, float, float, float]] = page.locator(selector).evaluate_all(script)
+    return found
+
+
 def test_gradients_stand_in_two_columns(
     database: Database, ada: User, offered: None, page: Page
 ) -> None:
-    """Labels do not meet and follow their lines; one column below 1280; a row lifts its layer."""
+    """Labels are whole, do not meet and follow their lines; a row lifts its layer."""
     config = {**CONFIG, "diagnosis": {"histogram_every_steps": 100}}
     running = start_run(database, ada, config=config)
-    names = [f"block.{n}" for n in range(9)]
+    names = [f"model.block.{n}.attention.input" for n in range(15)]
     events = []
     for step in (50, 100):
         events.append(make_histogram(step, make_module("body", -30, [50])))
@@ -139,22 +150,35 @@ def test_gradients_stand_in_two_columns(
         if is_wide:
             assert boxes["headroom"]["bottom"] == pytest.approx(boxes["layers"]["bottom"], abs=1)
             assert boxes["layers"]["bottom"] <= 900
-        labels = page.locator("[data-layers-plot] .annotation-text").evaluate_all(
-            "all => all.map(e => [e.textContent, e.getBoundingClientRect().top])"
-        )
-        assert len(labels) == 6
-        tops = [top for _name, top in labels]
-        assert all(after - before >= 12 for before, after in pairwise(tops))
-        assert labels[0][0] == "block.8"  # the largest one, at the top
+        labels = labels_of(page, "#layers .annotation-text")
+        assert len(labels) == 10
+        assert names[14].endswith(labels[0][0].strip("…"))  # the largest one, at the top
+        assert all(right <= boxes["layers"]["right"] for *_, right in labels)
+        if is_wide:
+            assert labels[0][0] == names[14]
+        expect(page.locator("#layers header")).to_contain_text("10 of 15 layers")
+        page.locator("#layer-map").scroll_into_view_if_needed()
+        page.wait_for_selector('#layer-map [data-drawn="2"]')
+        rows = labels_of(page, "#layer-map .ytick text")
+        assert len(rows) == 15
+        left = page.locator("#layer-map").evaluate("e => e.getBoundingClientRect().left")
+        assert all(start >= left for _name, _top, start, _right in rows)
+        for labeled in (labels, rows):
+            tops = [top for _name, top, *_ in labeled]
+            assert all(after - before >= 12 for before, after in pairwise(tops))
     assert list(found_on(page)) == []
     page.set_viewport_size({"width": 1440, "height": 900})
     expect(page.locator("#headroom tbody tr:visible")).to_have_count(7)
-    page.get_by_role("button", name="All 9").click()
-    expect(page.locator("#headroom tbody tr:visible")).to_have_count(9)
-    page.locator('[data-layer="block.8"]').focus()
+    page.get_by_role("button", name="All 15").click()
+    expect(page.locator("#headroom tbody tr:visible")).to_have_count(15)
+    page.locator(f'[data-layer="{names[14]}"]').focus()
     faint = "() => document.querySelector('[data-layers-plot]').data.filter(t => t.opacity < 1)"
-    wait_until(page, f"({faint})().length === 5")
+    wait_until(page, f"({faint})().length === 9")
     assert list(found_on(page)) == []
+    page.get_by_role("button", name="Gradient norms by layer: full screen").click()
+    wait_until(page, "() => document.querySelector('[data-layers-plot]').clientHeight > 800")
+    expect(page.locator("#layers .annotation-text")).to_have_count(15)
+    page.keyboard.press("Escape")
     expect(page.get_by_role("button", name="Plan precision", exact=True)).to_be_visible()
 
 

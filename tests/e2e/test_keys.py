@@ -107,6 +107,22 @@ def test_a_cursor_opens_its_run(database: Database, ada: User, running: Run, pag
     assert page.evaluate(CURSOR) == "2"
 
 
+def test_selected_runs_are_compared_by_a_key(
+    database: Database, ada: User, running: Run, page: Page
+) -> None:
+    """Runs selected by x are compared by c, which the list of keys has."""
+    submit(database, ada, name="second")
+    page.goto("/runs")
+    for key in "jxjx":
+        page.keyboard.press(key)
+    expect(page.locator("[data-compare]")).to_be_visible()
+    page.keyboard.press("?")
+    expect(page.locator("[data-keys]")).to_contain_text("Compare the run, or the selected ones")
+    page.keyboard.press("Escape")
+    page.keyboard.press("c")
+    page.wait_for_url("**/compare?runs=*")
+
+
 def test_search_is_listed_where_its_key_has_a_box(running: Run, page: Page) -> None:
     """On a run's page that is its tab Log, and not its charts."""
     keys = page.get_by_role("dialog", name="Keyboard shortcuts")

@@ -378,6 +378,9 @@ def test_pages_fit_their_width(
         page.goto(path)
         overflow = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
         assert overflow <= 0, path
+        if path == "/recipes/digits":
+            settings = page.get_by_role("region", name="Settings of")
+            assert settings.evaluate("e => e.scrollWidth - e.clientWidth") == 0
 
 
 def test_the_queue_is_reordered_from_the_list(

@@ -1,5 +1,8 @@
 // One part of a page at a time, behind tabs. Without this script all parts are there, one below the other.
 
+/** How long the target of an address is kept in its place. */
+const HOLD_MS = 5000
+
 /**
  * @param {HTMLElement} article
  * @param {(name: string) => void} onSelect is called with each tab that is shown, including the first
@@ -46,6 +49,17 @@ export const createTabs = (article, onSelect) => {
     if (location.hash) history.replaceState(null, '', location.pathname + location.search)
     select(tab)
   }
+  let held = new ResizeObserver(() => {})
+  /** Keep a target at the top while what is above it still grows, until the user acts. @param {Element} target */
+  const hold = (target) => {
+    held.disconnect()
+    const own = new ResizeObserver(() => target.scrollIntoView())
+    own.observe(article)
+    held = own
+    for (const name of ['wheel', 'touchstart', 'pointerdown', 'keydown'])
+      addEventListener(name, () => own.disconnect(), { once: true, passive: true, capture: true })
+    setTimeout(() => own.disconnect(), HOLD_MS)
+  }
   /** Open the tab that contains the address's target, if one does. */
   const followHash = () => {
     const target = document.getElementById(location.hash.slice(1))
@@ -53,7 +67,9 @@ export const createTabs = (article, onSelect) => {
     const tab = wanted?.hidden ? tabs.find(({ dataset }) => dataset.tab === 'files') : wanted // without media
     if (!wanted || !tab || !target) return
     select(tab)
-    if (target !== panelOf(wanted)) target.scrollIntoView()
+    if (target === panelOf(wanted)) return
+    target.scrollIntoView()
+    hold(target)
   }
 
   list.addEventListener('click', (event) => {

@@ -54,6 +54,21 @@ export const apart = (places, least = 13, end = Infinity) => {
   return moved
 }
 
+/**
+ * An axis of the steps at which something was measured. Few steps have a tick for each, not the same one repeatedly.
+ * @param {number[]} steps in order
+ * @param {number} pixels
+ */
+export const stepAxis = (steps, pixels) => ({
+  showgrid: false,
+  zeroline: false,
+  fixedrange: true,
+  tickformat: ',d',
+  ...(steps[steps.length - 1] - steps[0] < 8
+    ? { tick0: steps[0], dtick: 1 }
+    : { nticks: Math.min(Math.ceil(pixels / 60), 8) }),
+})
+
 /** A color with an opacity. @param {string} color rgb(…) @param {number} opacity */
 const faint = (color, opacity) => color.replace('rgb(', 'rgba(').replace(')', `, ${opacity})`)
 
@@ -61,10 +76,10 @@ const MARGIN = { l: 46, r: 96, t: 6, b: 24 }
 const LINE = 26 // pixels of a label of two lines
 
 /**
- * @param {{samples: Sample[], log2scale: number|null, height: number}} wanted
+ * @param {{samples: Sample[], log2scale: number|null, height: number, width: number}} wanted
  * @param {Record<string, string>} colors
  */
-export const heatFigure = ({ samples, log2scale, height }, colors) => {
+export const heatFigure = ({ samples, log2scale, height, width }, colors) => {
   const filled = samples.filter(({ counts }) => counts.length)
   const steps = samples.map(({ step }) => step)
   const shifts = samples.map(({ scale }) => log2scale ?? Math.log2(scale))
@@ -151,7 +166,7 @@ export const heatFigure = ({ samples, log2scale, height }, colors) => {
       showarrow: false,
       text: `<b style="color: ${color}">${title}</b><br>${below}`,
     })),
-    xaxis: { showgrid: false, zeroline: false, range, fixedrange: true, nticks: 8, tickformat: ',d' },
+    xaxis: { ...stepAxis(steps, width - MARGIN.l - MARGIN.r), range },
     yaxis: {
       gridcolor: colors.grid,
       zeroline: false,

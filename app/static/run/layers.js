@@ -3,11 +3,13 @@ import { inTurn, insisted } from 'http'
 import { logAxis, positiveExtent } from 'axis'
 import { fittedPlot } from 'charts'
 import { count, escaped, number } from 'formats'
-import { apart } from 'heatmap'
+import { still } from 'dom_updates'
+import { apart, stepAxis } from 'heatmap'
 
-const MOST = 6 // layers that are drawn as lines
-const NARROW = 500 // pixels
-const [NAME, END] = [20, 13] // characters of a layer's name next to a map, and at the end of a line
+const [FEW, MANY] = [10, 20] // layers that are drawn as lines, and on a whole screen; from the eleventh on, dashed
+const LINE = 14 // pixels of a row, or of a line's name
+const ROWS = 48 // of a heat map that have a line each
+const CHARACTER = 6.6 // pixels
 const PLAIN = { paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)' }
 
 /** @typedef {{steps: number[], layers: string[], norms: (number|string|null)[][]}} LayerNorms */
@@ -15,30 +17,48 @@ const PLAIN = { paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)' }
 /** What Plotly can put on a logarithmic axis; inf and NaN are gaps. @param {number|string|null} norm */
 const drawable = (norm) => (typeof norm === 'number' && norm > 0 ? norm : null)
 
-/** @param {string} name @param {number} [most] characters */
-const shortened = (name, most = NAME) => (name.length > most ? `…${name.slice(1 - most)}` : name)
+/**
+ * Names as they fit next to a plot: without the parts that all begin with, then with initials of their first parts.
+ * @param {string[]} names
+ * @param {number} pixels
+ */
+const fitted = (names, pixels) => {
+  const most = Math.max(Math.floor(pixels / CHARACTER), 4)
+  const isLong = (parts) => parts.join('.').length > most
+  const all = names.map((name) => name.split('.'))
+  const isShared = () => all.every((parts) => parts.length > 1 && parts[0] === all[0][0])
+  while (all.some(isLong) && isShared()) all.forEach((parts) => parts.shift())
+  return all.map((parts) => {
+    for (let i = 0; i < parts.length - 1 && isLong(parts); i++)
+      if (!/^\d+$/.test(parts[i])) parts[i] = parts[i].slice(0, 1)
+    return isLong(parts) ? `…${parts.join('.').slice(1 - most)}` : parts.join('.')
+  })
+}
 
-/** An axis of a heat map that names its rows, as many as can be read. @param {string[]} rows */
-export const names = (rows) => {
-  const every = Math.ceil(rows.length / 24)
-  const named = rows.map((_, i) => i).filter((i) => i % every === 0)
-  return { automargin: true, tickvals: named, ticktext: named.map((i) => escaped(shortened(rows[i]))) }
+/** Names of lines or rows, which take a third of a plot at most. @param {string[]} names @param {number} width */
+const labelsOf = (names, width) => {
+  const labels = fitted(names, width / 3)
+  return { labels, room: Math.ceil(CHARACTER * Math.max(...labels.map((label) => label.length))) + 12 }
 }
 
 /**
- * Layers that are drawn as lines: by their last norm the largest, the smallest and some between. forward: that must be
- * among them.
+ * Layers that are drawn as lines: from the largest norm to the smallest, over all steps, and some between. forward: that
+ * must be among them.
  * @param {LayerNorms} found
+ * @param {number} most
  * @param {string} [forward]
  * @returns {number[]}
  */
-export const chosenLayers = ({ layers, norms }, forward) => {
-  const last = norms.map((row) => row.map(drawable).findLast((norm) => norm !== null) ?? 0)
-  const ranked = layers.map((_, i) => i).sort((a, b) => last[b] - last[a])
+export const chosenLayers = ({ layers, norms }, most, forward) => {
+  const sizes = norms.map((row) => {
+    const logs = row.map(drawable).flatMap((norm) => (norm === null ? [] : [Math.log(norm)]))
+    return logs.length ? logs.reduce((a, b) => a + b) / logs.length : -Infinity
+  })
+  const ranked = layers.map((_, i) => i).sort((a, b) => sizes[b] - sizes[a] || a - b)
   const chosen =
-    ranked.length <= MOST
+    ranked.length <= most
       ? ranked
-      : Array.from({ length: MOST }, (_, i) => ranked[Math.round((i * (ranked.length - 1)) / (MOST - 1))])
+      : Array.from({ length: most }, (_, i) => ranked[Math.round((i * (ranked.length - 1)) / (most - 1))])
   const wanted = layers.indexOf(forward ?? '')
   return wanted < 0 || chosen.includes(wanted) ? chosen : [...chosen.slice(0, -1), wanted]
 }
@@ -50,16 +70,19 @@ export const chosenLayers = ({ layers, norms }, forward) => {
  * @param {Record<string, string>} colors
  */
 export const layersFigure = ({ steps, layers, norms, forward, height, width }, colors) => {
-  const lines = chosenLayers({ steps, layers, norms }, forward).map((layer, i) => ({
+  const lineCount = height < 2 * MANY * LINE ? FEW : MANY
+  const lines = chosenLayers({ steps, layers, norms }, lineCount, forward).map((layer, i) => ({
     layer,
-    color: colors[`run${i}`],
+    color: colors[`run${i % FEW}`],
+    dash: i < FEW ? 'solid' : 'dash',
     y: norms[layer].map(drawable),
   }))
   const isForward = lines.some(({ layer }) => layers[layer] === forward)
   const [least, most] = positiveExtent(lines.flatMap(({ y }) => y))
   const [low, high] = least <= most ? [Math.log10(least) - 0.1, Math.log10(most) + 0.1] : [0, 1]
   const axis = { ...logAxis([], [low, high]), range: [low, high], autorange: false }
-  const margin = { l: 46, r: width < NARROW ? 74 : 96, t: 8, b: 24 }
+  const { labels, room } = labelsOf(layers, width)
+  const margin = { l: 46, r: room, t: 8, b: 24 }
   const pixels = Math.max(height - margin.t - margin.b, 20)
   const named = lines
     .map((line) => ({ ...line, last: line.y.findLast((norm) => norm !== null) }))
@@ -68,18 +91,18 @@ export const layersFigure = ({ steps, layers, norms, forward, height, width }, c
     .sort((a, b) => a.place - b.place)
   const places = apart(
     named.map(({ place }) => place),
-    13,
+    LINE,
     pixels - 4,
   )
   return {
-    data: lines.map(({ layer, color, y }) => ({
+    data: lines.map(({ layer, color, dash, y }) => ({
       x: steps,
       y,
       name: escaped(layers[layer]),
       type: 'scatter',
       mode: steps.length > 1 ? 'lines' : 'markers',
       opacity: isForward && layers[layer] !== forward ? 0.25 : 1,
-      line: { color, width: layers[layer] === forward ? 3 : 1.6 },
+      line: { color, dash, width: layers[layer] === forward ? 3 : 1.6 },
       marker: { color, size: 6 },
       text: norms[layer].map((norm) => number(norm)),
       hovertemplate: `${escaped(layers[layer])}, step %{x}: %{text}<extra></extra>`,
@@ -103,15 +126,12 @@ export const layersFigure = ({ steps, layers, norms, forward, height, width }, c
         yanchor: 'middle',
         yshift: -places[i],
         showarrow: false,
-        text: `<b>${escaped(shortened(layers[layer], END))}</b>`,
+        text: escaped(labels[layer]),
+        hovertext: escaped(layers[layer]),
         font: { color },
       })),
       xaxis: {
-        showgrid: false,
-        zeroline: false,
-        fixedrange: true,
-        nticks: 8,
-        tickformat: ',d',
+        ...stepAxis(steps, width - margin.l - margin.r),
         ...(steps.length > 1 && { range: [steps[0], steps[steps.length - 1]] }),
       },
       yaxis: { ...axis, gridcolor: colors.grid, zeroline: false, fixedrange: true },
@@ -128,42 +148,55 @@ export const layersFigure = ({ steps, layers, norms, forward, height, width }, c
  *   z: (number|null)[][],
  *   words: string[][],
  *   height: number,
+ *   width: number,
  *   more?: any
  * }} wanted
  * @param {Record<string, string>} colors
  */
-export const rowsFigure = ({ steps, rows, z, words, height, more }, colors) => ({
-  data: [
-    {
-      type: 'heatmap',
-      x: steps,
-      y: rows.map((_, i) => i),
-      z,
-      hoverongaps: false,
-      showscale: false,
-      hoverinfo: 'none',
-      customdata: words,
-      ...more(colors),
+export const rowsFigure = ({ steps, rows, z, words, height, width, more }, colors) => {
+  const { labels, room } = labelsOf(rows, width)
+  const every = Math.ceil((LINE * rows.length) / Math.max(height, LINE * Math.min(rows.length, ROWS)))
+  const named = rows.map((_, i) => i).filter((i) => i % every === 0)
+  return {
+    data: [
+      {
+        type: 'heatmap',
+        x: steps,
+        y: rows.map((_, i) => i),
+        z,
+        hoverongaps: false,
+        showscale: false,
+        hoverinfo: 'none',
+        customdata: words,
+        ...more(colors),
+      },
+    ],
+    layout: {
+      height,
+      margin: { l: room, r: 24, t: 8, b: 24 },
+      ...PLAIN,
+      dragmode: false,
+      font: { family: 'system-ui, sans-serif', size: 11, color: colors.quiet },
+      uirevision: 'same',
+      xaxis: stepAxis(steps, width - room - 24),
+      yaxis: {
+        autorange: 'reversed',
+        tickvals: named,
+        ticktext: named.map((i) => escaped(labels[i])),
+        showgrid: false,
+        zeroline: false,
+        fixedrange: true,
+      },
     },
-  ],
-  layout: {
-    height,
-    margin: { l: 46, r: 16, t: 8, b: 24 },
-    ...PLAIN,
-    dragmode: false,
-    font: { family: 'system-ui, sans-serif', size: 11, color: colors.quiet },
-    uirevision: 'same',
-    xaxis: { showgrid: false, zeroline: false, fixedrange: true, nticks: 8, tickformat: ',d' },
-    yaxis: { autorange: 'reversed', ...names(rows), showgrid: false, zeroline: false, fixedrange: true },
-  },
-  drawn: steps.length,
-})
+    drawn: steps.length,
+  }
+}
 
 /** @param {Found} panel @param {string} part where it is drawn */
 export const createRowsMap = (panel, part) => {
   const head = panel.querySelector('[data-pointed]')
   const usual = head.textContent
-  return fittedPlot(panel.querySelector(part), rowsFigure, {
+  const plot = fittedPlot(panel.querySelector(part), rowsFigure, {
     plotly_hover: ({ points: [{ customdata }] }) => {
       head.textContent = customdata
     },
@@ -171,13 +204,29 @@ export const createRowsMap = (panel, part) => {
       head.textContent = usual
     },
   })
+  return {
+    /** @param {Omit<Parameters<typeof rowsFigure>[0], 'height'|'width'>} wanted */
+    draw: (wanted) => {
+      still(() => {
+        const height = LINE * Math.min(wanted.rows.length, ROWS) + 32
+        panel.style.setProperty('--height', `${Math.max(height, 170)}px`)
+      })
+      plot.draw(wanted)
+    },
+  }
 }
 
 /** @param {HTMLElement} section @param {string} api address of the run */
 export const createLayers = (section, api) => {
   const page = /** @type {Found} */ (section.closest('[data-panel]'))
-  const plot = fittedPlot(/** @type {Found} */ (section.querySelector('[data-layers-plot]')), layersFigure)
-  const map = createRowsMap(page.querySelector('[data-layer-map]'), '[data-map-plot]')
+  const shown = /** @type {Found} */ (section.querySelector('[data-shown]'))
+  const plot = fittedPlot(/** @type {Found} */ (section.querySelector('[data-layers-plot]')), (wanted, colors) => {
+    const figure = layersFigure(wanted, colors)
+    shown.hidden = figure.data.length === wanted.layers.length
+    shown.querySelector('a').textContent = `${figure.data.length} of ${wanted.layers.length} layers`
+    return figure
+  })
+  const map = createRowsMap(page.querySelector('#layer-map'), '[data-map-plot]')
   /** @type {LayerNorms|null} */
   let found = null
   /** @type {string|undefined} */

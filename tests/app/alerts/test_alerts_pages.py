@@ -41,7 +41,7 @@ def test_rules_and_channels_are_made_switched_and_deleted(
 ) -> None:
     """The page can do all of it; the secret of a webhook is shown once, its URL never."""
     made = browser.post("/alerts/channels", data={"kind": "webhook", "address": URL, "name": "ops"})
-    [secret] = re.findall(r'class="secret">(hs_[\w-]{43})<', made.text)
+    [secret] = re.findall(r'class="secret">(hs_webhook_[\w-]{43})<', made.text)
     again = browser.post(
         "/alerts/channels", data={"kind": "webhook", "address": URL, "name": "ops"}
     )
@@ -114,7 +114,7 @@ def test_the_api_does_what_the_page_does(
     """
     what = {"kind": "webhook", "address": URL}
     made = script.post("/api/v1/alerts/channels", json=what).json()
-    assert made["secret"].startswith("hs_")
+    assert made["secret"].startswith("hs_webhook_")
     [channel] = script.get("/api/v1/alerts/channels").json()
     assert channel == {key: made[key] for key in channel}
     assert "secret" not in channel

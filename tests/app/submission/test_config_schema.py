@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from app.submission.config_schema import mistakes, parse, put, with_defaults
+from app.submission.config_schema import Property, mistakes, parse, put, with_defaults
 from tests.app.conftest import CONFIG, SCHEMA
 from tests.marks import looped
 
@@ -92,3 +92,19 @@ def test_a_valid_configuration_is_converted_to_the_types_of_the_schema() -> None
     expected = {"count": 3, "keep": 2, "rate": 2.0, "sizes": [8, 16], "word": "2.0"}
     assert repr(found) == repr({"a": expected, "precision": "fp16"})
     assert parse(fields["keep"], None) is None
+
+
+@looped(
+    "rules, allowed",
+    [
+        ({"type": "number", "maximum": 2.0**127}, "a number of at most 2^127"),
+        ({"type": "number", "minimum": 2.0**-126, "maximum": 1}, "a number from 2^-126 to 1"),
+        ({"type": "number", "maximum": 1e30}, "a number of at most 1e+30"),
+        ({"type": "integer", "maximum": 2**32}, "a whole number of at most 4,294,967,296"),
+        ({"type": "string", "pattern": "^a"}, "text that matches ^a"),
+        ({"type": "string", "pattern": "^a", "examples": ["ab"]}, "text such as ab"),
+    ],
+)
+def test_allowed_values_are_short(rules: dict[str, Any], allowed: str) -> None:
+    """A bound with an exponent is a power of two, and a pattern with an example is the example."""
+    assert Property("a.b", "a", rules).allowed == allowed

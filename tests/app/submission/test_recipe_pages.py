@@ -76,7 +76,7 @@ def test_a_recipes_own_page_has_its_settings(database: Database, browser: TestCl
     assert "a whole number from 1 to 1,437" in page
     assert "Examples a step." in page
     for kind in ("choice", "whole number", "number", "yes or no", "texts"):
-        assert f"<td>{kind}</td>" in page
+        assert f">{kind}</td>" in page
     assert browser.get(f"/recipes/{FILE}:Mine").status_code == 200
     missing = browser.get("/recipes/yours")
     assert missing.status_code == 404

@@ -36,6 +36,7 @@ def test_samples_are_thinned_by_device(database: Database, running: Run) -> None
     with database.reading() as session:
         host, gpu = system.of_run(session, running.id, most=4)
         whole = system.of_run(session, running.id)
+        assert system.has_samples(session, running.id)
     assert host == DeviceSamples(
         *(-1, [0, 2000, 4000, 6000], [0.75] * 4, [1, 3, 5, 7], *[[None] * 4] * 2),
         *([1, 3, 5, 7], [1.0, 5.0, 9.0, 13.0], [None] * 4),

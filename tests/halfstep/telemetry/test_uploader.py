@@ -191,7 +191,7 @@ def test_a_project_that_the_server_creates_is_named(site: IngestServer, tmp_path
     """A misspelled project does not come into being without a word."""
     site.creates_projects = True
     writer = Writer(tmp_path, project="vison").steps().finish()
-    assert send(site, writer.files) == ["created the project vison on the server"]
+    assert send(site, writer.files) == ["created the project vison"]
 
 
 def test_a_run_arrives_whole(site: IngestServer, tmp_path: Path) -> None:
