@@ -17,7 +17,7 @@ MACHINE_READ = {
 }
 SPEC = re.compile(r"[gfeG%]$")
 #: Attributes, coordinates and styles in templates.
-ATTRIBUTE = re.compile(r"""(?:data-[\w-]+|d|style|value)="[^"]*$|--share: $""")
+ATTRIBUTE = re.compile(r"""(?:data-[\w-]+|d|style|value|placeholder)="[^"]*$|--share: $""")
 TEMPLATE = re.compile(r"'%(?:\.\d+)?[gfe][^']*'\s*\|\s*format|\|\s*round\b")
 SCRIPT = re.compile(
     r"toFixed|toPrecision|toExponential|toLocaleString\(|NumberFormat|%\{[^}]*:[.,]"

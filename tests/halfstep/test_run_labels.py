@@ -23,7 +23,9 @@ def test_page_command_and_filter_have_one_word_for_a_state(state: str) -> None:
     is_outcome = state in OUTCOMES
     run = RUN | {"status": "finished", "outcome": state} if is_outcome else RUN | {"status": state}
     label = STATES[state]
-    assert f">{label}<" in fragment("run/_status_pill.html", run={"outcome": None, "damage": ""} | run)
+    assert f">{label}<" in fragment(
+        "run/_status_pill.html", run={"outcome": None, "damage": ""} | run
+    )
     assert formats.state(run) == label.lower()
     words = f"status:{label.replace(' ', '_')}", f'status:"{label}"', f"status:{state}"
     assert len({str(filters.read(word, me="ada")) for word in words}) == 1
