@@ -71,7 +71,7 @@ def test_a_run_has_one_filled_button_and_six_tabs(
     for anchor, tab in (
         ("checkpoints", "Files"),
         ("spikes", "Skipped steps"),
-        ("system", "Charts"),
+        ("metrics", "Charts"),
     ):
         page.goto(f"/runs/1#{anchor}")
         expect(page.locator(f"#{anchor}")).to_be_in_viewport()
