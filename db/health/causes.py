@@ -247,7 +247,7 @@ def _lost_at(signs: Signs) -> int | None:
 def _join_clips(
     calls: list[Finding], observed: list[Observation]
 ) -> tuple[list[Finding], list[Observation]]:
-    """Return both with a clip of scaled gradients told once, with the line an armed step saw."""
+    """Return both, with a clip of scaled gradients in one finding that has its line, too."""
     clips = [finding for finding in calls if finding.cause == "scaled_gradients_clipped"]
     edits = [each for each in observed if each.first.kind == "scaled_gradients_edited"]
     if not clips or not edits:

@@ -56,6 +56,7 @@ def find_mistaken_calls(signs: LoopSigns) -> Iterator[Finding]:
 
 def find_other_mistakes(signs: LoopSigns) -> Iterator[Finding]:
     """Yield mistakes that explain nothing but themselves."""
+    yield from _scaler_left_behind(signs)
     yield from _gradients(signs)
     yield from _left_out(signs)
     yield from _schedule(signs)
@@ -251,18 +252,6 @@ def _scaler_lost(signs: LoopSigns) -> Iterator[Finding]:
             fix=fixes.SCALER_STATE,
             part="skipped",
         )
-    elif left := signs.one(events.ScalerLeftBehind):
-        yield Finding(
-            "The optimizer was restored, and its scaler was not",
-            f"Before step {left.step:,} the state of {left.optimizer} was loaded, and that of its "
-            f"GradScaler was not: it began at {scale_text(left.scale)}, and step "
-            f"{left.skipped:,} was skipped. Each resume searches for the scale again. Save the "
-            "scaler's state with the optimizer's, and load both.",
-            cause="scaler_not_restored",
-            evidence=left,
-            fix=fixes.SCALER_STATE,
-            part="skipped",
-        )
     elif signs.resumed:
         step, before, after = signs.resumed
         yield Finding(
@@ -271,6 +260,21 @@ def _scaler_lost(signs: LoopSigns) -> Iterator[Finding]:
             f"{scale_text(before)} to {scale_text(after)} without a growth. Save the scaler's "
             "state with the checkpoint, and load it on resume.",
             cause="scaler_not_restored",
+            fix=fixes.SCALER_STATE,
+            part="skipped",
+        )
+
+
+def _scaler_left_behind(signs: LoopSigns) -> Iterator[Finding]:
+    if left := signs.one(events.ScalerLeftBehind):
+        yield Finding(
+            "The optimizer was restored, and its scaler was not",
+            f"Before step {left.step:,} the state of {left.optimizer} was loaded, and that of its "
+            f"GradScaler was not: it began at {scale_text(left.scale)}, and step "
+            f"{left.skipped:,} was skipped. Each resume searches for the scale again. Save the "
+            "scaler's state with the optimizer's, and load both.",
+            cause="scaler_not_restored",
+            evidence=left,
             fix=fixes.SCALER_STATE,
             part="skipped",
         )

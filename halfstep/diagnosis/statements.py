@@ -10,7 +10,7 @@ from halfstep.number_formats import number, percent, quantity
 from halfstep.number_formats import scale as scale_text
 
 STEPS_SHOWN = 5
-RIGHT_LOSS = 0.01  # distance from fp32, relative to it, below which a loss is right
+RIGHT_LOSS = 0.01  # distance from fp32, relative to it, up to which a loss is right
 DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
 TITLES: Mapping[Kind, str] = {
     "overflow": "Overflow of {dtype}",
@@ -317,7 +317,7 @@ def _rejected(observation: Observation) -> str:
 def is_loss_right(defect: Defect) -> bool:
     """Return whether only the gradients of a step with a wrong loss are wrong."""
     loss, loss_fp32 = defect.loss or 0.0, defect.loss_fp32 or 0.0
-    return defect.kind == "loss_differs" and abs(loss - loss_fp32) < RIGHT_LOSS * abs(loss_fp32)
+    return defect.kind == "loss_differs" and abs(loss - loss_fp32) <= RIGHT_LOSS * abs(loss_fp32)
 
 
 def _gradients_underflow(observation: Observation) -> str:

@@ -44,7 +44,7 @@ from halfstep.watching.async_host_copy import HostCopies
 from halfstep.watching.current_step import Value
 
 PASSES_WITHOUT_STEP = 20
-ZERO_STEPS = 8  # in a row with gradients of 0, after which steps are armed
+LOOK_AFTER_ZEROS = 8  # steps in a row with gradients of 0, after which some are armed
 PRECISION_PASSES = (1, 2, 10, 100)  # backward passes whose graph is read
 
 
@@ -187,9 +187,10 @@ class Collector:
         now.
         """
         self._bounded.read(records)
-        self._zero_steps = count_zero_steps(records, self._zero_steps, self._applied)
+        before = self._zero_steps
+        self._zero_steps = count_zero_steps(records, before, self._applied)
         self._applied += int((records["flags"] & SKIPPED == 0).sum())
-        if self._zero_steps >= ZERO_STEPS:
+        if before < LOOK_AFTER_ZEROS <= self._zero_steps:
             self.armed.look()
         if not is_scaled:
             self._first.read(records, _culprits(events))

@@ -38,7 +38,7 @@ ENOUGH = 2  # skips in armed steps
 EARLY_SKIPS = 5  # consecutive; after these, skips that the scale may explain are examined, too
 FEW = 0.5  # share of the parameters: above it, inf only does not prove an overflow
 FREE_SECONDS, SHARE = 2.0, 0.01  # of the run's time, for armed steps
-FUTILE_SECONDS = 60.0  # the same in place of FREE_SECONDS, while every step is skipped
+ALL_SKIPPED_SECONDS = 60.0  # the same in place of FREE_SECONDS, while every step is skipped
 SLOWER = 5.0  # an armed step, before one was measured
 SMALLEST_BUDGET_BYTES = 2**28
 MOST_EVENTS = 200
@@ -175,7 +175,7 @@ class ArmedSteps:
     def _get_allowed_seconds(self) -> float:
         """Return the seconds that armed steps may still take."""
         elapsed = time.perf_counter() - self._started
-        free = FUTILE_SECONDS if self._trains_nothing else FREE_SECONDS
+        free = ALL_SKIPPED_SECONDS if self._trains_nothing else FREE_SECONDS
         return free + SHARE * elapsed - self._armed_seconds
 
     def _is_deep(self) -> bool:

@@ -149,12 +149,12 @@ class Call:
         ).result_power()
 
     def reject(self, error: Exception) -> Rejection | None:
-        """Return what the operator has raised; None if it does so with the values of fp32, too."""
-        if not self._is_rerun or self._written or isinstance(error, MemoryError):
-            return None
-        try:
-            self._func(*self._args, **self._kwargs)
-        except Exception:
+        """Return what the operator has raised for its values; None if it is not due to them.
+
+        It is not where it raises for those of fp32, too, or where it has no kernel for half
+        precision.
+        """
+        if not self._is_rerun or isinstance(error, MemoryError) or not self._runs.needs_fp32():
             return None
         farthest = _find_farthest(self._mode.memory, self._operands)
         text = f"{type(error).__name__}: {error}"[:MOST_TEXT]

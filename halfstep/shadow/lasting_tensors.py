@@ -1,6 +1,8 @@
 """Tensors that outlive a step, and what later steps have to know of them."""
 
-from halfstep.shadow.memory import SHADOW_DTYPES
+from itertools import islice
+
+from halfstep.shadow.memory import SHADOW_DTYPES, Entry
 from halfstep.shadow.mode import ShadowMode
 from halfstep.shadow.operations import OUTSIDE, Carried, Kept, Operation, Rounded
 from halfstep.shadow.scale import is_unknown
@@ -8,7 +10,7 @@ from halfstep.shadow.walk import first_defect
 
 CAST = "_to_copy"
 ROUNDED = 0.1  # distance from fp32, relative to it, at which a tensor is wrong
-MOST_ELEMENTS = 10_000_000  # of a tensor that is compared
+MOST_COMPARED, MOST_ELEMENTS = 100, 10_000_000  # tensors of a step, and elements of each
 
 
 def keep_nonfinite(mode: ShadowMode, step: int) -> None:
@@ -52,17 +54,25 @@ def keep_halved(mode: ShadowMode) -> None:
 
 def keep_rounded(mode: ShadowMode, step: int) -> None:
     """Keep which tensors of the forward pass outlive the step and are far from fp32."""
-    for entry in mode.memory.entries.values():
-        writer = entry.writers[0]
-        is_made = len(entry.writers) == 1 and writer.number and not writer.is_backward
-        if not is_made or entry.values is None or entry.is_suspect or entry.has_expired():
-            continue
-        if entry.dtype in SHADOW_DTYPES and entry.values.numel() <= MOST_ELEMENTS:
-            distance, size = entry.distance()
-            if distance > ROUNDED * size > 0.0:
-                root = (writer.root or writer).alone()
-                rounded = Rounded(step, distance / size, root, writer.alone())
-                mode.rounded.add(entry.storage, rounded)
+    for entry in islice(filter(_is_lasting_result, mode.memory.entries.values()), MOST_COMPARED):
+        distance, size = entry.distance()
+        if distance > ROUNDED * size > 0.0:
+            writer = entry.writers[0]
+            root = (writer.root or writer).alone()
+            mode.rounded.add(entry.storage, Rounded(step, distance / size, root, writer.alone()))
+
+
+def _is_lasting_result(entry: Entry) -> bool:
+    """Return whether one operator of this forward pass has made a finite tensor that still exists.
+
+    Complex ones are left out: torch computes little with their half precision.
+    """
+    writer = entry.writers[0]
+    is_made = len(entry.writers) == 1 and writer.number > 0 and not writer.is_backward
+    if not is_made or entry.values is None or entry.is_suspect or entry.has_expired():
+        return False
+    is_half = entry.dtype in SHADOW_DTYPES and entry.dtype.is_floating_point
+    return is_half and entry.values.numel() <= MOST_ELEMENTS
 
 
 def _why_carried(latest: Operation, step: int) -> Carried | None:

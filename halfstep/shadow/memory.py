@@ -77,6 +77,8 @@ class Entry:
         if storage is None or self.values is None:
             return 0.0, 0.0
         actual = torch.empty(0, dtype=self.dtype, device=storage.device).set_(storage)
+        if actual.shape != self.values.shape:  # resized
+            return 0.0, 0.0
         shadow = self.values.double()
         return float((actual.double() - shadow).norm()), float(shadow.norm())
 

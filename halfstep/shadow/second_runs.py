@@ -39,6 +39,10 @@ class SecondRuns:
         )
         self._before = args, kwargs
 
+    def needs_fp32(self) -> bool:
+        """Return whether the operator runs with the values of fp32, and not with its own."""
+        return bool(self._run(*self._exact)) and not self._from_actual()
+
     def is_finite_in_fp32(self, result: Tensor, shadow: Tensor) -> bool | None:
         """Return whether fp32 would make the lost elements finite from the actual inputs."""
         exact = self._find_exact(result)

@@ -264,7 +264,7 @@ def test_a_loop_that_only_skips_is_examined_for_longer(
     monkeypatch.setattr(mode, "PURGE_EVERY", 1)
     monkeypatch.setattr(armed_steps, "FREE_SECONDS", 0.0)
     monkeypatch.setattr(armed_steps, "SHARE", 0.0)
-    monkeypatch.setattr(armed_steps, "FUTILE_SECONDS", seconds)
+    monkeypatch.setattr(armed_steps, "ALL_SKIPPED_SECONDS", seconds)
     written, steps = _train_armed(tmp_path, monkeypatch, from_step=1)
     assert steps[0] > armed_steps.EARLY_SKIPS
     assert bool(written.of("shadow_step")) == (seconds > 0)

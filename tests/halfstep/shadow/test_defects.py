@@ -1292,3 +1292,22 @@ def test_a_table_that_was_computed_in_half_precision_is_named(dtype: torch.dtype
     for row in faults:
         assert row.source == "torch.arange(1000).to(self.dtype)"
         assert "`(position * 0.5).cos()" in row.text
+
+
+def test_an_operator_without_a_kernel_for_half_precision_rejects_no_value() -> None:
+    """It raises for its dtype, and its values are as good as those of fp32."""
+
+    def train() -> None:
+        net = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+        for step in range(2):
+            with torch.autocast("cpu", dtype=HALF):
+                out = net(torch.ones(4, 4)).half() + torch.eye(4, dtype=HALF)
+            if step:
+                with pytest.raises(RuntimeError, match="Half"):
+                    torch.linalg.cholesky_ex(out)
+                return
+            out.float().sum().backward()
+            optimizer.step()
+
+    assert not [row for row in rows_of_loop(train) if row.kind == "rejected"]
