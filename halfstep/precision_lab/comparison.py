@@ -23,7 +23,8 @@ from halfstep.precision_lab.error_statistics import (
     together,
     without_modes,
 )
-from halfstep.precision_lab.passes import Setting, check_loss, gradients_of
+from halfstep.precision_lab.parameter_gradients import check_loss, gradients_of
+from halfstep.precision_lab.passes import Setting
 from halfstep.precision_lab.preservation import (
     RandomState,
     copy_state,

@@ -30,9 +30,10 @@ from halfstep.precision_lab.error_statistics import (
     sum_squared_differences,
     together,
 )
+from halfstep.precision_lab.low_pass import LowPass
 from halfstep.precision_lab.module_patterns import ModuleTree
 from halfstep.precision_lab.module_survey import Survey
-from halfstep.precision_lab.passes import MOST_CALLS, LowPass, ReferencePass
+from halfstep.precision_lab.passes import MOST_CALLS
 from halfstep.precision_lab.plan_measurement import (
     Bounds,
     Measurement,
@@ -41,6 +42,7 @@ from halfstep.precision_lab.plan_measurement import (
 )
 from halfstep.precision_lab.plan_result import FP32_COST
 from halfstep.precision_lab.plan_search import PrecisionSearch
+from halfstep.precision_lab.reference_pass import ReferencePass
 from halfstep.precision_lab.report import PrecisionReport
 from halfstep.precision_lab.suggestions import (
     LOSS,
