@@ -1,4 +1,4 @@
-"""Periodic task that marks damaged runs: all once a day, and those that requests have met."""
+"""Periodic task that marks damaged runs: all once a week, and those that requests have met."""
 
 import logging
 import time
@@ -15,23 +15,25 @@ from db.telemetry import damage
 
 logger = logging.getLogger(__name__)
 
-DAY_SECONDS = 86400.0
+WEEK_SECONDS = 7 * 86400.0
 #: Delay before another check of a run that requests still meet damaged.
 AGAIN_SECONDS = 60.0
-#: Delay before all runs are checked again after a bucket did not answer.
-OUTAGE_SECONDS = 3600.0
-#: Time for runs of the daily check in a call, so that requests are not slowed down.
-CALL_SECONDS = 1.0
+#: Delay before another check where no run is due, or a bucket did not answer.
+IDLE_SECONDS = 600.0
+#: Time for runs of the weekly check in a call, so that requests are not slowed down.
+CALL_SECONDS = 0.25
+#: Pause after the weekly check of some runs, by the time that it took.
+PAUSE = 20.0
+RUNS_OF_A_CALL = 100
 
 
 class DamageCheckJob:
-    """Check of all runs, the newest first; safe to run on two servers at the same time."""
+    """Check of all runs, the longest unchecked first; safe to run on two servers at once."""
 
     def __init__(self, settings: Settings, database: Database, stopping: Event) -> None:
         self._settings, self._database, self._stopping = settings, database, stopping
         self._suspects: set[int] = set()
         self._checked_at: dict[int, float] = {}
-        self._due: list[int] = []
         self._next_at = 0.0
 
     def check_due(self) -> None:
@@ -44,20 +46,28 @@ class DamageCheckJob:
                 self._suspects.discard(run_id)
                 self._checked_at[run_id] = time.monotonic()
         if time.monotonic() >= self._next_at:
-            with self._database.reading() as session:
-                self._due = run_damage.list_checked(session)
-            self._next_at = time.monotonic() + DAY_SECONDS
-        end = time.monotonic() + CALL_SECONDS
-        while self._due and time.monotonic() < end and not self._stopping.is_set():
-            self._check(self._due.pop(), reads_files=False)
+            self._next_at = time.monotonic() + self._check_some()
 
-    def _check(self, run_id: int, *, reads_files: bool) -> None:
+    def _check_some(self) -> float:
+        """Check runs that are due; return the pause that follows, in seconds."""
+        with self._database.reading() as session:
+            due = run_damage.list_due(session, WEEK_SECONDS, RUNS_OF_A_CALL)
+        begun = time.monotonic()
+        for run_id in due:
+            if self._stopping.is_set() or time.monotonic() > begun + CALL_SECONDS:
+                break
+            if not self._check(run_id, reads_files=False):
+                return IDLE_SECONDS
+        return (time.monotonic() - begun) * PAUSE if due else IDLE_SECONDS
+
+    def _check(self, run_id: int, *, reads_files: bool) -> bool:
+        """Check a run; return whether its store answered."""
         store = open_store(self._settings, retry_seconds=RETRY_SECONDS)
         try:
             mark = run_damage.check(self._database, store, run_id, reads_files=reads_files)
-        except obstore.exceptions.BaseError as error:  # of a bucket: the others are checked later
+        except obstore.exceptions.BaseError as error:  # of a bucket: it is checked later
             logger.warning("files of run %d cannot be checked: %s", run_id, why(error))
-            self._due, self._next_at = [], time.monotonic() + OUTAGE_SECONDS
-            return
+            return False
         if mark is not None:
             logger.warning("%s", mark or f"Run {run_id} is whole again.")
+        return True

@@ -11,6 +11,7 @@ from obstore.store import ObjectStore
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from db import clock
 from db.database import Database
 from db.files import storage
 from db.files.storage import DamagedFile
@@ -56,7 +57,7 @@ def find(
 def check(
     database: Database, store: ObjectStore, run_id: int, *, reads_files: bool = False
 ) -> str | None:
-    """Mark a run as damaged or whole; return its mark if that is new.
+    """Mark a run as damaged or whole, and as checked; return its mark if that is new.
 
     reads_files: as of `find`; files of a marked run are always read.
     """
@@ -67,22 +68,25 @@ def check(
             return None
         earlier = run.damage
         mark = find(session, store, run_id, reads_files=reads_files or bool(earlier)).mark
-    if mark == earlier:
-        return None
-    with database.reading() as session:  # a file may have been deleted after its row was read
-        if find(session, store, run_id).mark != mark:
-            damage.suspect(run_id)
-            return None
+    is_new = mark != earlier
+    if is_new:
+        with database.reading() as session:  # a file may have been deleted after its row was read
+            if find(session, store, run_id).mark != mark:
+                damage.suspect(run_id)
+                return None
     with database.writing() as session:
         run = session.get_one(Run, run_id, with_for_update=True)
-        run.damage = mark
-        run.revision += 1
-    return mark
+        run.damage, run.damage_checked_at = mark, clock.current(session)
+        run.revision += is_new
+    return mark if is_new else None
 
 
-def list_checked(session: Session) -> list[int]:
-    """Return the runs that can be damaged, in order."""
-    return list(session.scalars(select(Run.id).where(Run.erased_at.is_(None)).order_by(Run.id)))
+def list_due(session: Session, interval: float, limit: int) -> list[int]:
+    """Return runs that were not checked for some seconds, the longest unchecked first."""
+    is_waiting = select(StepConversion.run_id).where(StepConversion.run_id == Run.id).exists()
+    is_due = Run.damage_checked_at < clock.current(session) - interval
+    query = select(Run.id).where(is_due, Run.erased_at.is_(None), ~is_waiting)
+    return list(session.scalars(query.order_by(Run.damage_checked_at, Run.id.desc()).limit(limit)))
 
 
 def check_all(database: Database, store: ObjectStore, run_ids: Collection[int]) -> None:

@@ -161,6 +161,7 @@ class Run(OfProject, Table):
     stored_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     # What cannot be read of it, in words, by the latest check, see db.files.run_damage.
     damage: Mapped[str] = mapped_column(default="", server_default="")
+    damage_checked_at: Mapped[float] = mapped_column(default=0.0, server_default="0")
     deleted_at: Mapped[float | None]  # in the trash since then
     # The erasure has begun: it can no longer be restored.
     erasing: Mapped[bool] = mapped_column(default=False, server_default=false())

@@ -17,7 +17,11 @@ from urllib.parse import urlsplit
 
 from PIL import Image
 from playwright.sync_api import Page, expect, sync_playwright
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
 
+from db.database import Database
+from db.tables import StepBlock, Worker
 from tests.browser import launch, wait_until
 from tests.site import until, up
 
@@ -130,6 +134,23 @@ class Picture:
     height: int = DESK[1]
     themes: tuple[str, ...] = ("light",)
     size: tuple[int, int] = DESK
+    #: Changes the database before, where the product alone would not get there.
+    prepare: Callable[[Session], object] = lambda _session: None
+
+
+def damage_live_run(session: Session) -> None:
+    """Damage the first block of the run that is training."""
+    live = select(StepBlock.run_id).where(StepBlock.first > 0).order_by(StepBlock.id.desc())
+    first = StepBlock.run_id == live.limit(1).scalar_subquery(), StepBlock.first == 0
+    session.execute(update(StepBlock).where(*first).values(data=b"x" * 100))
+
+
+def add_outdated_worker(session: Session) -> None:
+    """Add a worker of the version before, as it is while an installation is upgraded."""
+    [worker] = session.scalars(select(Worker))
+    fields = {"name": "gpu-box-2", "host": "gpu-box-2", "pid": 1, "versions": {}}
+    copied = {name: getattr(worker, name) for name in ("devices", "recipes", "recipe_names")}
+    session.add(Worker(**fields, **copied))
 
 
 def of(text: str) -> Callable[[dict[str, Any]], str]:
@@ -152,6 +173,8 @@ PICTURES = {
     "precision-plan": Picture(of("/runs/{plan}/precision-plan"), 1150, size=(1440, 1200)),
     "report": Picture(of("/reports/{report}"), 1000, BOTH, (1440, 1000)),
     "run-phone": Picture(of("/runs/{fp16}"), PHONE[1], size=PHONE),
+    "damaged": Picture(of("/runs/{live}"), 420, prepare=damage_live_run),
+    "outdated-worker": Picture(of("/workers"), 420, prepare=add_outdated_worker),
     "runs-phone": Picture(of("/runs"), PHONE[1], themes=("dark",), size=PHONE),
 }
 
@@ -172,7 +195,10 @@ def main(chosen: list[str]) -> None:
         page.set_default_timeout(PATIENCE)
         site = Site(page, link)
         made = train(site)
+        database = Database(f"sqlite:///{data}/halfstep.db")
         for name in chosen:
+            with database.writing() as session:
+                PICTURES[name].prepare(session)
             take(page, site.address, name, made)
         browser.close()
     whole = sum(path.stat().st_size for path in IMAGES.iterdir())
@@ -213,7 +239,7 @@ def train(site: Site) -> dict[str, Any]:
     )
     site.wait(plan, diff)
     live = site.submit("fp16", 200_000)
-    until(lambda: site.get(f"/runs/{live}")["step"] > 1500, 120)
+    until(lambda: site.get(f"/runs/{live}")["step"] > 4500, 240)
     made = {"collapsed": collapsed, "failed": failed, "sweep": sweep, "report": report}
     made |= {"plan": plan, "diff": diff}
     return {**made, "fp16": fp16, "live": live, "four": ",".join(map(str, four))}
