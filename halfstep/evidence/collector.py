@@ -5,7 +5,7 @@ module imports torch.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,7 @@ class Collector:
         self.schedule = ScheduleEvidence()
         self.inputs = InputEvidence(on_event, self.host_copies)
         self.checks = OptimizerChecks(on_event, self._once)
-        self._buffers = BufferEvidence(on_event, self.host_copies)
+        self._buffers = BufferEvidence(self._list_untrained, on_event, self.host_copies)
         self.skips = SkipEvidence(self.armed, self.inputs, self._buffers, self.host_copies)
         self._bounded = BoundedNorms(on_event)
         self._first = FirstNonfinite(on_event)
@@ -78,9 +78,18 @@ class Collector:
 
     def add(self, modules: Sequence[nn.Module], names: Mapping[nn.Module, str]) -> None:
         """Observe these modules."""
-        for part in (self.inputs, self._buffers, self.checks):
+        for part in (self.inputs, self.checks):
             part.modules += tuple(modules)
         self.armed.add(names)
+
+    def _list_untrained(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield buffers, and weights that no optimizer has, such as averaged ones."""
+        for module in self.inputs.modules:
+            yield from module.named_buffers()
+        for module in self.inputs.modules:
+            for name, parameter in module.named_parameters():
+                if not parameter.requires_grad:
+                    yield name, parameter
 
     def is_due(self, count: int, losses: list[Value] | None) -> bool:
         """Return whether to examine a backward pass. count: passes so far."""
@@ -100,7 +109,7 @@ class Collector:
         if count in PRECISION_PASSES:
             self._read_precision(step, roots)
         if count == 1:
-            self._buffers.read(None)
+            self._buffers.begin()
         if count == PASSES_WITHOUT_STEP and not has_stepped:
             self._on_event(NoStep(step=step, passes=count))
             self._say(
