@@ -22,8 +22,9 @@ class Row(Struct, frozen=True, kw_only=True):
     """A finding: where, what, how often, and what the numbers are in fp32.
 
     file, line: of the script, or of the package that it calls.  value: the largest in fp32.
-    fits_below: the largest loss scale without the overflow.  share: of the squared gradient norm
-    that is 0 in half precision.  steps: the first ones; count: of all.
+    fits_below: the largest power of two that is a loss scale without the overflow.
+    share: of the squared gradient norm that is 0 in half precision.
+    steps: the first ones; count: of all.
     """
 
     kind: str

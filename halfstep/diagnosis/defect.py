@@ -66,7 +66,8 @@ class Defect(Part, frozen=True, kw_only=True, omit_defaults=True):
     sample: an input of the site, and what it is in fp32.
     origin: where a value was rounded, or where a nonfinite tensor was made, or where
         autocast was entered.
-    loss, loss_fp32: of the step.  fits_below: the largest loss scale without the overflow.
+    loss, loss_fp32: of the step.  fits_below: the largest power of two that is a loss scale
+        without the overflow.
     carried_from: the step in which a tensor became nonfinite.
     share: of the squared gradient norm that is lost, or the relative distance of the gradients.
     helps: what the shadow has shown to be finite.

@@ -254,7 +254,7 @@ def _scale_too_large(observation: Observation) -> str:
     return (
         f"{steps_of(observation)} gradients overflow at the loss scale: {_in_step(observation)}"
         f"at {scale_text(defect.scale)} {named(defect.site)} {_beyond(defect)}. They fit at a "
-        f"scale below {number(observation.smallest_fit, 3)}."
+        f"scale of {scale_text(observation.smallest_fit)} or less."
     )
 
 

@@ -234,7 +234,7 @@ class Judge:
             return defect
         if not (defect.value and defect.limit):
             return defect
-        fits_below = self._mode.scale * defect.limit / defect.value
+        fits_below = 2.0 ** math.floor(math.log2(self._mode.scale * defect.limit / defect.value))
         if fits_below < 1.0:
             return defect
         helps = ("smaller_scale", *defect.helps)

@@ -668,7 +668,7 @@ def test_replays_of_ordinary_skips_accuse_no_healthy_scale() -> None:
                 "kind": "scale_too_large",
                 "symptom": "gradient",
                 "scale": 2.0**19,
-                "fits_below": 3e5,
+                "fits_below": 2.0**18,
             },
             Defect,
         )
@@ -680,7 +680,7 @@ def test_replays_of_ordinary_skips_accuse_no_healthy_scale() -> None:
     found = list(findings.find(_evidence("oscillating", events=armed, skips=skips)))
     assert found[0].title == "The loss scale is too large and does not fall"
     assert text_of(defects[0]).count("step 57") == 1
-    assert text_of(defects[0]).endswith("They fit at a scale below 300,000.")
+    assert text_of(defects[0]).endswith("They fit at a scale of 2^18 or less.")
 
 
 def test_a_clip_of_scaled_gradients_is_told_once_with_its_line() -> None:
