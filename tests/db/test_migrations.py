@@ -96,7 +96,7 @@ def test_rows_outlive_every_migration(database: Database) -> None:
 
 
 def test_audit_events_survive_a_downgrade(database: Database, ada: User) -> None:
-    """Rows still cannot be changed."""
+    """Rows of the audit log cannot be changed after a downgrade either."""
     with database.writing() as session:
         session.add(AuditEvent(user_id=ada.id, action="POST /views", address=""))
     command.downgrade(database.migrations(), "0038")

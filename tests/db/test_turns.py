@@ -69,7 +69,7 @@ def test_a_turn_ends_however_a_writer_ends(database: Database, how: str) -> None
 
 
 def test_a_session_that_timed_out_gets_no_turn() -> None:
-    """Otherwise the turn would never be returned."""
+    """A session that timed out gets no turn, since it would not return it."""
     turns = Turns()
     assert turns.take(timeout=0)
     assert not turns.take(timeout=0)

@@ -322,7 +322,7 @@ def test_the_empty_list_leads_to_a_worker_and_to_a_script(database: Database, pa
 
 
 def test_a_watched_run_opens_from_the_empty_list(database: Database, ada: User, page: Page) -> None:
-    """The page waits for it."""
+    """The empty list waits for a run, and opens it."""
     page.goto("/runs")
     expect(page.get_by_text("Waiting for the first step")).to_be_visible()
     with database.writing() as session:

@@ -24,7 +24,7 @@ def test_numbers_are_formatted_as_in_the_browser(kind: str, value: Any, text: st
 
 @pytest.mark.parametrize(("value", "text"), [(1, "1 step"), (0, "0 steps"), (2000, "2,000 steps")])
 def test_quantities_have_their_noun(value: int, text: str) -> None:
-    """Only 1 has the singular."""
+    """Only a quantity of 1 has the singular."""
     assert number_formats.quantity(value, "step") == text
 
 

@@ -187,7 +187,7 @@ def test_a_killed_agents_point_is_run_by_another(database: Database) -> None:
 
 @pytest.mark.extended
 def test_ctrl_c_gives_the_point_back(database: Database) -> None:
-    """At once: the next agent begins with it."""
+    """The point is given back at once, and the next agent begins with it."""
     sweep_id = begin()
     first = agent(sweep_id, "wait")
     assert first.stdout is not None

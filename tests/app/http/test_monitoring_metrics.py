@@ -44,7 +44,7 @@ def read_metrics(client: TestClient) -> dict[tuple[str, ...], float]:
 def test_a_scrape_has_the_metrics_of_the_service(
     database: Database, ada: User, running: Run, settings: Settings, stranger: TestClient
 ) -> None:
-    """Queue, devices, runs, steps and this process."""
+    """The metrics cover queue, devices, runs, steps and this process."""
     record(database, running, make_steps([1.0] * 9, skipped=[3]))
     submit(database, ada)
     settings.data.mkdir(exist_ok=True)

@@ -133,7 +133,7 @@ def test_a_run_that_never_arrived_cannot_arrive_later(database: Database, ada: U
 
 
 def test_a_returned_point_is_free_at_once(database: Database, ada: User) -> None:
-    """Ctrl-C of an agent: the next one takes it."""
+    """After Ctrl-C of an agent the next one takes its point."""
     sweep_id = begin(database, ada)
     trial, _run = take_point(database, ada, sweep_id)
     with database.writing() as session:
@@ -279,7 +279,7 @@ def test_checks_become_sparse_with_many_values(database: Database, ada: User) ->
 
 
 def test_a_failed_point_goes_to_an_agent_again(database: Database, ada: User) -> None:
-    """Once someone asks for it."""
+    """An agent gets a failed point once a user has requested it."""
     sweep_id = begin(database, ada, space={"lr": [0.1]})
     trial, run = take_point(database, ada, sweep_id)
     with database.writing() as session:
@@ -300,7 +300,7 @@ def log(database: Database, run: Run, scores: list[float]) -> None:
 
 
 def test_what_agents_cannot_do_is_named(database: Database, ada: User) -> None:
-    """A recipe has workers."""
+    """The error says that a recipe needs workers, not agents."""
     with pytest.raises(Invalid, match="with a recipe or a command"):
         begin(database, ada, recipe="digits")
 

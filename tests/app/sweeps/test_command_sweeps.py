@@ -78,7 +78,7 @@ def test_a_grid_over_placeholders_is_submitted_as_commands(
 def test_points_are_drawn_for_placeholders(
     database: Database, script: TestClient, kind: str
 ) -> None:
-    """Within their ends; whole numbers are whole."""
+    """Values are within their bounds, and whole numbers stay whole."""
     space = {"lr": "loguniform(1e-4, 0.1)", "batch": "integers(1, 64)"}
     answer = script.post(
         "/api/v1/sweeps", json=make_given(kind=kind, space=space, runs=3, at_once=3)

@@ -135,7 +135,7 @@ def test_values_that_look_like_json_and_are_not_are_rejected(text: str) -> None:
 def test_what_a_database_cannot_store_is_rejected(
     browser: TestClient, field: str, text: str
 ) -> None:
-    """With the field, before a row is written."""
+    """The error names the field, and no row is written."""
     settings = "lr = 0.1, 0.2"
     data = FORM | {"settings": settings, "confirmed": "2"}
     data[field] = f"{settings}\n{text}" if field == "settings" else text
@@ -147,7 +147,7 @@ def test_what_a_database_cannot_store_is_rejected(
 @pytest.mark.sql
 @looped("number", ["1e999", "-1e999", "NaN"])
 def test_a_nested_number_that_is_not_finite_is_named(script: TestClient, number: str) -> None:
-    """Of an agents' sweep by the API, too."""
+    """The error names the nested field, for agents' sweeps by the API as well."""
     body = '{"space": {"lr": [0.1, 0.2]}, "config": {"betas": [0.9, NUMBER]}}'
     headers = {"Content-Type": "application/json"}
     answer = script.post(

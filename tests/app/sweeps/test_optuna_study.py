@@ -125,7 +125,7 @@ def test_a_condition_is_on_another_setting(kind: str) -> None:
 
 
 def test_a_grid_has_each_point_once() -> None:
-    """Without settings whose condition is not true."""
+    """A grid leaves out settings whose condition is not true."""
     given = {"optimizer": "sgd, adam", "momentum": "0.8, 0.9 when optimizer = sgd", "lr": [1, 2]}
     space = read(given, "grid")
     points = [*grid(space)]
@@ -151,7 +151,7 @@ def prune(pruner: dict[str, Any], rows: list[list[float]], new: int) -> set[int]
 
 
 def test_the_median_of_complete_trials_decides() -> None:
-    """From the sixth on; equal values continue."""
+    """The median decides from the sixth trial on; equal values continue."""
     before = [[float(value)] * 3 for value in range(1, 6)]
     assert prune({"kind": "median"}, [*before, [4.0, 4.0]], 1) == {6}
     assert prune({"kind": "median"}, [*before, [3.0, 2.0]], 1) == set()

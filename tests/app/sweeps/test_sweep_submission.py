@@ -98,7 +98,7 @@ def test_two_servers_submit_no_run_twice(database: Database, ada: User, offered:
 def test_a_kill_between_run_and_trial_leaves_neither(
     database: Database, ada: User, offered: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of a transaction is repeated, once."""
+    """The interrupted transaction is repeated once."""
     begin(database, ada)
     finish(database, 1)
     with monkeypatch.context() as patch:

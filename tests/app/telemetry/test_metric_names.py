@@ -71,7 +71,7 @@ def test_names_are_in_order_of_their_numbers(
 def test_page_of_few_metrics_has_no_search(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """It is there, hidden, for when there are more."""
+    """The search is hidden until there are more metrics."""
     log(database, running, 1, NAMES[:3])
     page = browser.get(f"/runs/{running.id}").text
     assert "data-metric-search hidden" in page
@@ -95,7 +95,7 @@ def test_series_come_with_a_page_of_metrics(many: Run, script: TestClient) -> No
 
 
 def test_names_come_in_order(many: Run, script: TestClient) -> None:
-    """All of them, or a page."""
+    """Names are in order, in the whole list and in a page of it."""
     address = f"/api/v1/runs/{many.id}/metrics/names"
     assert script.get(address).json() == {"names": NAMES, "total": MANY, "next": None}
     page = script.get(address, params={"after": NAMES[99], "limit": 100}).json()
@@ -152,7 +152,7 @@ def test_summaries_come_a_page_at_a_time(many: Run, script: TestClient) -> None:
 
 
 def test_long_names_and_searches_are_rejected(many: Run, script: TestClient) -> None:
-    """As any text that is typed."""
+    """Names and searches have the limit of all typed texts."""
     for query in ({"metric_after": "a" * 501}, {"metric": ["a"] * 101}, {"metric_search": "\0"}):
         answer = script.get(f"/api/v1/runs/{many.id}/series", params=query)
         assert answer.status_code == 422, query

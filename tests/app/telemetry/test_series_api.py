@@ -48,7 +48,7 @@ def test_many_steps_keep_their_extremes(
 
 
 def test_run_without_steps_has_empty_series(running: Run, script: TestClient) -> None:
-    """Not an error."""
+    """The response has empty series and no error."""
     page = script.get("/api/v1/runs/1/series").json()
     assert (page["total"], page["x"], page["series"]["loss"]["y"]) == (0, [], [])
 
@@ -110,7 +110,7 @@ def test_metrics_and_log(database: Database, running: Run, script: TestClient) -
 
 
 def test_series_of_no_run(script: TestClient) -> None:
-    """A run that there is not is 404 everywhere."""
+    """Every route of series answers 404 for an unknown run."""
     names = ("series", "flagged", "events", "metrics", "log", "checkpoints", "config")
     for name in names:
         assert script.get(f"/api/v1/runs/7/{name}").status_code == 404, name

@@ -25,6 +25,6 @@ def test_axes_are_the_metrics_that_are_named(defined: Any, names: list[str]) -> 
 
 
 def test_the_axis_of_all_metrics_is_usual() -> None:
-    """That of some is to be chosen."""
+    """All metrics have the usual axis, and some may have another."""
     found = step_metrics(Run(config={}, step_metrics={"val/*": "epoch", "*": "samples"}))
     assert found == [("epoch", False), ("samples", True)]

@@ -455,7 +455,7 @@ def test_rules_are_checked_and_bounded(
 def test_a_run_that_has_ended_takes_no_rule(
     database: Database, ada: User, running: Run, status: Status
 ) -> None:
-    """Nothing more would happen to it."""
+    """An ended run never triggers a rule."""
     end(database, running, status)
     with pytest.raises(Invalid) as refused:
         rule(database, ada, "ended", "run", run_id=running.id)

@@ -133,7 +133,7 @@ def test_backups_that_are_old_or_fail_alert(
 def test_a_damaged_run_alerts_until_it_is_whole(
     database: Database, operator: User, running: Run
 ) -> None:
-    """Unless it is in the trash."""
+    """A damaged run alerts, unless it is in the trash."""
     rule(database, operator, "run_damaged")
     assert texts(database, operator) == []
     for values in ({"damage": "Run 1 is damaged."}, {"deleted_at": 1.0}):

@@ -107,7 +107,7 @@ def test_metrics_come_by_name(database: Database, recorded: Run) -> None:
 
 @pytest.mark.parametrize("name", export.EXPORTS)
 def test_run_without_rows_gives_an_empty_table(database: Database, running: Run, name: str) -> None:
-    """A header in CSV, and a readable Parquet file."""
+    """CSV has a header only, and the Parquet file can be read."""
     assert read_csv(database, running, name) == []
     assert read_parquet(database, running, name) == []
 

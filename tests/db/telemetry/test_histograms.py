@@ -42,7 +42,7 @@ def test_samples_are_thinned_except_the_last(database: Database, running: Run) -
 
 
 def test_run_without_histograms_has_none(database: Database, running: Run) -> None:
-    """There is nothing to thin."""
+    """A run without histograms has an empty list."""
     with database.reading() as session:
         assert histograms.of_module(session, running.id, None, most=4) == []
         assert histograms.newest(session, running.id) is None

@@ -43,7 +43,7 @@ def test_the_database_keeps_a_bounded_number_of_lines(
 def test_files_of_the_log_go_with_its_lines(
     database: Database, running: Run, tmp_path: Path
 ) -> None:
-    """By the rule for logs: rows, bytes and files."""
+    """The rule for logs deletes their rows, bytes and files."""
     store, key = LocalStore(tmp_path), f"runs/{running.id}/log/attempt-0001-000001.txt.gz"
     obstore.put(store, key, b"x" * 10)
     path = "log/attempt-0001-000001.txt.gz"

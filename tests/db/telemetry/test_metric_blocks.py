@@ -274,7 +274,7 @@ def test_the_same_points_give_the_same_blocks(database: Database, running: Run) 
 
 
 def test_a_flush_is_one_row_and_a_short_run_ends_as_one(database: Database, running: Run) -> None:
-    """Of all names; nothing is in blocks."""
+    """The row has the points of all names, and blocks have none."""
     for step in range(1, 4):
         log(database, running, [(name, step, step, 0.5) for name in NAMES])
     with database.writing() as session:
@@ -350,7 +350,7 @@ def test_a_live_reader_gets_each_point_once(database: Database, running: Run) ->
 
 
 def test_a_backlog_of_flushes_comes_in_pages(database: Database, running: Run) -> None:
-    """Whole flushes, until there are enough points."""
+    """A page has whole flushes, until there are enough points."""
     for step in range(3):
         log(database, running, [("a", 10 * step + n, n, 0.5) for n in range(10)])
     seen, pages, cursor = list[int](), 0, Cursor()
@@ -406,7 +406,7 @@ def test_a_damaged_block_costs_its_points(
 
 
 def test_damaged_summaries_are_computed(database: Database, running: Run) -> None:
-    """From the points of their block."""
+    """Damaged summaries are computed from the points of their block."""
     points = [("a", step, step, math.sin(step)) for step in range(4000)]
     for first in range(0, 4000, 100):
         log(database, running, points[first : first + 100])

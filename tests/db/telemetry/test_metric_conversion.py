@@ -101,7 +101,7 @@ def test_a_converted_run_is_as_if_recorded_by_this_version(
 
 
 def test_a_short_run_becomes_one_row(database: Database, running: Run) -> None:
-    """As if it had ended in this version."""
+    """The row is that of a run that ended in this version."""
     record(database, running, events=[make_metric(1, 0.5, f"m{n}") for n in range(50)])
     as_rows(database, running)
     step_conversion.convert(database, running.id)
@@ -199,7 +199,7 @@ def test_recording_converts_its_run_first(database: Database, running: Run) -> N
 
 
 def test_a_run_that_an_earlier_version_records_waits(database: Database, running: Run) -> None:
-    """Until its attempt has ended."""
+    """The conversion waits until the attempt has ended."""
     record(database, running, events=[make_metric(3, 0.5)])
     as_rows(database, running)
     with database.writing() as session:
@@ -215,7 +215,7 @@ def test_a_run_that_an_earlier_version_records_waits(database: Database, running
 
 
 def test_a_sweep_waits_for_the_conversion(database: Database, running: Run) -> None:
-    """Without an error, of a metric as of the loss."""
+    """The sweep waits without an error, for a metric as for the loss."""
     record(database, running, make_steps([1.0] * 9), events=[make_metric(3, 0.5)])
     names = ("val/accuracy", "loss")
     with database.reading() as session:
@@ -232,7 +232,7 @@ def test_a_sweep_waits_for_the_conversion(database: Database, running: Run) -> N
 def test_a_downgrade_writes_the_rows_again(
     database: Database, running: Run, recorded: dict[str, Any]
 ) -> None:
-    """And the next upgrade converts them."""
+    """The next upgrade converts the rows again."""
     command.downgrade(database.migrations(), "0055")
     command.upgrade(database.migrations(), "head")
     assert is_waiting(database, running)

@@ -296,7 +296,7 @@ def test_a_store_that_does_not_answer_is_an_outage(
 
 
 def test_a_backup_keeps_the_file(database: Database, running: Run, tmp_path: Path) -> None:
-    """It may have read its row."""
+    """The file stays for a backup that may have read its row."""
     store = LocalStore(tmp_path)
     database.open_store = lambda: store
     record(database, running, make_steps([1.0] * 3000))

@@ -105,7 +105,7 @@ def test_steps_run_again_within_a_batch_replace_the_earlier(
 def test_the_last_value_of_a_metric_in_a_step_counts(
     database: Database, running: Run, at_once: bool
 ) -> None:
-    """In one flush, and in several."""
+    """The last value counts in one flush and across several."""
     result = [make_metric(3, value) for value in (0.5, 0.9, 0.1)]
     for events in [result] if at_once else [[each] for each in result]:
         record(database, running, events=events)
@@ -135,7 +135,7 @@ def test_run_shows_its_latest_figures(database: Database, running: Run) -> None:
 def test_a_slow_first_step_does_not_count_for_the_speed(
     database: Database, running: Run, pieces: tuple[int, ...]
 ) -> None:
-    """However the steps arrive."""
+    """The first step is left out, however the steps arrive."""
     steps = make_steps([3.0] * 21)
     steps["step_us"] = 1000
     steps["step_us"][0] = 3_000_000

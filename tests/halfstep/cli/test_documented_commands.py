@@ -76,6 +76,6 @@ def test_every_documented_command_exists_with_its_options() -> None:
 
 
 def test_every_client_command_is_in_the_reference() -> None:
-    """Short forms such as `halfstep submit`, too."""
+    """The reference lists all commands, and short forms such as `halfstep submit`."""
     text = (ROOT / "docs/reference/client.md").read_text()
     assert [name for name in main.CLIENT if not re.search(rf"halfstep {name}\b", text)] == []

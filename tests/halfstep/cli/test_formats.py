@@ -52,7 +52,7 @@ def test_a_failed_run_has_the_reason_of_its_failure() -> None:
 
 
 def test_a_damaged_run_says_so_in_each_table() -> None:
-    """A run of an earlier server has no such field."""
+    """Each table marks a damaged run; a run of an earlier server has no mark."""
     assert formats.state(RUN | {"damage": "Run 7 is damaged."}) == "running, damaged"
     assert formats.state(RUN) == "running"
 

@@ -711,7 +711,7 @@ def clip_by_a_scaled_bound(gradients: list[Tensor], scale: float) -> None:
 
 
 def test_a_guard_that_depends_on_the_scale_is_seen() -> None:
-    """Also if it leaves out no step."""
+    """The guard is reported even if it leaves out no step."""
     [row] = [row for row in steps_with_scaled_gradients(leave_out(1e4)) if row.is_fault]
     assert (row.kind, row.source) == (
         "scaled_gradients_compared",
@@ -993,7 +993,7 @@ def test_an_update_that_is_rounded_away_for_the_most_part_is_lost() -> None:
 
 
 def test_a_parameter_whose_gradients_are_all_0_in_half_precision_is_told() -> None:
-    """Though its share of all gradients is small."""
+    """The parameter is reported even if its share of all gradients is small."""
 
     def train(*, factor: float) -> None:
         first_layer, last = nn.Linear(4, 4), nn.Linear(4, 1)
@@ -1230,7 +1230,7 @@ def test_an_operator_that_rejects_a_rounded_value_is_named() -> None:
 
 
 def test_an_overflow_in_the_step_in_which_the_loop_ends_is_named() -> None:
-    """What the loop reads of it may have ended it."""
+    """The overflow is reported, since it may have ended the loop."""
 
     def accepts(out: Tensor) -> Tensor:
         costs = (out.half().detach() * 60000 * 1.5 * (out > 0.5)).float()

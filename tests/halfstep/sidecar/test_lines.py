@@ -172,7 +172,7 @@ CODES += [b"a", "日".encode(), b"\xff", b"\n", b"\r", b"\x1b[H", b"\x1b[5;1r", 
 
 @given(st.lists(st.sampled_from(CODES), max_size=80))
 def test_no_sequence_ends_the_recording(parts: list[bytes]) -> None:
-    """Whatever codes a program prints."""
+    """No escape code that a program prints ends the recording."""
     output = Output()
     for part in parts:
         output.feed("stdout", part)

@@ -106,7 +106,7 @@ def files(tmp_path: Path) -> AttemptFiles:
 
 
 def test_a_line_that_is_being_written_waits(files: AttemptFiles) -> None:
-    """And a damaged one costs no other."""
+    """A line that is being written waits, and a damaged one costs no other."""
     writer, reader = RelayWriter(files), RelayReader(files)
     writer.log({"a": 1}, None)
     [path] = (files.folder / "relay-1").glob("*.jsonl")
@@ -134,7 +134,7 @@ def test_after_the_end_of_the_run_nothing_is_relayed(
 def test_values_that_a_child_cannot_relay_are_reported_once(
     files: AttemptFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By whichever of its processes comes first."""
+    """The first process that cannot relay a value reports it."""
     for writer in (RelayWriter(files), RelayWriter(files)):
         writer.log("text", None)
         writer.log({"number": 10**400}, None)
@@ -152,7 +152,7 @@ def test_values_that_a_child_cannot_relay_are_reported_once(
 def test_a_relay_that_cannot_be_written_ends_no_child(
     files: AttemptFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nor does a value that raises on every access."""
+    """A value that raises on every access ends no child either."""
 
     class Wrong:
         @property

@@ -137,7 +137,7 @@ def test_a_detached_head_a_worktree_and_a_submodule(repository: Path, tmp_path: 
 
 
 def test_a_bare_clone_and_a_repository_without_a_commit(repository: Path, tmp_path: Path) -> None:
-    """As much as there is, and git's own reason."""
+    """The record has as much as there is, and git's reason for the rest."""
     bare = tmp_path / "bare.git"
     git(tmp_path, "clone", "-q", "--bare", str(repository), str(bare))
     found, diff = state_of(bare)

@@ -671,7 +671,7 @@ def test_upload_reports_each_folder_and_continues_after_a_damaged_one(
 def test_upload_continues_after_a_run_that_the_server_rejects(
     site: IngestServer, tmp_path: Path
 ) -> None:
-    """Its answer is about this one only."""
+    """The upload goes on with the other runs."""
     files = [Writer(tmp_path, name).steps().finish().files for name in "ab"]
     site.faults = ["422"]
     done = upload(site, tmp_path)
@@ -816,7 +816,7 @@ def test_a_spool_shorter_than_the_script_left_it_is_reported(
 
 
 def test_upload_with_a_rejected_token_ends_at_once(site: IngestServer, tmp_path: Path) -> None:
-    """It does not wait for a new token."""
+    """The upload does not wait for a new token."""
     Writer(tmp_path).steps()
     site.tokens = set()
     done = upload(site, tmp_path)

@@ -140,7 +140,7 @@ def test_labels_can_be_set_later(without_torch: None) -> None:
 
 
 def test_an_entry_deleted_from_the_summary_is_not_logged() -> None:
-    """The others are, in the table and as numbers."""
+    """Other entries of the summary are in the table and logged as numbers."""
     wandb: Any = halfstep
     wandb.init(name="deleted")
     wandb.summary.update({"best": 3, "draft": 1})
@@ -577,7 +577,7 @@ def test_a_change_of_the_configuration_is_refused_or_reported(
 
 
 def test_a_run_knows_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `init` prints it; offline it has none."""
+    """A run has the address that `init` prints, and none offline."""
     monkeypatch.setenv("HALFSTEP_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("HALFSTEP_TOKEN", "token")
     page = "http://127.0.0.1:9/runs/7"
@@ -590,7 +590,7 @@ def test_a_run_knows_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_continued_run_keeps_its_configuration() -> None:
-    """Except for new values, by `init` or later."""
+    """A continued run keeps its configuration, except for new values."""
     halfstep.init(id="abc", config={"lr": 0.1, "seed": 1}).finish()
     with halfstep.init(id="abc", resume="allow", config={"lr": 0.2}) as run:
         assert (run.config.lr, run.config.seed) == (0.2, 1)
@@ -602,7 +602,7 @@ def test_a_continued_run_keeps_its_configuration() -> None:
 def test_an_undeliverable_alert_is_kept(
     without_torch: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From a process with closed stderr."""
+    """An alert of a process with closed stderr is sent later."""
     wandb: Any = halfstep
     wandb.init(name="silent")
     monkeypatch.setattr("sys.stderr", None)
@@ -830,7 +830,7 @@ for name in ("first", "second"):
 
 
 def test_a_disabled_run_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As W&B's environment variable requests."""
+    """W&B's environment variable disables the run."""
     monkeypatch.setenv("WANDB_MODE", "disabled")
     run: Any = halfstep.init(config={"lr": 1})
     run.log({"loss": 1})

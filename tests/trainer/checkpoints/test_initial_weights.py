@@ -186,7 +186,7 @@ def test_a_resumed_run_has_its_own(run_loop, tmp_path):
 
 
 def test_settings_name_one_source(run_loop):
-    """A path or a run; a step only with a run."""
+    """The source is a path or a run, and a step needs a run."""
     for weights, message in (
         ({"path": "a.pt", "run": 3}, "allowed: one of path, upload, run"),
         ({"upload": "net.pt"}, "allowed: text that matches"),
