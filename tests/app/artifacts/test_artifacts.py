@@ -66,7 +66,9 @@ def test_a_version_is_uploaded_in_pieces_and_downloaded(script: TestClient) -> N
 def test_files_that_are_lost_are_named_where_a_version_is_shown(
     settings: Settings, script: TestClient, browser: TestClient
 ) -> None:
-    """By its page and by responses about it; a download ends with the reason."""
+    """Lost files are named by the version's page and by responses about it; a download ends with
+    the reason.
+    """
     version = save(script)
     address = f"/artifact-versions/{version['id']}"
     assert DAMAGED not in script.get(f"/api/v1{address}").headers

@@ -162,7 +162,7 @@ def test_a_page_escapes_what_it_shows(browser: TestClient, database: Database, a
 def test_a_row_names_the_steps_in_which_it_was_seen(
     browser: TestClient, database: Database, ada: User
 ) -> None:
-    """Of many only the first ones; one line of a source is not "1 lines"."""
+    """A row names the first of many steps, and one line of a source is not "1 lines"."""
     every = [*range(1, 21)]
     seen = row("overflow", 1, steps=[3], count=1), row("rounding", 1, steps=every, count=20)
     check_id = add_check(database, ada, report(*seen), sources={SCRIPT: "x = 1"})

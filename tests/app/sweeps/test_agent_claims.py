@@ -235,7 +235,7 @@ def test_a_paused_or_cancelled_sweep_gives_no_points(database: Database, ada: Us
 
 
 def test_weak_points_of_agents_are_pruned(database: Database, ada: User) -> None:
-    """By the values of the metric; the agent is told, and what arrives later is refused."""
+    """Values of the metric decide; the agent is told, and what arrives later is refused."""
     space = {"lr": "uniform(0, 1)"}
     pruner = {"kind": "hyperband", "first": 2, "factor": 2}
     sweep_id = begin(database, ada, space=space, kind="random", runs=9, pruner=pruner)

@@ -106,7 +106,7 @@ def test_errors_stand_at_their_fields(
     ],
 )
 def test_one_value_is_the_same_in_all_runs(text: str, value: object) -> None:
-    """Also a list, an object, or a text with a comma, written as JSON."""
+    """The value may also be a list, an object, or a text with a comma, written as JSON."""
     assert _read(f"a = {text}\nlr = 0.1, 0.2") == ({"a": value}, {"lr": "0.1, 0.2"})
 
 

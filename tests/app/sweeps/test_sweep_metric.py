@@ -30,8 +30,9 @@ def log(database: Database, run_id: int, **metrics: float) -> None:
 def test_a_metric_that_no_run_of_the_recipe_logged_is_a_warning(
     database: Database, ada: User, script: TestClient, browser: TestClient
 ) -> None:
-    """In the preview, in the response and on the page; not before a run has logged metrics, nor
-    for a metric that one has."""
+    """Preview, response and page have the warning, but not before a run has logged metrics, nor for
+    a metric that one has.
+    """
     form = FORM | {"metric": "val/acc"}
     assert "has logged" not in browser.post("/sweeps", data=form).text
     log(database, submit(database, ada).id, val_accuracy=0.9, lr=0.1)

@@ -253,8 +253,9 @@ def climb(database: Database, run_id: int, losses: list[float]) -> None:
 def test_hyperband_gives_up_what_falls_behind(
     database: Database, browser: TestClient, ada: User, offered: None
 ) -> None:
-    """From the rows only, so a repeated poll decides the same; a pruned run gets a request for a
-    checkpoint and its own message, and its slot goes to the next point."""
+    """Only rows decide, so a repeated poll decides the same; a pruned run gets a request for a
+    checkpoint and its own message, and its slot goes to the next point.
+    """
     with database.writing() as session:
         devices = [{**CPU, "index": index} for index in range(10)]
         session.get_one(Worker, 1).devices = devices

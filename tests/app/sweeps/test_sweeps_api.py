@@ -204,7 +204,7 @@ def test_a_sweep_over_seeds_leads_to_their_parity(
 def test_a_grid_over_seeds_leads_to_a_parity_in_each_combination(
     database: Database, ada: User, browser: TestClient
 ) -> None:
-    """Of its settings other than the precision and the seed."""
+    """There is one parity for each combination of the settings other than precision and seed."""
     offer_seeds(database)
     space = {"precision": "fp16, fp32", "training.batch_size": "8, 16", "training.seed": "0, 1"}
     begin(database, ada, at_once=8, space=space)

@@ -296,7 +296,7 @@ def test_page_without_suggestion_says_so(
 def test_a_diff_that_cannot_be_read_costs_only_itself(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """As of another version: the page and the API have none."""
+    """The page and the API leave out a diff of another version."""
     with database.writing() as session:
         content = {"step": 50, "dtype": "float4", "rows": 7}
         session.add(Diagnosis(run_id=running.id, kind="precision_diff", step=50, content=content))
@@ -305,7 +305,7 @@ def test_a_diff_that_cannot_be_read_costs_only_itself(
 
 
 def test_precision_diffs_of_the_api(database: Database, running: Run, browser: TestClient) -> None:
-    """By step, the last by default; numbers that JSON lacks are texts."""
+    """Diffs are requested by step, the last by default; numbers that JSON lacks are texts."""
     url = "/api/v1/runs/1/precision-diffs"
     assert browser.get(url).json() == {"steps": [], "diff": None}
     earlier = make_precision_diff(50, rows=[make_precision_row("body")], suggested=[])
@@ -324,7 +324,7 @@ def test_precision_diffs_of_the_api(database: Database, running: Run, browser: T
 def test_diff_of_a_running_run_is_requested(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """By the page and the API, in fp16 or bf16 only."""
+    """The page and the API request it, in fp16 or bf16 only."""
     assert "Compare with fp32" in browser.get("/runs/1").text
     answer = browser.post("/api/v1/runs/1/precision-diffs")
     assert answer.status_code == 202

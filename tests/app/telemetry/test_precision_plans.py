@@ -181,7 +181,7 @@ def test_run_without_checkpoints_is_planned_with_fresh_weights(
 def test_submitted_measurement_is_checked(
     ended: Run, browser: TestClient, changes: dict[str, Any], field: str
 ) -> None:
-    """On one device; checkpoints are those of the run that it starts from."""
+    """It takes one device, and checkpoints of the run that it starts from."""
     body = {"recipe": "own", "config": {"lab": {"task": "precision_plan"}}} | changes
     answer = browser.post("/api/v1/runs", json=body)
     assert answer.status_code == 422
@@ -276,7 +276,9 @@ def test_page_before_and_without_a_plan(
 def test_page_of_a_run_lists_its_measurements(
     database: Database, ended: Run, browser: TestClient
 ) -> None:
-    """With the checkpoints that each measures: one that names none has that of its parent step."""
+    """Each measurement has the checkpoints that it measures: one that names none has that of its
+    parent step.
+    """
     lab = {"task": "precision_plan"}
     body = {"recipe": "own", "config": {"lab": lab}, "parent_id": 1, "parent_step": 200}
     assert browser.post("/api/v1/runs", json=body).status_code == 201
@@ -304,7 +306,7 @@ def test_point_opens_the_form_of_a_training(
 def test_best_points_are_queued_over_seeds(
     planned: Run, database: Database, browser: TestClient
 ) -> None:
-    """With fp32, as trainings of one group a seed; the comparison names each mix."""
+    """They are queued with fp32, as trainings of one group a seed; the comparison names each mix."""
     answer = browser.post(
         f"/runs/{planned.id}/precision-plan/runs",
         data={"csrf_token": csrf_token(browser), "seeds": "2", "margin": "0.01"},
@@ -355,7 +357,7 @@ def submit(session: Session, owner: User, origin: str) -> Run:
 def test_points_are_trained_as_the_measured_run(
     database: Database, ended: Run, ada: User, browser: TestClient, origin: str, fresh: bool
 ) -> None:
-    """With its weights or parent, nodes and devices, and the settings measured; fp32 in full."""
+    """They have its weights or parent, nodes and devices, and the settings measured; fp32 in full."""
     with database.writing() as session:
         trained = submit(session, ada, origin)
         (saved,) = session.scalars(select(CheckpointFile).where(CheckpointFile.step == 300))

@@ -117,7 +117,7 @@ def test_series_of_no_run(script: TestClient) -> None:
 
 
 def test_stream_of_an_unknown_run(script: TestClient) -> None:
-    """Responds with 404 instead of waiting."""
+    """The stream responds with 404 instead of waiting."""
     answer = script.get("/api/v1/runs/9/live")
     assert (answer.status_code, answer.json()["detail"]) == (404, "There is no run 9.")
 

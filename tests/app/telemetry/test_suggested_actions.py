@@ -45,7 +45,7 @@ def test_possible_actions_are_one_click_away(
 def test_an_extreme_learning_rate_is_the_first_suggestion(
     database: Database, ada: User, browser: TestClient
 ) -> None:
-    """By the recipe's own rate; of no other finding anything is offered, for nothing else helps."""
+    """The recipe's own rate is offered, and nothing of other findings, since nothing else helps."""
     offer(database, bf16=True)
     fall(database, ada, rate=40.0)
     found = {

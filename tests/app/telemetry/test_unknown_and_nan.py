@@ -87,7 +87,7 @@ def _read_chart(
 def test_charts_get_nan_as_a_value(
     settings: Settings, database: Database, running: Run, browser: TestClient
 ) -> None:
-    """Of a loss, a norm and a metric, by the series, comparisons and the live stream alike."""
+    """The series, comparisons and the live stream have NaN of a loss, a norm and a metric alike."""
     values = [1.0, math.nan, math.inf, -math.inf]
     steps = make_steps(values)
     for name in ("grad_norm", "grad_norm_clipped"):

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def make_weights(**changes: Any) -> dict[str, Any]:
-    """Event of loaded weights."""
+    """Return the event of loaded weights."""
     lists: dict[str, Any] = {"missing": [], "unexpected": [], "mismatched": []} | changes
     counts = {f"{name}_count": len(names) for name, names in lists.items()}
     event = {"event": "weights", "step": 0, "source": "/data/models/net.safetensors"}

@@ -24,7 +24,9 @@ def test_modules_add_up_exponent_by_exponent() -> None:
 
 
 def test_samples_are_thinned_except_the_last(database: Database, running: Run) -> None:
-    """Evenly, to about the requested number, ordered by step, of one module or all."""
+    """They are thinned evenly, to about the requested number, in order of steps, of one module or
+    all.
+    """
     events = [
         make_histogram(step, make_module("body", -8, [step]), make_module("head", -8, [1]))
         for step in range(1, 12)
@@ -66,7 +68,7 @@ def test_norms_of_layers_are_rows_in_forward_order(database: Database, running: 
 
 
 def test_headroom_of_modules_is_rows_in_forward_order(database: Database, running: Run) -> None:
-    """By the larger of activation and gradient; inf and NaN leave none, zeros say nothing."""
+    """The larger of activation and gradient counts; inf and NaN leave none, zeros say nothing."""
     looks = [
         make_headroom(50, body=(65504.0, 1.0), head=(65504 / 2**4, 65504 / 2**3)),
         make_headroom(100, head=(1.0, "NaN"), tail=(0.0, None), body=("Infinity", 1.0)),
@@ -80,7 +82,7 @@ def test_headroom_of_modules_is_rows_in_forward_order(database: Database, runnin
 
 
 def test_many_norms_of_layers_are_thinned_evenly(database: Database, running: Run) -> None:
-    """To about the requested number, including the last one."""
+    """About the requested number stays, including the last one."""
     record(database, running, events=[make_layers(step, body=1.0) for step in range(1, 102)])
     with database.reading() as session:
         steps = histograms.layer_norms(session, running.id, most=10)["steps"]

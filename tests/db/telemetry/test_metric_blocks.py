@@ -327,7 +327,7 @@ def test_many_names_are_sealed_some_at_a_time(
 
 
 def test_a_live_reader_gets_each_point_once(database: Database, running: Run) -> None:
-    """From cursor to cursor; of those it missed it is told."""
+    """A reader goes from cursor to cursor, and is told of those that it missed."""
     seen: list[Point] = []
     cursor = Cursor()
     for step in range(30):
@@ -495,7 +495,7 @@ def test_two_runs_are_logged_at_once(database: Database, running: Run, other: Ru
 
 
 def test_a_tail_row_is_the_same_after_encoding() -> None:
-    """With or without compression; the later of two rows counts."""
+    """It is the same with and without compression; the later of two rows counts."""
     rows = [
         events.Metric(name=n, step=s, elapsed_ms=s, value=0.1 * s) for n in "ba" for s in (2, 1)
     ]

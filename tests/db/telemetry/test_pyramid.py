@@ -27,7 +27,7 @@ def test_run_counts_each_skip_once(database: Database, running: Run) -> None:
 def test_points_far_apart_are_summed_up_however_many_come_at_once(
     database: Database, running: Run
 ) -> None:
-    """As after an outage: each leaves a gap of its own, and all are read back with the next."""
+    """After an outage each leaves a gap of its own, and all are read back with the next."""
     steps = range(200, 200 * 601, 200)
     for some in (steps, (200 * 601,)):
         record(database, running, events=[make_metric(step, step / 200, "far") for step in some])

@@ -158,7 +158,7 @@ def test_a_repeated_flush_writes_nothing(database: Database, running: Run) -> No
 
 
 def test_the_same_steps_give_the_same_sealed_blocks(database: Database, running: Run) -> None:
-    """However they came: at once, in flushes, or again after a rollback."""
+    """Blocks are equal whether steps came at once, in flushes, or again after a rollback."""
     steps = make_steps(np.linspace(3, 1, 14_000).tolist(), skipped=[5, 4000])
     record(database, running, steps)
     sealed = [row for row in _blocks(database) if row.is_sealed]
@@ -243,7 +243,7 @@ def _record_until(url: str, run_id: int, first: int, point: int) -> None:
 def test_a_kill_at_any_statement_leaves_whole_flushes(
     database: Database, database_url: str, running: Run
 ) -> None:
-    """Between chunk, seal and summaries: all of a flush is there, or nothing."""
+    """After a kill between chunk, seal and summaries all of a flush is there, or nothing."""
     first = 1
     for point in (1, 2, 4, 9, 14, 18, 21, 25, 33):
         database.dispose()

@@ -146,7 +146,7 @@ def test_a_slow_first_step_does_not_count_for_the_speed(
 
 
 def test_steps_without_durations_have_no_speed(database: Database, running: Run) -> None:
-    """As the first one that a script logs; the next ones count as they come."""
+    """The first step that a script logs has none; the next ones count as they come."""
     steps = make_steps([3.0, 2.0])
     steps["step_us"] = [0, 4000]
     record(database, running, steps[:1])

@@ -70,7 +70,9 @@ def test_a_trial_has_the_label_of_its_state() -> None:
 
 
 def test_compared_bytes_have_a_unit() -> None:
-    """As on the page; other numbers have none, and a run without the metric a dash."""
+    """Bytes have the unit that the page shows; other numbers have none, and a run without the
+    metric a dash.
+    """
     row = {"run/peak_memory_bytes": 2.951e8, "val/loss": 2.951e8}
     cells = [run_data._cell(row, name) for name in (*row, "none")]
     assert cells == ["281 MiB", "2.951e8", "–"]

@@ -98,7 +98,7 @@ def test_without_flock_one_process_writes_a_run(tmp_path: Path, no_locks: dict[s
 def test_without_flock_a_run_is_sent_while_it_is_written(
     tmp_path: Path, no_locks: dict[str, str]
 ) -> None:
-    """By one uploader; its lock file is deleted at the end."""
+    """One uploader sends it, and its lock file is deleted at the end."""
     with IngestServer() as site:
         known = {"HALFSTEP_URL": site.url, "HALFSTEP_TOKEN": "token"}
         script = Script(tmp_path, no_locks | known)
@@ -188,7 +188,7 @@ def test_a_dead_owner_is_stale_at_once(tmp_path: Path, lock: Callable[[], Folder
 def test_of_many_that_take_a_stale_lock_over_one_holds_it(
     tmp_path: Path, lock: Callable[[], FolderLock]
 ) -> None:
-    """Also where one before them ended in the midst of it."""
+    """One of them holds it even where one before them ended in the midst of it."""
     for number in range(20):
         path = owner_file(tmp_path, pid_space="another machine")
         os.utime(path, (0, 0))

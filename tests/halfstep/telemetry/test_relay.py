@@ -69,7 +69,9 @@ def _fresh(args: list[str], env: dict[str, str]) -> "subprocess.CompletedProcess
 def test_values_logged_by_data_workers_are_in_the_run(
     tmp_path: Path, how: str, method: str
 ) -> None:
-    """By the object or the module, of `watch` or of `init`; a text is refused in one line."""
+    """Values of the object and the module, of `watch` and `init`, are recorded; a text is refused
+    in one line.
+    """
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     start = preloaded.run if method == "fork" else _fresh
@@ -124,7 +126,7 @@ def test_a_line_that_is_being_written_waits(files: AttemptFiles) -> None:
 def test_after_the_end_of_the_run_nothing_is_relayed(
     files: AttemptFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As with `log` after `finish`; no folder is made."""
+    """Values are ignored as by `log` after `finish`; no folder is made."""
     files.outcome.write_text(json.dumps({"status": "finished"}))
     RelayWriter(files).log({"a": 1, "b": "text"}, None)
     assert not (files.folder / "relay-1").exists()

@@ -175,7 +175,7 @@ def test_nothing_of_a_repository_is_run(repository: Path, tmp_path: Path) -> Non
 def test_a_git_that_hangs_is_ended(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With its children, after one limit for all calls; what was read before stays."""
+    """Git ends with its children, after one limit for all calls; what was read before stays."""
     real = subprocess.run(["which", "git"], capture_output=True, text=True, check=True).stdout
     (tmp_path / "bin").mkdir()
     fake = tmp_path / "bin" / "git"

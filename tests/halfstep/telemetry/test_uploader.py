@@ -327,7 +327,7 @@ def test_a_server_that_was_set_back_gets_all_again(site: IngestServer, tmp_path:
 
 
 def test_checkpoints_are_sent_on_request(site: IngestServer, tmp_path: Path) -> None:
-    """By `upload=True` of one, or for all of them later; in pieces."""
+    """One is sent by `upload=True`, or all of them later; in pieces."""
     content = os.urandom(9_000_000)
     writer = Writer(tmp_path).steps().file(b"kept here", "no.pt", upload=False)
     writer.file(content, "yes.pt", upload=True).finish()
@@ -417,8 +417,9 @@ def test_data_that_the_server_rejects_are_reported_and_given_up_at_the_end(
 def test_a_silent_death_is_reported_after_all_data(
     site: IngestServer, tmp_path: Path, following: Any
 ) -> None:
-    """Also by a failing server; afterwards the folder has the outcome, and a next attempt
-    continues."""
+    """It is reported even by a failing server; afterwards the folder has the outcome, and a next
+    attempt continues.
+    """
     writer = Writer(tmp_path).steps()
     uploading = following(site, writer.files)
     until(lambda: bool(uploading.pages))
@@ -492,7 +493,7 @@ def test_a_server_that_stays_away_is_given_up_after_the_end(
 def test_a_rejected_token_is_reported_and_can_be_replaced(
     site: IngestServer, tmp_path: Path, following: Any
 ) -> None:
-    """By an admin of the server, or by `halfstep login` on this machine."""
+    """An admin of the server, or `halfstep login` on this machine, replaces it."""
     site.tokens = set()
     writer = Writer(tmp_path).steps()
     uploading = following(site, writer.files)
@@ -653,7 +654,7 @@ DAMAGED = list(DAMAGES)
 def test_upload_reports_each_folder_and_continues_after_a_damaged_one(
     site: IngestServer, tmp_path: Path, damage: str
 ) -> None:
-    """In a line each; the exit code says that one of them was not sent."""
+    """Each folder has a line; the exit code says that one of them was not sent."""
     first, bad, last = (Writer(tmp_path, name).steps().finish().files for name in "abc")
     DAMAGES[damage](bad)
     done = upload(site, tmp_path)
@@ -995,7 +996,7 @@ def test_a_rejection_is_a_response(
 def test_offline_nothing_is_sent_before_upload(
     site: IngestServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By mode or environment; then the command sends it."""
+    """The mode or the environment keeps the run offline; then the command sends it."""
     known = {"url": site.url, "token": "token", "folder": tmp_path}
     halfstep.watch(name="a", mode="offline", **known).finish()
     monkeypatch.setenv("HALFSTEP_MODE", "offline")

@@ -219,7 +219,7 @@ def test_tables_images_and_a_summary(
 
 
 def test_logged_losses_are_the_steps_of_a_script_without_torch(without_torch: None) -> None:
-    """With learning rate and norm, as in an import; a later attempt continues."""
+    """Steps have learning rate and norm, as in an import; a later attempt continues."""
     wandb: Any = halfstep
     for attempt in range(2):
         run = wandb.init(name="rows", id="rows", resume="allow")
@@ -429,7 +429,7 @@ def test_a_later_cell_of_a_notebook_starts_a_run_of_its_own(
 
 
 def test_a_run_that_only_logs_continues(without_torch: None) -> None:
-    """By its id; W&B's counter continues, and the data are sent to the server."""
+    """Its id continues it and W&B's counter, and the data are sent to the server."""
     for attempt in (1, 2):
         with halfstep.init(id="abc", resume="allow") as run:
             assert run.resumed == (attempt == 2)
@@ -518,7 +518,9 @@ def test_steps_run_again_are_replaced_on_the_server(
 
 
 def test_numbers_without_a_loss_are_logged_again(without_torch: None) -> None:
-    """Of a later attempt; the others stay, as those of another unit, such as epochs, must."""
+    """A later attempt logs its own; the others stay, as those of another unit, such as epochs,
+    must.
+    """
     wandb: Any = halfstep
     for first in (0, 5):
         wandb.init(id="numbers", resume="allow")
@@ -554,7 +556,7 @@ def test_resume_must_and_never_are_honoured(
 def test_a_change_of_the_configuration_is_refused_or_reported(
     without_torch: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By allow_val_change, of `init` and of `update`; the same value is no change."""
+    """allow_val_change of `init` and of `update` decides; the same value is no change."""
     wandb: Any = halfstep
     wandb.init(id="abc", config={"lr": 0.1, "betas": (0.9, 0.99)}).finish()
     with pytest.raises(wandb.Error, match=r"lr is 0\.1, not 0\.2"):
@@ -692,7 +694,7 @@ def test_tensorboards_values_are_the_runs(without_torch: None) -> None:
 
 
 def test_nothing_raises(without_torch: None, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever unsupported call a script makes, out of order or with invalid values."""
+    """No unsupported call of a script raises, neither out of order nor with invalid values."""
     wandb: Any = halfstep
     wandb.log({"early": 1})
     wandb.save("x")

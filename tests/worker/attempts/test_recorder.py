@@ -524,7 +524,7 @@ def test_the_recorder_takes_whatever_a_spool_holds(
 
 
 def make_rollback(step: int, now: int, rollbacks: int = 1) -> list[dict[str, Any]]:
-    """Events of a training that rolls back after a spike in its last step."""
+    """Return the events of a training that rolls back after a spike in its last step."""
     spike = {"event": "spike", "step": now, "loss": 20.5, "z": 99.5}
     back = {"event": "rolled_back", "step": step, "from_step": now, "spike": now}
     back |= {"loss": 20.5, "z": 99.5, "examples": 320, "rollbacks": rollbacks}
