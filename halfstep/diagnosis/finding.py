@@ -10,12 +10,11 @@ OF_NUMBERS = OF_PRECISION | {
     *("rounding", "carried"),
 }
 #: Causes of a non-finite loss, of skips, and of steps without effect.
-EXPLAINING = OF_PRECISION | {
-    *("singular_gradient", "nonfinite_inputs", "nonfinite_without_scaler", "adam_eps_underflow"),
-    *("gradients_not_cleared", "scaler_not_restored", "step_outside_scaler", "step_left_out"),
-    *("no_gradient", "zero_gradients", "rounding", "carried"),
-    *("scaled_gradients_compared", "scaled_gradients_edited", "scaled_gradients_in_loss"),
-    *("scaled_by_another", "gradients_not_scaled", "scaled_gradients_kept"),
+EXPLAINING = OF_NUMBERS | {
+    *("adam_eps_underflow", "gradients_not_cleared", "scaler_not_restored", "step_outside_scaler"),
+    *("step_left_out", "no_gradient", "zero_gradients", "scaled_gradients_compared"),
+    *("scaled_gradients_edited", "scaled_gradients_in_loss", "scaled_by_another"),
+    *("gradients_not_scaled", "scaled_gradients_kept"),
 }
 
 

@@ -14,8 +14,9 @@ from db.health import findings, scaling_health
 from db.health.health_statement import health_statement
 from db.health.shadow_findings import cause_of
 from db.tables import Run
-from halfstep.diagnosis.defect import Defect, Site
+from halfstep.diagnosis.defect import Defect, Kind, Site
 from halfstep.diagnosis.finding import EXPLAINING, Finding
+from halfstep.diagnosis.observations import EXPLAINING_SKIPS
 from halfstep.diagnosis.statements import TITLES
 from tests.db.telemetry.telemetry_made import make_events, make_skip, make_steps, record
 from tests.diagnosis.registry import CAUSES, SHADOW_CAUSES
@@ -83,6 +84,17 @@ def test_no_statement_contradicts_a_finding(word: str) -> None:
         if named:
             assert (named, cause in EXPLAINING) == ([f"{title}."], True)
             assert ("Likely" in said.text) is not is_certain
+
+
+@looped("kind", sorted(EXPLAINING_SKIPS - {"nonfinite_weight"}))
+def test_each_measured_cause_of_skips_is_in_the_statement(kind: Kind) -> None:
+    """A statement on skips names what was measured, forward and backward."""
+    health = scaling_health.judge(scaling_health.count(*FIGURES["collapsing"]))
+    for node in ("", "MmBackward0"):
+        site = Site(operator="mm", node=node)
+        cause = cause_of(Defect(step=1, kind=kind, symptom="loss", site=site))
+        said = health_statement(health, [Finding("Why", "", cause=cause)])
+        assert said.text.endswith("Cause: Why."), node
 
 
 def test_growths_are_those_of_the_events(database: Database, running: Run) -> None:
