@@ -26,7 +26,12 @@ from halfstep.shadow.repair import Repair
 from halfstep.shadow.reproduction import Reproduction
 from halfstep.shadow.scale import is_unknown
 from halfstep.shadow.search import LineSearch
-from halfstep.shadow.walk import first_defect, first_emptied, first_scaled
+from halfstep.shadow.walk import (
+    find_emptying_overflow,
+    first_defect,
+    first_emptied,
+    first_scaled,
+)
 
 #: A finite loss is wrong if it is this far from its shadow, relative to it: the first number if
 #: half precision has lost values in the step, else the second.
@@ -124,8 +129,11 @@ class Judge:
         """Record the first use of a tensor that its step has left far from fp32."""
         self.found(rounded_defect(rounded))
 
-    def end(self, step: int, weights: Iterable[Tensor]) -> None:
-        """Judge what is left at the end of a step. weights: those that it has changed."""
+    def end(self, step: int, weights: Iterable[Tensor], parameters: Iterable[Tensor]) -> None:
+        """Judge what is left at the end of a step.
+
+        weights: of the optimizers that have stepped.  parameters: all of the loop's modules.
+        """
         changed, memory = list(self._mode.lasting.values()), self._mode.memory
         for lost_update in find_lost_updates(changed, memory, self._mode.halved, step):
             self.found(lost_update)
@@ -149,6 +157,7 @@ class Judge:
                 return
         if lost:
             return
+        self._emptied_updates(step, parameters)
         used = {loss.writer for loss in self._losses}
         scalars = (scalar for scalar in self._mode.scalars if scalar not in used)
         aside = next(filter(_is_bad, scalars), None)
@@ -158,6 +167,16 @@ class Judge:
                 self.found(self._of_scale(defect))
         elif not self.defects:
             self._overflow_without_effect(step)
+
+    def _emptied_updates(self, step: int, parameters: Iterable[Tensor]) -> None:
+        """Add an overflow by which the update of a weight is 0, and is not in fp32."""
+        for parameter in filter(is_readable, map(local, parameters)):
+            entry = self._mode.memory.find(parameter)
+            if entry is None or entry.values is None:
+                continue
+            if (overflow := find_emptying_overflow(entry.writers[-1])) is not None:
+                self.found(trace(overflow, "weight", step))
+                return
 
     def end_loop(self, step: int, *, is_training: bool) -> None:
         """Judge a step in which the loop has ended before its backward pass.

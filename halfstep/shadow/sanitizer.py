@@ -247,7 +247,7 @@ class Sanitizer:
         with self.apart():
             if not self.mode.is_over_budget:
                 self._changes.end()
-                self._judge.end(self.step, self._weights.values())
+                self._judge.end(self.step, self._weights.values(), self.names.parameters())
                 keep_nonfinite(self.mode, self.step)
                 keep_scaled(self.mode, self.step)
                 keep_halved(self.mode)
@@ -287,6 +287,8 @@ class Sanitizer:
         if kept is None:
             self._judge.record_change(kind, self.step, operation, self.mode.scale)
             return
+        if not self.has_scaler and kept.scale == self.mode.scale:
+            return  # the loop's own scale, which may never change
         place = kept.origin.place
         if self._kept_found.get((place.file, place.line)) != kept.step:
             self._kept_found[place.file, place.line] = kept.step

@@ -131,6 +131,26 @@ def first_emptied(gradient: Operation) -> Operation:
     return _walk_back(gradient, lambda current: filter(_is_emptied, _sources(current)))
 
 
+def find_emptying_overflow(written: Operation) -> Operation | None:
+    """Return the overflow by which most of a value became 0 that an operation has received.
+
+    An example is a matrix that is divided by its norm.
+    """
+    emptied = [
+        writer
+        for operand in written.inputs
+        if operand.facts is not None and 2 * operand.facts.flushed >= operand.facts.elements
+        for writer in operand.writers
+        if _is_emptied(writer)
+    ]
+    overflows = (
+        writer
+        for operation in map(first_emptied, emptied)
+        for writer in writers(operation, lambda facts: bool(facts.lost))
+    )
+    return earliest(overflows, before=written)
+
+
 def _is_emptied(operation: Operation) -> bool:
     """Return whether at least half of a result is 0 only in half precision."""
     facts = operation.result
