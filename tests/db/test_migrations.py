@@ -42,7 +42,7 @@ from tests.marks import looped
 
 pytestmark = pytest.mark.slow
 
-REVISIONS = [f"00{number}" for number in range(35, 58)]
+REVISIONS = [f"00{number}" for number in range(35, 59)]
 
 
 def tables(database: Database) -> list[Table]:

@@ -26,7 +26,9 @@ test('only what differs from the defaults is in the command', () => {
     commandOf('digits', settings, [
       ['--precision', 'bf16'],
       ['--name', ''],
+      ['--preemptible'],
+      [''],
     ]),
-    'halfstep run submit digits \\\n  --precision bf16 \\\n  --set training.steps=500',
+    'halfstep run submit digits \\\n  --precision bf16 \\\n  --preemptible \\\n  --set training.steps=500',
   )
 })
