@@ -24,6 +24,7 @@ from db.alerts import alert_evaluation
 from db.database import Database
 from db.errors import Conflict
 from db.files import scheduled_backups
+from db.queue import preemption
 from db.settings import Settings
 
 #: Seconds for responses in progress, such as downloads, to finish at a stop.
@@ -47,6 +48,7 @@ class Server(uvicorn.Server):
                 partial(sweep_submission.submit_due, database, settings.queued_per_user),
                 1.0,
             ),
+            "preemption": (partial(preemption.preempt_due, database, **settings.per_user), 1.0),
             "alert_evaluation": (alert, 2.0),
             "alert_delivery": (AlertDelivery(settings, database, self._stopping).deliver_due, 2.0),
             "upload_cleanup": (partial(weight_uploads.tidy, settings, database), 3600.0),

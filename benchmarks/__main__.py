@@ -40,6 +40,7 @@ CLAIMS = (
     "step_to_figure",
     "browser_busy",
     "start",
+    "base_install",
     "idle_look",
     "gangs",
     "idle_workers",

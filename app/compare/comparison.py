@@ -313,6 +313,7 @@ def _queue_variant(
         tags=source.tags,
         project=source.project,
         priority=most_priority(session, source.project, source.priority),
+        preemptible=source.preemptible and is_training,
         nodes=source.nodes,
         devices_per_node=source.devices_per_node,
         parent_id=source.parent_id if is_training else None,

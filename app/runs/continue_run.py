@@ -49,6 +49,7 @@ def continue_run(
         tags=run.tags,
         project=run.project,
         priority=most_priority(session, run.project, run.priority),
+        preemptible=run.preemptible,
         nodes=run.nodes,
         devices_per_node=run.devices_per_node,
         parent_id=run.id,

@@ -67,6 +67,8 @@ class RunSummary(BaseModel):
     owner: str
     tags: list[str]
     priority: int
+    preemptible: bool
+    """Whether a waiting run of higher priority may take its devices"""
     nodes: int
     devices_per_node: Annotated[int, Field(description="Devices on each node")]
     after_id: Annotated[int | None, Field(description="Run whose end this one waits for")]

@@ -63,12 +63,13 @@ RUN_TITLES = {
     "nodes": "Nodes",
     "devices_per_node": "Devices",
     "priority": "Priority",
+    "preemptible": "Preemptible",
     "after_id": "After run",
     "recipe": "Recipe",
     "preset": "Name of the preset",
 }
 #: filled_from: the run from which the form was prefilled.  initial: its values then, by form.js.
-RUN_FIELDS = ("name", "tags", "project", "filled_from", "initial", *WHOLE_NUMBERS)
+RUN_FIELDS = ("name", "tags", "project", "preemptible", "filled_from", "initial", *WHOLE_NUMBERS)
 
 
 @router.get("/runs/new", ANY_SUBMITTER)
@@ -105,6 +106,7 @@ def new_run(
         is_same = recipe == run.recipe or recipe == _name(session, run.recipe)
         like, config = run, deepcopy(run.config) if is_same else {}
         values |= {"name": run.name, "tags": run.tags, "priority": str(run.priority)}
+        values["preemptible"] = "true" if run.preemptible else ""
         if is_same and run.task != TRAIN:
             if settings.get("lab.task") == TRAIN:
                 like, config = precision_plans.find_planned(session, run)
@@ -190,6 +192,7 @@ def submit_run(lost: Lost, context: Context, posted: Posted) -> Response:
         config = forms.read(workers.recipe(context.session, recipe)["schema"], posted)
         options, errors = numbers(values, posted)
         texts = {name: values[name] for name in ("name", "tags", "project")}
+        options["preemptible"] = bool(values["preemptible"])
         submission = Submission(recipe=recipe, config=config, **texts, **options)
         errors |= lost
         if errors:

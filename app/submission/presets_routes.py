@@ -38,6 +38,7 @@ class NewPreset(Body):
     project: Annotated[Text | None, Field(description="Null: the first one with permission")] = None
     tags: Annotated[str, Field(description="Separated by commas")] = ""
     priority: int = 0
+    preemptible: bool = False
     nodes: int = 1
     devices_per_node: int = 1
 
@@ -53,6 +54,7 @@ class PresetRow(DocumentedModel):
     project: str
     tags: list[str]
     priority: int
+    preemptible: bool
     nodes: int
     devices_per_node: int
     saved_at: float
@@ -102,7 +104,8 @@ def delete_preset(preset_id: RowId, session: Db) -> None:
 
 def _row(preset: Preset) -> PresetRow:
     columns = ("id", "name", "recipe", "config", "project", "saved_at")
-    place = {"priority": 0, "nodes": 1, "devices_per_node": 1} | preset.place
+    usual = {"priority": 0, "preemptible": False, "nodes": 1, "devices_per_node": 1}
+    place = usual | preset.place
     place["tags"] = run_metadata.split_tags(preset.place.get("tags", ""))
     return PresetRow(**{name: getattr(preset, name) for name in columns}, **place)
 
@@ -120,6 +123,7 @@ def post_preset(context: Context, posted: Posted) -> Response:
         numbers, errors = new_run_pages.numbers(values, posted)
         fields: dict[str, Any] = {name: numbers[name] for name in presets.PLACE if name in numbers}
         fields["tags"] = values["tags"]
+        fields["preemptible"] = bool(values["preemptible"])
         fields["project"] = values["project"] or None
         submission = Submission(recipe=recipe, config=config, **fields)
         saved = save(session, context.user, values["preset"], submission, known=errors)

@@ -70,6 +70,9 @@ class Submission(BaseModel):
         "project", None, "Null: that of its parent run, or else the first one with permission"
     )
     priority: int = _declare_bounded("priority", 0, "Higher starts sooner")
+    preemptible: bool = False
+    """Whether a waiting run of higher priority may take its devices: it saves a checkpoint, returns
+    to the queue and resumes exactly. Only for recipes that train"""
     nodes: int = _declare_bounded("nodes", 1, "Number of workers")
     devices_per_node: int = _declare_bounded(
         "devices_per_node", 1, "Number of devices of each node"
@@ -124,6 +127,7 @@ def submit(
         "tags": ", ".join(filter(None, map(clean, submission.tags.split(",")))),
         "project": project,
         "priority": submission.priority,
+        "preemptible": submission.preemptible,
         "devices_per_node": submission.devices_per_node,
         "after_id": submission.after_id,
         "idempotency_key": idempotency_key,
@@ -319,6 +323,10 @@ def check(session: Session, submission: Submission) -> Checked:
             text = "a command cannot be compared in a group; allowed: for recipes"
             errors["compared_with"] = text
     errors |= _check_measurement(submission, config)
+    is_training = config_schema.get(config, "lab.task", TRAIN) == TRAIN
+    if submission.preemptible and (submission.command is not None or not is_training):
+        text = "true is not valid; allowed: for trainings, since others would start again"
+        errors["preemptible"] = text
     if any(path in errors for path in ("recipe", "config")):
         return Checked(command, config, errors)  # further checks would add misleading errors
     errors |= _check_place(session, submission)

@@ -44,12 +44,15 @@ FIELDS = {
     "tags": "",
     "project": "",
     "priority": "0",
+    "preemptible": "",
     "nodes": "1",
     "devices_per_node": "1",
 }
 PRUNER_TITLES = {"": "None", "hyperband": "Hyperband", "median": "Median", "patient": "Patient"}
 WHOLE_NUMBERS = ("runs", "first", "at_once", "seed", "priority", "nodes", "devices_per_node")
 TYPED = 1000
+#: Fields of the form of a run that begin a sweep's.
+TAKEN = ("tags", "project", "preemptible", "nodes", "devices_per_node")
 
 
 @router.get("/sweeps/new", ANY_SUBMITTER)
@@ -62,7 +65,7 @@ def new_sweep(context: Context, recipe: Text = "") -> HTMLResponse:
 @unaudited("Shows a form: nothing is stored.")
 def from_run(context: Context, posted: Posted) -> HTMLResponse:
     """Show the form with the values of a run's form."""
-    recipe, taken = str(posted.get("recipe", "")), ("tags", "project", "nodes", "devices_per_node")
+    recipe, taken = str(posted.get("recipe", "")), TAKEN
     values = {name: str(posted[name])[:TYPED] for name in taken if name in posted}
     try:
         schema = workers.recipe(context.session, recipe)["schema"]
@@ -192,6 +195,7 @@ def plan(values: Mapping[str, str]) -> dict[str, Any]:
         except ValueError:
             text = f"{values[name][:100]} is not valid" if values[name] else "it is empty"
             errors[name] = f"{text}; allowed: a whole number"
+    fields["preemptible"] = bool(values["preemptible"])
     pruner, first = fields.pop("pruner"), fields.pop("first", None)
     if pruner not in PRUNER_TITLES:
         errors["pruner"] = f"{pruner[:100]} is not valid; allowed: {', '.join(PRUNER_TITLES)}"

@@ -107,6 +107,7 @@ class SweepSubmission(BaseModel):
     project: str | None = None
     """Null: the first one with permission to submit"""
     priority: int = 0
+    preemptible: bool = False
     nodes: int = 1
     devices_per_node: int = 1
 
@@ -317,6 +318,7 @@ def _submission(
         tags=sweep.tags,
         project=sweep.project,
         priority=sweep.priority,
+        preemptible=sweep.preemptible,
         nodes=sweep.nodes,
         devices_per_node=sweep.devices_per_node,
     )
@@ -363,6 +365,7 @@ def begin(
         at_once=submission.at_once,
         tags=submission.tags,
         priority=submission.priority,
+        preemptible=submission.preemptible,
         nodes=submission.nodes,
         devices_per_node=submission.devices_per_node,
         status=RUNNING,

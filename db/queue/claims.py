@@ -111,6 +111,8 @@ _LOCKED = (
     .order_by(Worker.id)
     .with_for_update(key_share=True)
 )
+#: Columns of a run that are about earlier attempts.
+_CLEARED = ("error", "failure_kind", "first_since", "resumed_step", "stop_reason")
 _TAKE_PART, _NOTE = insert(RunNode), insert(RunStatus).inline()
 
 
@@ -310,7 +312,7 @@ def _taking_query(conditions: Conditions, order: Conditions) -> Update:
         status=Status.STARTING,
         revision=Run.revision + 1,
         worker_id=bindparam("claim_asking", type_=Integer),
-        **dict.fromkeys(("error", "failure_kind", "first_since", "resumed_step"), None),
+        **dict.fromkeys(_CLEARED, None),
         reservation=null(),
     )
     # populate_existing: replace what the session has read of the run before.

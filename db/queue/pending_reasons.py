@@ -173,7 +173,8 @@ def reason(
 ) -> PendingReason:
     """Return why a queued run waits; the hardest obstacle takes precedence."""
     result = _reason(run, queue, runs_per_user, devices_per_user)
-    return result if isinstance(result, PendingReason) else PendingReason(result)
+    text, named = result if isinstance(result, PendingReason) else PendingReason(result)
+    return PendingReason("; ".join(filter(None, (text, run.stop_reason))), named)
 
 
 def _reason(

@@ -32,7 +32,8 @@ from db.terminal_codes import without_codes
 class DesiredState:
     """The desired state and pending control requests of an attempt."""
 
-    desired_state: str  # run, pause, cancel, or kill, which is a cancel that does not wait
+    # run, pause, preempt, cancel, or kill, which is a cancel that does not wait.
+    desired_state: str
     requests: tuple[ControlRequest, ...] = ()  # not acknowledged yet, in order
 
 
@@ -127,7 +128,7 @@ def renew(
     run = lock_active_attempt(session, run_id, attempt)
     node(session, run_id, attempt, number).lease_expires_at = now() + lease_seconds
     if run.status == Status.UNREACHABLE and not _is_silent(session, run):
-        back = {"run": Status.RUNNING, "pause": Status.PAUSING}.get(
+        back = {"run": Status.RUNNING, "pause": Status.PAUSING, "preempt": Status.PAUSING}.get(
             run.desired_state, Status.STOPPING
         )
         runs.set_status(session, run, back, reason="its supervisor is back")
@@ -171,6 +172,9 @@ def end(
             reason = failure_kind = None
     elif status == Status.QUEUED and run.desired_state == "pause":
         status = Status.PAUSED
+    elif status == Status.QUEUED and run.desired_state == "preempt":
+        run.desired_state = "run"
+        reason = reason if failure_kind else run.stop_reason
     run.error = error
     run.worker_id = None if status == Status.QUEUED else run.worker_id
     unended = (RunNode.attempt == attempt) & RunNode.ended_at.is_(None)

@@ -33,7 +33,7 @@ from db.tables import COMMAND, Run, RunNode, Status, Worker
 
 #: Memory that a run's configuration requires per device.
 MEMORY_GIB = func.coalesce(Run.config["training"]["device_memory_gib"].as_float(), 0.0)
-#: Runs of several devices that are considered, next first.
+#: Waiting runs that are considered, next first.
 MOST_CANDIDATES = 100
 #: Condition of a node: its devices are in use.
 IN_USE = RunNode.ended_at.is_(None)
@@ -60,6 +60,10 @@ class Offer:
             return self.commands
         is_offered = run.recipe in self.recipes and run.precision in self.precisions
         return is_offered and run.memory_gib <= self.device_memory_bytes / GIB
+
+
+#: A queued run, as read.
+QueuedRun: TypeAlias = Row[Any]
 
 
 class FreeNode(NamedTuple):
@@ -109,14 +113,14 @@ class Plan:
     changes: Mapping[str, Any] = field(default_factory=dict)  # of its row, not stored yet
 
 
-def _candidates(
+def find_candidates(
     session: Session,
     waiting: tuple[ColumnElement[bool], ...],
     parameters: Mapping[str, Any],
     offers: Offers,
     usage: Usage,
 ) -> Sequence[Row[Any]]:
-    """List the first runs of several devices that these workers might train.
+    """List the first of these waiting runs that the workers might train.
 
     Runs that no worker could train are left out, so that they do not fill the limit.
     """
@@ -146,14 +150,14 @@ def _candidates_query(
 
 _COLUMNS: tuple[ColumnElement[Any] | InstrumentedAttribute[Any], ...] = (
     *(Run.id, Run.source, Run.recipe, Run.precision, Run.nodes, Run.devices_per_node),
-    *(Run.project, Run.priority, Run.position, Run.attempt),
+    *(Run.project, Run.owner_id, Run.priority, Run.position, Run.attempt),
     *(Run.expected_seconds, Run.first_since, Run.reservation),
     *(MEMORY_GIB.label("memory_gib"), now().label("moment")),
 )
-_CANDIDATES = select(*_COLUMNS).where(SEVERAL)
+_CANDIDATES = select(*_COLUMNS)
 
 
-def _offers(session: Session, here: FreeNode, offer: Offer) -> Offers:
+def find_offers(session: Session, here: FreeNode, offer: Offer) -> Offers:
     """Return the workers that are up; the requesting one with the capabilities that it reports.
 
     A worker that a cluster started for one run is not used for another.
@@ -224,8 +228,8 @@ def make_plan(
     parameters: of the conditions in `waiting`.  offer: of the requesting worker.
     Nothing is written: see save_changes.
     """
-    offers = _offers(session, here, offer)
-    line = _candidates(session, waiting, parameters, offers, usage)
+    offers = find_offers(session, here, offer)
+    line = find_candidates(session, (*waiting, SEVERAL), parameters, offers, usage)
     teams: dict[tuple[Any, ...], list[list[FreeNode]]] = {}
     lacking: dict[tuple[Any, ...], bool] = {}
     tried: set[tuple[Any, ...]] = set()
@@ -234,7 +238,7 @@ def make_plan(
         kind = (run.source, run.recipe, run.precision, run.memory_gib)
         shape = (*kind, run.nodes, run.devices_per_node)
         if shape not in teams:
-            teams[shape] = _teams(run, offers)
+            teams[shape] = find_teams(run, offers)
             # Without a team the workers for it do not exist, and nothing is reserved.
             lacking[shape] = bool(teams[shape]) and not any(_has_room(run, t) for t in teams[shape])
         passes = plan.reservation is None or plan.reservation.lets_pass(run)
@@ -271,7 +275,7 @@ def save_changes(session: Session, plan: Plan) -> None:
     )
 
 
-def _teams(run: Row[Any], offers: Offers) -> list[list[FreeNode]]:
+def find_teams(run: QueuedRun, offers: Offers) -> list[list[FreeNode]]:
     """Return the groups of workers, by torch version, that are large enough to train a run."""
     teams: dict[str, list[FreeNode]] = {}
     for offer in offers:
@@ -281,13 +285,13 @@ def _teams(run: Row[Any], offers: Offers) -> list[list[FreeNode]]:
     return [team for _torch, team in sorted(teams.items()) if len(team) >= run.nodes]
 
 
-def _has_room(run: Row[Any], team: list[FreeNode]) -> bool:
+def _has_room(run: QueuedRun, team: list[FreeNode]) -> bool:
     needed = run.devices_per_node
     return len([free for _id, free in team if free >= needed]) >= int(run.nodes)
 
 
 def _partners(
-    run: Row[Any], teams: list[list[FreeNode]], here: FreeNode, reservation: Reservation | None
+    run: QueuedRun, teams: list[list[FreeNode]], here: FreeNode, reservation: Reservation | None
 ) -> tuple[int, ...] | None:
     """Return the other workers for a run: those with the fewest free devices that are enough."""
     if here.free < run.devices_per_node:
@@ -306,7 +310,7 @@ def _partners(
 
 
 def _plan_wait(
-    session: Session, run: Row[Any], teams: list[list[FreeNode]], reserve_after: float
+    session: Session, run: QueuedRun, teams: list[list[FreeNode]], reserve_after: float
 ) -> Plan:
     """Return a plan in which a run waits for devices, with a reservation after some time."""
     reservation = Reservation.of(run)
@@ -348,7 +352,7 @@ def _is_due(
 
 
 def _reserve(
-    session: Session, run: Row[Any], teams: list[list[FreeNode]], before: Reservation | None
+    session: Session, run: QueuedRun, teams: list[list[FreeNode]], before: Reservation | None
 ) -> Reservation:
     """Reserve the workers that are expected to have room first, and keep those reserved before."""
     chosen_before = set(before.worker_ids) if before else set()

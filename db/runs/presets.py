@@ -16,7 +16,7 @@ MOST, NAME_CHARACTERS = 50, 60
 #: Presets of all projects that are listed at once.
 MOST_LISTED = 500
 #: Fields common to all runs that a preset stores.
-PLACE = ("tags", "priority", "nodes", "devices_per_node")
+PLACE = ("tags", "priority", "preemptible", "nodes", "devices_per_node")
 
 
 def list_presets(session: Session, names: Collection[str], recipe: str) -> Sequence[Preset]:

@@ -101,8 +101,10 @@ class Run(OfProject, Table):
     watch_id: Mapped[str | None]  # a watched run's own identifier
 
     status: Mapped[Status] = mapped_column(Text, default=Status.QUEUED)
-    desired_state: Mapped[str] = mapped_column(default="run")  # run, pause, cancel or kill
+    desired_state: Mapped[str] = mapped_column(default="run")  # run, pause, preempt, cancel or kill
     priority: Mapped[int] = mapped_column(default=0)
+    # Whether waiting runs of higher priority may take its devices, see db.queue.preemption.
+    preemptible: Mapped[bool] = mapped_column(default=False, server_default=false())
     position: Mapped[float] = mapped_column(default=0.0)  # within a priority, lowest first
     nodes: Mapped[int] = mapped_column(default=1, server_default="1")
     devices_per_node: Mapped[int] = mapped_column(default=1)
@@ -323,6 +325,7 @@ class Sweep(OfProject, Table):
     submitted: Mapped[int] = mapped_column(default=0)  # runs submitted so far
     tags: Mapped[str]
     priority: Mapped[int]
+    preemptible: Mapped[bool] = mapped_column(default=False, server_default=false())
     nodes: Mapped[int] = mapped_column(default=1, server_default="1")
     devices_per_node: Mapped[int]
     status: Mapped[str]  # running, paused, cancelled or failed

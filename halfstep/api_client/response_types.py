@@ -598,6 +598,7 @@ class PresetRow(TypedDict):
     project: str
     tags: list[str]
     priority: int
+    preemptible: bool
     nodes: int
     devices_per_node: int
     saved_at: float
@@ -738,6 +739,7 @@ class RunSummary(TypedDict):
     owner: str
     tags: list[str]
     priority: int
+    preemptible: bool  # Whether a waiting run of higher priority may take its devices
     nodes: int
     devices_per_node: int  # Devices on each node
     after_id: int | None  # Run whose end this one waits for

@@ -100,8 +100,8 @@ class RunCalls(FileCalls, SeriesCalls):
     ) -> "RunSummary":
         """Queue a run. Settings missing from config have the recipe's defaults.
 
-        further: priority, nodes, devices_per_node, after_id, parent_id, parent_step and
-        compared_with.
+        further: priority, preemptible, nodes, devices_per_node, after_id, parent_id, parent_step
+        and compared_with.
         Raises ApiError, whose errors name each wrong field, its value and the allowed values.
         """
         body = {"recipe": recipe, "config": dict(config or {}), "name": name}

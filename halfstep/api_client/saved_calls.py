@@ -42,7 +42,8 @@ class SavedCalls(RunCalls):
     ) -> "PresetRow":
         """Save the arguments of a submission; replaces the project's preset of that name.
 
-        further: project, priority, nodes and devices_per_node. Raises ApiError, as `submit` does.
+        further: project, priority, preemptible, nodes and devices_per_node. Raises ApiError, as
+        `submit` does.
         """
         preset = {"name": name, "recipe": recipe, "config": dict(config or {})}
         return self._post("/api/v1/presets", preset | {"tags": ", ".join(tags), **further})
@@ -105,7 +106,7 @@ class SavedCalls(RunCalls):
             text = f"it exists in {of}; set `project`" if matches else "there is none"
             raise ApiError(409 if matches else 404, f"preset is {preset!r}; {text}")
         [saved] = matches
-        fields = ("project", "tags", "priority", "nodes", "devices_per_node")
+        fields = ("project", "tags", "priority", "preemptible", "nodes", "devices_per_node")
         placement = {field: cast("JsonObject", saved)[field] for field in fields} | further
         return self.submit(saved["recipe"], merge(saved["config"], config or {}), **placement)
 

@@ -38,7 +38,7 @@ class SweepCalls(Connection):
         "loguniform(a, b)", "integers(a, b)", "normal(mean, std)".  kind: grid, random, tpe, cmaes
         or qmc.  pruner: hyperband, median or patient, or an object with further settings, see
         docs/reference/client.md.  goal: minimize or maximize; by default derived from the metric's
-        name.  further: seed, name, priority, nodes, devices_per_node.
+        name.  further: seed, name, priority, preemptible, nodes, devices_per_node.
         """
         body: JsonObject = {"recipe": recipe, "space": dict(space)}
         body["config"] = dict(config or {})

@@ -32,6 +32,10 @@ Project = Annotated[
 SomeProject = Annotated[str | None, typer.Option(help="Project; '' is the default project")]
 OtherProject = Annotated[str, typer.Option(help="Project to move to; '' is the default project")]
 Tags = Annotated[list[str] | None, typer.Option("--tag", help="Tag; repeatable")]
+Preemptible = Annotated[
+    bool,
+    typer.Option("--preemptible", help="Let a waiting run of higher priority take its devices"),
+]
 Name = Annotated[str, typer.Option(help="Name; default: derived from the recipe or command")]
 Wait = Annotated[
     bool, typer.Option("--wait", help="Wait for the end; the exit code reports the outcome")

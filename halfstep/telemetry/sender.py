@@ -19,7 +19,6 @@ from halfstep.clock import clock
 from halfstep.sidecar.process import LOCK as SIDECAR_LOCK
 from halfstep.telemetry import refuge
 from halfstep.telemetry.attempt_files import AttemptFiles
-from halfstep.telemetry.attempt_messages import AttemptEntry, RunFile
 from halfstep.telemetry.event_fields import NAME_CHARACTERS
 from halfstep.telemetry.events import (
     MOST_TAGS,
@@ -94,7 +93,7 @@ class RunSending:
             if number not in self._sendings:
                 self._sendings[number] = AttemptSending(
                     AttemptFiles(self.folder, number),
-                    _describe(run, attempt),
+                    partial(_describe, self.folder, number),
                     partial(lives, attempt),
                     self._ingest,
                     self._say,
@@ -105,7 +104,6 @@ class RunSending:
                     sidecar_seconds=self._sidecar_seconds,
                 )
             try:
-                self._sendings[number].describe(_describe(run, attempt))
                 self._sendings[number].send()
             except (OSError, ValueError, KeyError, TypeError) as error:
                 if attempt is run.attempts[-1]:
@@ -164,7 +162,7 @@ class AttemptSending:
     def __init__(
         self,
         files: AttemptFiles,
-        described: Mapping[str, Any],
+        describe: Callable[[], Mapping[str, Any]],
         lives: Callable[[], bool],
         ingest: Ingest,
         say: Say,
@@ -175,11 +173,15 @@ class AttemptSending:
         remembers: bool,
         sidecar_seconds: float,
     ) -> None:
-        """lives: returns whether the process that writes the attempt is alive on this machine."""
+        """describe: returns the present description of the run.
+
+        lives: returns whether the process that writes the attempt is alive on this machine.
+        """
         self.recorded: Recorded | None = None
         self.is_sent = False
         self.lost_bytes = 0  # damaged bytes of its spool, known once the attempt is over
-        self._files, self._described, self._ingest = files, described, ingest
+        self._files, self._ingest, self._describe = files, ingest, describe
+        self._described: Mapping[str, Any] = {}
         self._say, self._tell = say, tell
         self._lives = lives
         self._is_last, self._remembers = is_last, remembers
@@ -193,11 +195,6 @@ class AttemptSending:
             SpoolSending(files.spool, files.attempt, "training", ingest, say),
             SpoolSending(files.sidecar, files.attempt, "sidecar", ingest, say),
         )
-
-    def describe(self, described: Mapping[str, Any]) -> None:
-        """Send the run's description again if it has changed, e.g. by a late `configure`."""
-        if described != self._described:
-            self._described, self.recorded = described, None
 
     def send(self) -> None:
         """Send the current content."""
@@ -217,9 +214,12 @@ class AttemptSending:
                 self._say(f"{error} {rest}, and no more of it is sent")
 
     def _send(self) -> None:
-        recorded = self.recorded or self._open()
-        # Read before the spool: once the outcome exists, no more data is spooled.
+        # Read first: once the outcome exists, no more data is spooled, and no setting is changed.
         outcome = read_outcome(self._files, lives=self._lives())
+        described = self._describe()
+        if described != self._described:  # e.g. by a late `configure`
+            self._described, self.recorded = described, None
+        recorded = self.recorded or self._open()
         has_sidecar_ended = self._has_sidecar_ended()
         for spool in self._spools:
             while spool.send_piece(recorded):
@@ -404,8 +404,10 @@ class SpoolSending:
         return self._ingest.put_spool(recorded, self._writer, here, data)
 
 
-def _describe(run: RunFile, attempt: AttemptEntry) -> dict[str, Any]:
+def _describe(folder: Path, number: int) -> dict[str, Any]:
     """Return an attempt's description for the server, within the server's limits."""
+    run = read_run(folder)
+    [attempt] = [entry for entry in run.attempts if entry.attempt == number]
     return {
         "id": run.id,
         "attempt": attempt.attempt,

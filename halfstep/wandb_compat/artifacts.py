@@ -30,7 +30,8 @@ class Artifact:
         use_as: str | None = None,
         **further: Any,
     ) -> None:
-        report_ignored("Artifact", {"incremental": incremental, "use_as": use_as, **further})
+        ignored = {"description": description, "metadata": metadata, "incremental": incremental}
+        report_ignored("Artifact", {**ignored, "use_as": use_as, **further})
         self.name, self.type, self.description = name, type, description
         self.metadata = dict(metadata or {})
         self.aliases: list[str] = []

@@ -2,8 +2,12 @@
 
 import json
 import re
+from io import BytesIO
 
+import numpy as np
+import plotly.graph_objects as go
 import pytest
+from PIL import Image
 from playwright.sync_api import Locator, Page, expect
 
 from db.database import Database
@@ -11,7 +15,7 @@ from db.files import checkpoints
 from db.queue import queue
 from db.settings import Settings
 from db.tables import Run, Status
-from halfstep import plot
+from halfstep import figures, plot
 from tests.e2e.test_access import found_on
 from tests.e2e.test_artifacts import PICTURE, publish
 from tests.site import until
@@ -191,6 +195,34 @@ def test_figures_videos_and_documents_are_shown(
     caption = card_of(page, "row").locator("figcaption")
     expect(caption).to_have_text("Pred: 2 Truth: 2")
     assert caption.evaluate("e => e.scrollWidth <= e.clientWidth && e.offsetHeight > 20")
+    assert list(found_on(page)) == []
+
+
+def test_points_and_meshes_in_space_are_drawn(
+    settings: Settings, database: Database, running: Run, page: Page
+) -> None:
+    """A figure of Plotly with a mesh, and a cloud of points, is drawn in its card by WebGL."""
+    corners = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]])
+    x, y, z = corners.T
+    faces = np.array([[0, 0, 0, 1], [1, 1, 2, 2], [2, 3, 3, 3]])
+    mesh = go.Mesh3d(x=x, y=y, z=z, i=faces[0], j=faces[1], k=faces[2], color="red")
+    points = go.Scatter3d(x=x, y=y, z=z, mode="markers", marker={"color": "blue"})
+    figure = go.Figure([mesh, points], {"title": "Tetrahedron"})
+    content = figures.of_plotly(figure).encode()
+    publish(settings, database, running, "body.plot.json", content)
+    page.goto("/runs/1?tab=media")
+    drawn = page.get_by_role("img", name="Tetrahedron")
+    expect(drawn).to_have_attribute("data-drawn", "2")
+    canvas = drawn.locator(".gl-container canvas").first
+    expect(canvas).to_be_visible()
+
+    def is_drawn() -> bool:
+        with Image.open(BytesIO(canvas.screenshot())) as picture:
+            red, green, blue = np.moveaxis(np.asarray(picture.convert("RGB"), int), 2, 0)
+        faces_drawn, points_drawn = red > green + blue + 30, blue > red + green + 30
+        return bool(faces_drawn.sum() > 500 and points_drawn.sum() > 20)
+
+    until(is_drawn)
     assert list(found_on(page)) == []
 
 

@@ -50,7 +50,12 @@ OUTCOMES = {
 }
 
 
-STOPS: dict[str, Stop | None] = {"run": None, "pause": "pause", "cancel": "cancel"}
+STOPS: dict[str, Stop | None] = {
+    "run": None,
+    "preempt": "preempt",
+    "pause": "pause",
+    "cancel": "cancel",
+}
 
 
 class Training:
@@ -65,6 +70,7 @@ class Training:
         self._shards = checkpoints.shards_of(session, states)
         self._weights = checkpoints.to_start_from(session, attempt.run.settings)
         self._control = ControlState()
+        self._desired_state = "run"
 
     def prepare(self) -> None:
         """Fetch the checkpoint and write the job file. Raises CannotStart."""
@@ -164,7 +170,8 @@ class Training:
         self, requested: queue.DesiredState, child: Child, *, is_preempted: bool
     ) -> None:
         """Write user requests to the control file; end a measurement, which has no steps."""
-        stop = STOPS[requested.desired_state]
+        self._desired_state = requested.desired_state
+        stop = STOPS[self._desired_state]
         if is_preempted:
             stop = stop or "preempt"
         if stop and self.measures:
@@ -217,7 +224,7 @@ class Training:
                 failure_kind = "code"  # the other rank's error would be known here
             line = 0 if failure_kind == "settings" else -1  # a traceback ends with its exception
             return Outcome(status, (error.splitlines() or [""])[line], error, failure_kind)
-        if status == Status.QUEUED:
+        if status == Status.QUEUED and (is_preempted or self._desired_state != "preempt"):
             reason = STOPPED if is_preempted else LOST_LEASE
             return Outcome(status, reason, outcome.error, "infrastructure")
         return Outcome(status, error=outcome.error)

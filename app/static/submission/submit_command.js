@@ -29,12 +29,12 @@ export const valueOf = (kind, text) => {
 /**
  * @param {string} recipe
  * @param {{path: string, kind: string, text: string, isChanged: boolean}[]} settings
- * @param {[string, string][]} options
+ * @param {string[][]} options - each with its value, unless it has none
  */
 export const commandOf = (recipe, settings, options) =>
   [
     `halfstep run submit ${quoted(recipe)}`,
-    ...options.filter(([, value]) => value !== '').map(([name, value]) => `${name} ${quoted(value)}`),
+    ...options.filter((words) => words.at(-1) !== '').map(([name, ...value]) => [name, ...value.map(quoted)].join(' ')),
     ...settings
       .filter(({ isChanged }) => isChanged)
       .map(({ path, kind, text }) => `--set ${quoted(`${path}=${valueOf(kind, text)}`)}`),
@@ -58,7 +58,7 @@ const show = () => {
   const typed = (name) => String(new FormData(/** @type {any} */ (form)).get(name) ?? '').trim()
   /** @param {string} name @param {string} usual */
   const unless = (name, usual) => (typed(name) === usual ? '' : typed(name))
-  const options = /** @type {[string, string][]} */ ([
+  const options = /** @type {string[][]} */ ([
     ['--precision', typed('precision')],
     ['--name', typed('name')],
     ...typed('tags')
@@ -67,6 +67,7 @@ const show = () => {
     ['--project', typed('project')],
     ['--nodes', unless('nodes', '1')],
     ['--devices', unless('devices_per_node', '1')],
+    [typed('preemptible') && '--preemptible'],
   ])
   box.querySelector('[data-command]').textContent = commandOf(form.dataset.recipe, settingsOf(form), options)
 }

@@ -6,7 +6,15 @@ import typer
 
 from halfstep.cli.application import App
 from halfstep.cli.connection import connect
-from halfstep.cli.options import AsJson, Fields, PrecisionOption, Project, Tags, configuration
+from halfstep.cli.options import (
+    AsJson,
+    Fields,
+    PrecisionOption,
+    Preemptible,
+    Project,
+    Tags,
+    configuration,
+)
 from halfstep.cli.output import print_list, print_result
 
 if TYPE_CHECKING:
@@ -43,6 +51,7 @@ def save(
     tags: Tags = None,
     nodes: Annotated[int, typer.Option(help="Workers that train the run together")] = 1,
     devices: Annotated[int, typer.Option(help="Devices per node")] = 1,
+    preemptible: Preemptible = False,
     as_json: AsJson = False,
 ) -> None:
     """Save a preset: `preset save quick digits --set training.steps=9`.
@@ -51,6 +60,7 @@ def save(
     """
     config = configuration(fields, precision)
     options: dict[str, Any] = {} if project is None else {"project": project}
+    options |= {"preemptible": True} if preemptible else {}
     with connect() as client:
         preset = client.save_preset(
             name,

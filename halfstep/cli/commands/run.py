@@ -24,6 +24,7 @@ from halfstep.cli.options import (
     Name,
     Parameters,
     PrecisionOption,
+    Preemptible,
     Project,
     RunId,
     Secrets,
@@ -61,6 +62,7 @@ def submit(
         int | None, typer.Option(help="Workers that train the run together; default: 1")
     ] = None,
     devices: Annotated[int | None, typer.Option(help="Devices per node; default: 1")] = None,
+    preemptible: Preemptible = False,
     weights: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Initial weights to upload: .safetensors or .pt"),
@@ -90,6 +92,7 @@ def submit(
     options: dict[str, Any] = {"name": name} | ({"tags": tags} if tags else {})
     given = {"nodes": nodes, "devices_per_node": devices, "project": project}
     options |= {option: value for option, value in given.items() if value is not None}
+    options |= {"preemptible": True} if preemptible else {}
     command = (
         command_of(line, parameters, folder, git, commit, venv, variables, secrets) if line else {}
     )

@@ -20,6 +20,7 @@ from halfstep.cli.options import (
     OtherProject,
     Parameters,
     PrecisionOption,
+    Preemptible,
     Project,
     Secrets,
     SweepId,
@@ -89,6 +90,7 @@ def begin(
     name: Name = "",
     project: Project = None,
     tags: Tags = None,
+    preemptible: Preemptible = False,
     wait: Annotated[
         bool,
         typer.Option("--wait", help="Wait for the end: exit code 0, 3 if failed, 4 if cancelled"),
@@ -115,6 +117,7 @@ def begin(
         )
     options: dict[str, Any] = {"kind": kind, "metric": metric, "goal": goal, "runs": runs}
     options |= {"at_once": at_once, "seed": seed, "name": name, "project": project}
+    options |= {"preemptible": True} if preemptible else {}
     options["tags"] = tags or []
     if pruner:
         options["pruner"] = {"kind": pruner} | ({"first": first} if first else {})

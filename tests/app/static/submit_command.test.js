@@ -23,10 +23,7 @@ test('only what differs from the defaults is in the command', () => {
   const setting = (path, text, isChanged) => ({ path, kind: 'number', text, isChanged })
   const settings = [setting('training.steps', '500', true), setting('training.seed', '0', false)]
   assert.equal(
-    commandOf('digits', settings, [
-      ['--precision', 'bf16'],
-      ['--name', ''],
-    ]),
-    'halfstep run submit digits \\\n  --precision bf16 \\\n  --set training.steps=500',
+    commandOf('digits', settings, [['--precision', 'bf16'], ['--name', ''], ['--preemptible'], ['']]),
+    'halfstep run submit digits \\\n  --precision bf16 \\\n  --preemptible \\\n  --set training.steps=500',
   )
 })

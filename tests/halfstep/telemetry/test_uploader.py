@@ -187,6 +187,25 @@ def test_a_changed_configuration_is_sent_again(site: IngestServer, tmp_path: Pat
     assert sum("PUT" in request for request in site.requests) == 1
 
 
+def test_a_configuration_that_is_set_until_the_end_arrives(
+    site: IngestServer, tmp_path: Path
+) -> None:
+    """A short script configures its run, and ends, while its first data is sent."""
+    site.creates_projects = True
+    writer = Writer(tmp_path, project="p", config={"lr": 0.1}).steps(1)
+    folder = writer.files.folder
+
+    def end(_text: str) -> None:
+        configure(folder, {"lr": 0.2})
+        writer.finish()
+
+    with Ingest(site.server) as ingest:
+        sending = RunSending(folder, ingest, print, tell=end)
+        while not (sending.send() or sending.is_over(1)):
+            pass
+    assert only_run(site).configs == [{"lr": 0.1}, {"lr": 0.2}]
+
+
 def test_a_project_that_the_server_creates_is_named(site: IngestServer, tmp_path: Path) -> None:
     """A misspelled project does not come into being without a word."""
     site.creates_projects = True
