@@ -25,7 +25,7 @@ def post_links(database: Database, ada: User, browser: TestClient) -> list[str]:
 def test_a_link_that_opens_only_on_this_machine_says_so(
     database: Database, ada: User, browser: TestClient
 ) -> None:
-    """A browser of the server's machine is told so without a public address; alerts have their own."""
+    """A browser of the server's machine is told so; alerts have their own notice."""
     shared, invited, alerts = post_links(database, ada, browser)
     assert HERE in shared
     assert HERE in invited
@@ -35,7 +35,7 @@ def test_a_link_that_opens_only_on_this_machine_says_so(
 def test_links_have_the_public_address(
     app: FastAPI, database: Database, ada: User, settings: Settings
 ) -> None:
-    """Links have it even for a browser that sees the server as localhost, and there is no warning."""
+    """Links have it even for a browser of the server's machine, and there is no warning."""
     app.state.settings = settings.model_copy(update={"public_url": "https://lab.example/h/"})
     shared, invited, alerts = post_links(database, ada, browser_of(app, database, ada))
     assert "https://lab.example/h/shared#" in shared

@@ -306,7 +306,7 @@ def test_point_opens_the_form_of_a_training(
 def test_best_points_are_queued_over_seeds(
     planned: Run, database: Database, browser: TestClient
 ) -> None:
-    """They are queued with fp32, as trainings of one group a seed; the comparison names each mix."""
+    """They are queued with fp32, in one group a seed; the comparison names each mix."""
     answer = browser.post(
         f"/runs/{planned.id}/precision-plan/runs",
         data={"csrf_token": csrf_token(browser), "seeds": "2", "margin": "0.01"},
@@ -357,7 +357,7 @@ def submit(session: Session, owner: User, origin: str) -> Run:
 def test_points_are_trained_as_the_measured_run(
     database: Database, ended: Run, ada: User, browser: TestClient, origin: str, fresh: bool
 ) -> None:
-    """They have its weights or parent, nodes and devices, and the settings measured; fp32 in full."""
+    """They have its weights or parent, nodes, devices and measured settings; fp32 in full."""
     with database.writing() as session:
         trained = submit(session, ada, origin)
         (saved,) = session.scalars(select(CheckpointFile).where(CheckpointFile.step == 300))
