@@ -34,15 +34,20 @@ from tests.forkserver import FORKSERVER
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Convert in many transactions and into many blocks."""
-    monkeypatch.setattr(metric_conversion, "BATCH_POINTS", 900)
-    monkeypatch.setattr(metric_block_writer, "BLOCK_POINTS", 256)
+    _make_small(monkeypatch.setattr)
+
+
+def _make_small(change: Any) -> None:
+    change(metric_conversion, "BATCH_POINTS", 150)
+    change(metric_block_writer, "BLOCK_POINTS", 256)
+    change(metric_block_writer, "LEAST_POINTS", 2000)
 
 
 @pytest.fixture
 def recorded(database: Database, running: Run) -> dict[str, Any]:
     """What readers return of a run with dense and sparse metrics and odd values."""
-    points = [("dense", step, math.sin(step)) for step in range(18_000)]
-    points += [("sparse", 500 * step, float(step)) for step in range(40)]
+    points = [("dense", step, math.sin(step)) for step in range(3000)]
+    points += [("sparse", 80 * step, float(step)) for step in range(40)]
     points += [(f"n{number}", 7, 0.1) for number in range(30)]
     odd = [math.nan, math.inf, -math.inf, 1e-300, 0.5]
     points += [("odd", step, value) for step, value in enumerate(odd)]
@@ -122,6 +127,7 @@ class _StopsLate(Event):
         return self._pauses < 0
 
 
+@pytest.mark.one_database
 def test_a_stopped_conversion_continues(
     database: Database, running: Run, recorded: dict[str, Any]
 ) -> None:
@@ -140,10 +146,11 @@ def test_a_stopped_conversion_continues(
 
 def _convert_until(url: str, run_id: int, point: int) -> None:
     """Convert a run in a process that is killed at a statement."""
-    metric_conversion.BATCH_POINTS, metric_block_writer.BLOCK_POINTS = 900, 256
+    _make_small(setattr)
     step_conversion.convert(dying_database(url, point), run_id)
 
 
+@pytest.mark.one_database  # kills of the other conversion and of recording are on both
 @pytest.mark.slow
 def test_a_kill_at_any_statement_loses_nothing(
     database: Database, database_url: str, running: Run, recorded: dict[str, Any]
@@ -162,6 +169,7 @@ def test_a_kill_at_any_statement_loses_nothing(
     assert everything(database, running) == recorded
 
 
+@pytest.mark.one_database
 def test_blocks_that_differ_are_not_read(
     database: Database, running: Run, recorded: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,4 +247,4 @@ def test_a_downgrade_writes_the_rows_again(
     step_conversion.convert(database, running.id)
     assert everything(database, running) == recorded
     with database.reading() as session:
-        assert metric_blocks.count(session.connection(), running.id) == 18_075
+        assert metric_blocks.count(session.connection(), running.id) == 3075
