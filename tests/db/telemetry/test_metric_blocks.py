@@ -34,7 +34,7 @@ from halfstep.telemetry import events
 from tests.db.conftest import claim, submit
 from tests.db.telemetry.dying_database import dying_database
 from tests.db.telemetry.telemetry_made import forget, make_metric, read_logged_points
-from tests.forkserver import FORKSERVER
+from tests.forkserver import FORKSERVER, IN_ONE_PROCESS
 
 #: A function-scoped database may serve every example: each begins with a run of its own.
 anyhow = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -192,6 +192,7 @@ def _check(database: Database, run: Run, expected: Plain, spans: Sequence[Any]) 
         assert metric_blocks.last_elapsed_ms(connection, run.id) == latest
 
 
+@pytest.mark.sql
 @pytest.mark.slow
 @given(data=st.data())
 @anyhow
@@ -430,7 +431,7 @@ def _log_until(url: str, run_id: int, point: int) -> None:
         log(database, run, [(name, at + i, i, float(at)) for name in ("a", "b") for i in range(50)])
 
 
-@pytest.mark.one_database  # kills of recording and of conversions are on both
+@IN_ONE_PROCESS
 @pytest.mark.slow
 def test_a_kill_at_any_statement_loses_nothing(
     database: Database, database_url: str, running: Run
@@ -450,6 +451,7 @@ def test_a_kill_at_any_statement_loses_nothing(
     assert len(steps) > 300
 
 
+@pytest.mark.sql
 def test_readers_see_whole_flushes_while_blocks_are_sealed(
     database: Database, running: Run
 ) -> None:
@@ -475,6 +477,7 @@ def test_readers_see_whole_flushes_while_blocks_are_sealed(
     assert problems == []
 
 
+@pytest.mark.sql
 def test_two_runs_are_logged_at_once(database: Database, running: Run, other: Run) -> None:
     """Each has its own blocks."""
 

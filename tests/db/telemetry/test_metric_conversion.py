@@ -28,7 +28,7 @@ from tests.db.telemetry import earlier_steps
 from tests.db.telemetry.dying_database import dying_database
 from tests.db.telemetry.earlier_metrics import as_rows
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, read_logged_points, record
-from tests.forkserver import FORKSERVER
+from tests.forkserver import FORKSERVER, IN_ONE_PROCESS
 
 
 @pytest.fixture(autouse=True)
@@ -82,6 +82,7 @@ def is_waiting(database: Database, run: Run) -> bool:
         return conversion is not None and conversion.metrics_wait
 
 
+@pytest.mark.sql
 def test_a_converted_run_is_as_if_recorded_by_this_version(
     database: Database, running: Run, recorded: dict[str, Any]
 ) -> None:
@@ -127,7 +128,6 @@ class _StopsLate(Event):
         return self._pauses < 0
 
 
-@pytest.mark.one_database
 def test_a_stopped_conversion_continues(
     database: Database, running: Run, recorded: dict[str, Any]
 ) -> None:
@@ -150,7 +150,7 @@ def _convert_until(url: str, run_id: int, point: int) -> None:
     step_conversion.convert(dying_database(url, point), run_id)
 
 
-@pytest.mark.one_database  # kills of the other conversion and of recording are on both
+@IN_ONE_PROCESS
 @pytest.mark.slow
 def test_a_kill_at_any_statement_loses_nothing(
     database: Database, database_url: str, running: Run, recorded: dict[str, Any]
@@ -169,7 +169,6 @@ def test_a_kill_at_any_statement_loses_nothing(
     assert everything(database, running) == recorded
 
 
-@pytest.mark.one_database
 def test_blocks_that_differ_are_not_read(
     database: Database, running: Run, recorded: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,6 +236,7 @@ def test_a_sweep_waits_for_the_conversion(database: Database, running: Run) -> N
             assert sweeps.value_at(session, name, run, 1) is None
 
 
+@pytest.mark.sql
 def test_a_downgrade_writes_the_rows_again(
     database: Database, running: Run, recorded: dict[str, Any]
 ) -> None:

@@ -32,7 +32,7 @@ from halfstep.telemetry.flags import SKIPPED, UNKNOWN_LOSS
 from tests.db.conftest import claim, submit
 from tests.db.telemetry.dying_database import dying_database
 from tests.db.telemetry.telemetry_made import forget, make_steps, record
-from tests.forkserver import FORKSERVER
+from tests.forkserver import FORKSERVER, IN_ONE_PROCESS
 
 #: A function-scoped database may serve every example: each begins with a run of its own.
 anyhow = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -79,6 +79,7 @@ def plain(batch: NDArray[Any]) -> dict[int, Any]:
     return {row[0]: StepRow(*row) for row in zip(*lists, strict=True)}
 
 
+@pytest.mark.sql
 @pytest.mark.slow
 @given(data=st.data())
 @anyhow
@@ -239,6 +240,8 @@ def _record_until(url: str, run_id: int, first: int, point: int) -> None:
             telemetry.record(session, run_id, 1, flush)
 
 
+@IN_ONE_PROCESS
+@pytest.mark.sql
 @pytest.mark.slow
 def test_a_kill_at_any_statement_leaves_whole_flushes(
     database: Database, database_url: str, running: Run
@@ -261,6 +264,7 @@ def test_a_kill_at_any_statement_leaves_whole_flushes(
     assert first > 5000
 
 
+@pytest.mark.sql
 @pytest.mark.slow
 def test_charts_are_whole_while_steps_are_recorded(
     database: Database, running: Run, other: Run

@@ -46,7 +46,7 @@ from halfstep.telemetry.flags import UNKNOWN_LOSS, UNKNOWN_NORM
 from tests.db.telemetry.dying_database import dying_database
 from tests.db.telemetry.earlier_steps import as_file, as_rows, rows_left
 from tests.db.telemetry.telemetry_made import make_events, make_steps, record
-from tests.forkserver import FORKSERVER
+from tests.forkserver import FORKSERVER, IN_ONE_PROCESS
 from tests.marks import extended
 
 SKIPPED = (70, 3000, 4701)
@@ -116,6 +116,7 @@ def everything(database: Database, run: Run) -> dict[str, Any]:
         }
 
 
+@pytest.mark.sql
 @pytest.mark.parametrize("form", FORMS)
 def test_a_converted_run_is_as_if_recorded_by_this_version(
     database: Database, running: Run, store: ObjectStore, recorded: dict[str, Any], form: Form
@@ -162,7 +163,6 @@ class _StopsLate(Event):
         return self._pauses < 0
 
 
-@pytest.mark.one_database
 @pytest.mark.parametrize("form", [rows_only, *extended([as_file])])
 def test_a_stopped_conversion_continues(
     database: Database, running: Run, store: ObjectStore, recorded: dict[str, Any], form: Form
@@ -188,6 +188,8 @@ def _convert_until(url: str, run_id: int, point: int) -> None:
     step_conversion.convert(dying_database(url, point), run_id)
 
 
+@IN_ONE_PROCESS
+@pytest.mark.sql
 @pytest.mark.slow
 def test_a_kill_at_any_statement_loses_nothing(
     database: Database, database_url: str, running: Run, recorded: dict[str, Any]
@@ -226,6 +228,7 @@ def test_an_attempt_that_continues_converts_its_run(
     assert raw["loss"] == [1.0] * 2000 + [2.0] * 10
 
 
+@pytest.mark.sql
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_run_that_an_earlier_version_records_waits(
     database: Database, running: Run, is_killed: bool
@@ -253,7 +256,6 @@ def test_a_run_that_an_earlier_version_records_waits(
     assert raw["loss"] == [1.0] * 3000 + [2.0] * 10
 
 
-@pytest.mark.one_database
 @pytest.mark.parametrize("problem", ["missing", "damaged"])
 def test_a_lost_file_stops_the_conversion_but_no_recording(
     database: Database, running: Run, store: ObjectStore, problem: str
@@ -284,7 +286,6 @@ def test_a_lost_file_stops_the_conversion_but_no_recording(
     assert (lost.kind, lost.first, lost.last // 512) == ("lost", 1, 9400 // 512)
 
 
-@pytest.mark.one_database
 def test_a_store_that_does_not_answer_is_an_outage(
     database: Database, running: Run, store: ObjectStore
 ) -> None:
@@ -298,7 +299,6 @@ def test_a_store_that_does_not_answer_is_an_outage(
         assert step_conversion.unread(session) == [running.id]
 
 
-@pytest.mark.one_database
 def test_a_backup_keeps_the_file(database: Database, running: Run, tmp_path: Path) -> None:
     """It may have read its row."""
     store = LocalStore(tmp_path)
@@ -311,7 +311,6 @@ def test_a_backup_keeps_the_file(database: Database, running: Run, tmp_path: Pat
     assert (tmp_path / key).exists()
 
 
-@pytest.mark.one_database
 def test_blocks_that_differ_are_not_read(
     database: Database, running: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
