@@ -39,11 +39,11 @@ class Upgraded:
         return dict(run)
 
     def wait(self, name: str) -> None:
+        path = f"/runs/{self.run(name)['id']}"
+
         def has_ended() -> bool:
-            run = self.run(name)
-            assert run["status"] not in ("failed", "cancelled"), self.send(
-                "GET", f"/runs/{run['id']}"
-            )
+            run = self.send("GET", path)
+            assert run["status"] not in ("failed", "cancelled"), run
             return bool(run["status"] == "finished")
 
         until(has_ended)
@@ -83,7 +83,7 @@ def test_interrupted_runs_go_on_to_the_bit(old: Old, recipes: tuple[str, ...]) -
             site.send("POST", f"/runs/{site.run(name)['id']}/resumption")
         for name in [*names, "stopped", "killed", "queued", "command"]:
             site.wait(name)
-        until(lambda: not site.old.rows()["step_conversions"])
+        until(lambda: not site.old.waits())
         wholes = {name: name.replace("paused", "whole") for name in names} | {
             "stopped": "whole gpt",
             "queued": "whole own",
@@ -141,7 +141,7 @@ def test_what_users_saved_still_works(old: Old) -> None:
             if path.count("{") == 1 and not path.endswith("/live")
         ]
         assert len(readable) > 10
-        until(lambda: not old.rows()["step_conversions"])
+        until(lambda: not old.waits())
         runs = site.send("GET", "/runs?limit=200")["runs"]
         kinds = {each[name]: each["id"] for name in ("recipe", "status") for each in runs}
         for run_id in {*kinds.values()}:
