@@ -131,10 +131,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the slow tests, and spread those that wait; see _spread."""
+    """Mark the slow tests, and spread those that wait; see _spread.
+
+    Of several values of a function `make test` takes the first to PostgreSQL.
+    """
     functions: set[str] = set()
+    on: dict[str, set[str]] = {"sqlite": set(), "postgresql": set()}  # functions by database
     for item in items:
         function = item.nodeid.partition("[")[0]
+        kind = getattr(getattr(item, "callspec", None), "params", {}).get("database_url")
+        if kind == "postgresql" and all(function in its for its in on.values()):
+            item.add_marker("extended")
+        if kind is not None:
+            on[kind].add(function)
         fixtures = SLOW_FIXTURES.intersection(getattr(item, "fixturenames", ()))
         if fixtures or SLOW_FOLDERS.intersection(item.path.parts) or function in functions:
             item.add_marker("slow")

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from authlib.common.security import generate_token
@@ -23,6 +24,7 @@ from db.access import secrets as encryption
 from db.access.oidc_role_mapping import ANY_GROUP
 from db.errors import HalfstepError, Invalid
 from db.settings import Settings
+from halfstep.api_client.tls import DeferredContext
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +69,8 @@ class _Client(OAuth2Client):  # type: ignore[misc] # Authlib has no types
 class _Application(OAuth2Mixin, OpenIDMixin, BaseApp):  # type: ignore[misc]
     """This server as a client of the provider."""
 
-    client_cls = _Client
+    # Certificates are loaded once, at the first sign-in, not by each request.
+    client_cls = partial(_Client, verify=DeferredContext())
 
 
 class Provider:

@@ -9,8 +9,8 @@ import httpx2
 class DeferredContext(ssl.SSLContext):
     """The HTTP client's default TLS context, which loads the certificates when it is used.
 
-    That takes 60 ms, which a command for a server without TLS saves. A redirect to https, such as
-    to a bucket, is verified like any other connection.
+    That takes 60 ms, which a command or a script for a server without TLS saves. A redirect to
+    https, such as to a bucket, is verified like any other connection.
     """
 
     def __new__(cls) -> "DeferredContext":

@@ -24,6 +24,7 @@ from halfstep import protocol
 from halfstep.api_client.credentials import Credentials, is_local
 from halfstep.api_client.errors import ApiError
 from halfstep.api_client.responses import content, error_of, naming, spoken
+from halfstep.api_client.tls import DeferredContext
 from halfstep.telemetry.attempt_messages import WatchedOutcome
 from halfstep.telemetry.event_fields import TEXT_CHARACTERS
 from halfstep.telemetry.events import File
@@ -119,6 +120,7 @@ class Ingest:
             base_url=server.url,
             headers={"Authorization": f"Bearer {server.token}"},
             timeout=patience_seconds,
+            verify=DeferredContext(),
             event_hooks=naming(server.origin),
             trust_env=not is_local(server.url),  # a proxy cannot reach this machine's addresses
         )

@@ -17,7 +17,7 @@ from db.tables import User
 
 pytestmark = pytest.mark.sql
 
-REQUESTS = 150
+REQUESTS = 100
 
 
 def _client(app: FastAPI, token: str) -> httpx2.AsyncClient:

@@ -19,6 +19,10 @@ DIGITS = {"name": "digits", "title": "Digits", "description": "", "schema": {"ty
 #: Folders and modules of rows that are stored and read again, without a query or lock of their own.
 SAMPLED = {"access", "alerts", "files", "health"}
 SAMPLED |= {"test_curves.py", "test_run_metadata.py", "test_runs.py", "test_trash.py"}
+#: Modules about bytes in rows, or about rows of one run: what is about SQL is marked there.
+SAMPLED |= {"test_metric_blocks.py", "test_metric_conversion.py", "test_quotas.py"}
+SAMPLED |= {"test_recorded_losses.py", "test_run_control.py", "test_step_blocks.py"}
+SAMPLED |= {"test_step_conversion.py"}
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:

@@ -45,7 +45,7 @@ def test_submit_watch_and_download(
         until(lambda: site.offers(GATED))
         page.get_by_role("link", name="New run").first.click()
         page.get_by_role("link", name="Gated digits").click()
-        page.locator('[name="training.steps"]').fill("600")
+        page.locator('[name="training.steps"]').fill("200")
         page.get_by_role("button", name="Start run").click()
         page.wait_for_url("**/runs/1")
         status = page.locator(STATUS)
@@ -61,11 +61,11 @@ def test_submit_watch_and_download(
 
         expect(status).to_have_text("Finished", timeout=PATIENCE)
     run = site.run(1)
-    until(lambda: page.evaluate(DRAWN) == 600)
+    until(lambda: page.evaluate(DRAWN) == 200)
     expect(page.locator("[data-skip-count]")).to_have_text(f"{run.skipped} skipped steps")
     expect(page.locator("[data-fact=skipped]")).to_have_text(str(run.skipped))
     expect(page.locator("#tab-skips [data-fragment=skip_count]")).to_have_text(str(run.skipped))
-    assert site.count_steps(1) == 600
+    assert site.count_steps(1) == 200
     assert run.skipped > 0
     ticks = page.evaluate(f"{FIGURE}.data.find(t => t.name === 'skipped').x.length")
     # Closer than a pixel they are one, with their number.
@@ -77,7 +77,7 @@ def test_submit_watch_and_download(
     with page.expect_download() as started:
         page.locator(".checkpoints tr", has_text="whole state").get_by_text("Download").click()
     download = started.value
-    assert download.suggested_filename.endswith("gated-fp16-run1-step600.pt")
+    assert download.suggested_filename.endswith("gated-fp16-run1-step200.pt")
     path = tmp_path / download.suggested_filename
     download.save_as(path)
     row = page.locator(".checkpoints tr", has_text="whole state")

@@ -93,7 +93,6 @@ def test_a_report_is_written_drawn_live_and_shared(
     row = page.locator("[data-report-table] tr[data-key=loss]")
     expect(row).to_contain_text("1")
     assert page.locator("article img").evaluate_all("all => all.every((i) => i.naturalWidth)")
-    assert "\n".join(found_on(page)) == ""
     for width in (1440, 1024, 390):
         page.set_viewport_size({"width": width, "height": 900})
         until(lambda width=width: page.evaluate("document.documentElement.scrollWidth") <= width)

@@ -59,10 +59,7 @@ def test_a_signed_out_page_says_so_and_stops(database: Database, running: Run, p
     assert streams == []
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/runs", pytest.param("/runs/1", marks=pytest.mark.journey), "/compare?runs=1", "/workers"],
-)
+@pytest.mark.parametrize("path", ["/runs", "/runs/1", "/compare?runs=1", "/workers"])
 def test_a_page_shows_how_long_the_server_is_unreachable(
     database: Database, running: Run, page: Page, path: str
 ) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 from obstore.store import LocalStore
-from sqlalchemy import MetaData, create_engine
+from sqlalchemy import MetaData, create_engine, select
 
 from db.database import Database
+from db.tables import StepConversion
 from db.telemetry import step_rows
 from db.telemetry.pyramid import END
 from db.telemetry.step_rows import StepRow
@@ -58,6 +59,11 @@ class Old:
         """Migrate the database to this version."""
         with self.database() as database:
             database.migrate()
+
+    def waits(self) -> bool:
+        """Return whether a run waits for the conversion of its steps."""
+        with self.database() as database, database.reading() as session:
+            return session.scalar(select(StepConversion.run_id).limit(1)) is not None
 
     def steps(self, run_id: int) -> list[StepRow]:
         """Return the steps of a run, as this version reads them."""

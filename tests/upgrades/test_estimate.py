@@ -36,7 +36,7 @@ def test_an_upgrade_is_estimated_without_a_change(old: Old) -> None:
     assert found["free_bytes"] > 0
 
 
-@upgrade_of("c35dd635-postgresql")
+@upgrade_of("c35dd635-sqlite")
 def test_the_estimate_of_what_still_waits_ends_with_the_conversion(old: Old) -> None:
     """After the migrations only the conversion is estimated; blocks take at most that space."""
     old.migrate()

@@ -39,11 +39,11 @@ class Upgraded:
         return dict(run)
 
     def wait(self, name: str) -> None:
+        path = f"/runs/{self.run(name)['id']}"
+
         def has_ended() -> bool:
-            run = self.run(name)
-            assert run["status"] not in ("failed", "cancelled"), self.send(
-                "GET", f"/runs/{run['id']}"
-            )
+            run = self.send("GET", path)
+            assert run["status"] not in ("failed", "cancelled"), run
             return bool(run["status"] == "finished")
 
         until(has_ended)
@@ -83,7 +83,7 @@ def test_interrupted_runs_go_on_to_the_bit(old: Old, recipes: tuple[str, ...]) -
             site.send("POST", f"/runs/{site.run(name)['id']}/resumption")
         for name in [*names, "stopped", "killed", "queued", "command"]:
             site.wait(name)
-        until(lambda: not site.old.rows()["step_conversions"])
+        until(lambda: not site.old.waits())
         wholes = {name: name.replace("paused", "whole") for name in names} | {
             "stopped": "whole gpt",
             "queued": "whole own",
@@ -119,7 +119,9 @@ def _bits(site: Upgraded, name: str) -> dict[str, Any]:
 
 @upgrade_of("0503e20-postgresql")
 def test_what_users_saved_still_works(old: Old) -> None:
-    """Views find the same runs, tokens and links open the same pages, and runs are readable."""
+    """Views find the same runs, tokens and links open the same pages, runs are readable, and
+    watched runs that were never sent are sent whole.
+    """
     with upgrade(old) as site:
         views = {view["name"]: view for view in site.send("GET", "/views")}
         for name, found in old.readings["views"].items():
@@ -139,23 +141,18 @@ def test_what_users_saved_still_works(old: Old) -> None:
             if path.count("{") == 1 and not path.endswith("/live")
         ]
         assert len(readable) > 10
-        until(lambda: not old.rows()["step_conversions"])
+        until(lambda: not old.waits())
         runs = site.send("GET", "/runs?limit=200")["runs"]
-        for run in {(each["recipe"], each["status"]): each for each in runs}.values():
+        kinds = {each[name]: each["id"] for name in ("recipe", "status") for each in runs}
+        for run_id in {*kinds.values()}:
             for path in readable:
-                answer = site.client.get(path.replace("{run_id}", str(run["id"])))
+                answer = site.client.get(path.replace("{run_id}", str(run_id)))
                 assert answer.status_code in (200, 404, 422), f"{path}: {answer.text}"
         with httpx2.Client(base_url=site.client.base_url, follow_redirects=True) as stranger:
             origin = {"Origin": str(site.client.base_url).rstrip("/")}
             secret = {"secret": old.readings["link"]}
             shown = stranger.post("/shared", data=secret, headers=origin)
             assert "whole digits" in shown.text
-
-
-@upgrade_of("c35dd635-sqlite")
-def test_offline_folders_are_uploaded(old: Old) -> None:
-    """Watched runs of an earlier version that were never sent are sent whole."""
-    with upgrade(old) as site:
         done = halfstep(
             "upload",
             str(old.offline),

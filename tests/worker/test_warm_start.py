@@ -82,11 +82,20 @@ def test_a_warm_process_is_isolated_like_a_fresh_one(
     tried = [private, site.data / "halfstep.db", Path("/etc/shadow"), Path(__file__)]
     offered["HALFSTEP_TEST_TRIED"] = ":".join(map(str, tried))
     described = []
-    for start in (WARM, COLD):
-        with site.worker(**offered, **start):
+    with site.worker(**offered, **WARM) as worker:
+        for _start in ("forked", "as a program"):
             run_id = site.submit(recipe="described", steps=2)
             assert site.wait(run_id).status == Status.FINISHED, site.log(run_id)
-        described.append(description(site, run_id))
+            described.append(description(site, run_id))
+            [process] = [
+                each
+                for each in psutil.Process(worker.pid).children()
+                if "trainer.warm_process" in each.cmdline()
+            ]
+            process.suspend()  # it forks no more
+        process.resume()
+    logs = [site.data / "runs" / f"{run}" / "supervisor-1.log" for run in (1, 2)]
+    assert ["starts as a program" in log.read_text() for log in logs] == [False, True]
     warm, cold = described
     for name, value in cold.items():
         assert warm[name] == value, name
@@ -129,20 +138,6 @@ def test_a_recipe_file_is_loaded_in_its_own_process_only(site: Site) -> None:
         assert site.wait(third).status == Status.FINISHED
     assert "loaded 1" in site.log(first)
     assert "loaded 2" in site.log(second)
-
-
-def test_a_killed_supervisor_takes_its_training_along(site: Site) -> None:
-    """The next attempt begins once the training of the first is gone, and ends like it."""
-    with site.start_gated_worker(**WARM):
-        run_id = site.submit(recipe="gated", config=config(150))
-        site.wait_for_step(run_id, 1)
-        training = site.training(run_id)
-        assert warm_process(site, run_id)
-        supervisor(site, run_id).kill()
-        until(lambda: site.run(run_id).attempt == 2)
-        assert not is_running(training)
-        site.open_gate()
-        assert site.wait(run_id).status == Status.FINISHED
 
 
 def test_a_killed_warm_process_is_replaced(site: Site) -> None:
@@ -199,6 +194,7 @@ def test_a_killed_worker_leaves_its_trainings_alone(site: Site) -> None:
             assert all(map(is_running, [*family, warm]))
             site.open_gate()
             assert site.wait(run_id).attempt == 1
+            assert site.count_steps(run_id) == 150
             until(lambda: not is_running(warm))
 
 

@@ -45,17 +45,29 @@ def test_two_workers_record_every_attempted_step(site: Site) -> None:
         assert not list((site.scratch(run.id) / "spool").iterdir())
 
 
-def test_a_run_that_raises_fails_with_its_message_and_the_worker_continues(site: Site) -> None:
+def test_a_run_that_raises_fails_with_its_message_and_the_worker_continues(
+    site: Site, tmp_path: Path
+) -> None:
     """The message of a wrong setting is recorded, its kind is settings, and the next run trains.
 
-    So it does after a run stopped by a rule of its configuration, which has its own failure kind.
+    So it does after a run stopped by a rule of its configuration, which has its own failure kind,
+    and after one whose metric is no number, which names the metric and its value.
     """
+    recipe = tmp_path / "phased.py"
+    recipe.write_text(
+        "from trainer.recipes.digits import Digits\n\n\n"
+        "class Phased(Digits):\n"
+        "    name = 'phased'\n\n"
+        "    def evaluate(self):\n"
+        "        return {'val/loss': 0.5, 'phase': 'warm-up'}\n"
+    )
+    name = f"{recipe}:Phased"
     training = {"steps": 10, "batch_size": 5000}
     broken = site.submit(config={"precision": "fp16", "training": training})
     scaler = {"init_scale": 2.0**100, "floor": 2.0**100, "stop_at_floor": True}
     stopped = site.submit(config={"precision": "fp16", "training": {"steps": 10}, "scaler": scaler})
-    fine = site.submit(steps=10)
-    with site.worker():
+    phased, fine = site.submit(recipe=name, steps=10), site.submit(steps=10)
+    with site.worker(HALFSTEP_RECIPES=name):
         assert site.wait(fine).status == Status.FINISHED
     failed = site.run(broken)
     assert failed.status == Status.FAILED
@@ -75,30 +87,14 @@ def test_a_run_that_raises_fails_with_its_message_and_the_worker_continues(site:
     by_rule = site.run(stopped)
     assert (by_rule.status, by_rule.failure_kind) == (Status.FAILED, "rule")
     assert (by_rule.error or "").startswith("step 1 was skipped although the loss scale")
-
-
-def test_a_metric_that_is_no_number_fails_its_run_and_no_other(site: Site, tmp_path: Path) -> None:
-    """The error names the metric and its value; the worker trains the next run."""
-    recipe = tmp_path / "phased.py"
-    recipe.write_text(
-        "from trainer.recipes.digits import Digits\n\n\n"
-        "class Phased(Digits):\n"
-        "    name = 'phased'\n\n"
-        "    def evaluate(self):\n"
-        "        return {'val/loss': 0.5, 'phase': 'warm-up'}\n"
-    )
-    name = f"{recipe}:Phased"
-    broken, fine = site.submit(recipe=name, steps=10), site.submit(steps=10)
-    with site.worker(HALFSTEP_RECIPES=name):
-        assert site.wait(fine).status == Status.FINISHED
-    failed = site.run(broken)
+    failed = site.run(phased)
     assert (failed.status, failed.attempt) == (Status.FAILED, 1)
     message = "metric 'phase' at step 10: value is 'warm-up'; allowed: a number"
     assert message in (failed.error or "")
     with site.database.reading() as session:
-        last = runs.statuses(session, broken)[-1]
+        last = runs.statuses(session, phased)[-1]
     assert (last.failure_kind, message in (last.reason or "")) == ("code", True)
-    assert site.count_steps(broken) == 10
+    assert site.count_steps(phased) == 10
 
 
 def test_a_recipe_that_writes_an_invalid_spool_fails_with_the_reason(
@@ -322,27 +318,14 @@ def test_a_killed_supervisor_takes_its_training_with_it(site: Site) -> None:
         with site.database.writing() as session:
             run_control.resume(session, run_id, site.owner)
         site.wait_for_step(run_id, paused.step + 10)
-        training = site.training(run_id)
-        os.kill(site.supervisor_pid(run_id, attempt=2), signal.SIGKILL)
+        training, supervisor = site.training(run_id), site.supervisor_pid(run_id, attempt=2)
+        assert training.ppid() != supervisor  # a warm process forked it
+        os.kill(supervisor, signal.SIGKILL)
         until(lambda: not is_running(training))
         site.open_gate()
         run = site.wait(run_id)
     assert (run.status, run.attempt) == (Status.FINISHED, 3)
     assert run.resumed_step == paused.step
-    assert site.count_steps(run_id) == 200
-
-
-def test_a_killed_worker_finds_its_run_again(site: Site) -> None:
-    """SIGKILL of the worker does not disturb the training; the next worker adopts it."""
-    run_id = site.submit(steps=200, recipe=GATED)
-    with site.start_gated_worker() as first:
-        site.wait_for_step(run_id, 10)
-        first.kill()
-        first.wait()
-    with site.start_gated_worker():
-        site.open_gate()
-        run = site.wait(run_id)
-    assert (run.status, run.attempt) == (Status.FINISHED, 1)
     assert site.count_steps(run_id) == 200
 
 

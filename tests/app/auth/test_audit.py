@@ -17,7 +17,7 @@ from tests.app.auth.users_pages_made import browser_of
 from tests.app.conftest import submit
 from tests.app.uploading import write_token
 
-pytestmark = pytest.mark.sql
+pytestmark = pytest.mark.sql_sample
 
 #: Details that no audit event may contain, whatever their name.
 SECRETS = {"password", "current", "token", "secret", "value", "note", "address", "config", "line"}

@@ -109,6 +109,8 @@ def test_a_role_allows_what_it_says_on_every_route(
                     continue
                 ids = {"run_id": run.id, "sweep_id": sweeps[i].id}
                 address = re.sub(r"\{(\w+)[^}]*\}", lambda m, ids=ids: str(ids.get(m[1], 1)), path)
+                if i and role == MEMBER and "{run_id" not in path and "{sweep_id" not in path:
+                    continue  # it was sent already
                 answer = client.request(method, address)
                 result = f"{role} {method} {address}: {answer.status_code} {answer.text[:200]}"
                 is_placed = need not in (RUN_COMMANDS, ADMIN)

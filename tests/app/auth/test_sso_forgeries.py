@@ -92,7 +92,7 @@ def _public(key: Any) -> Claims:
 def forger() -> Iterator[Forger]:
     """A provider whose keys a test has."""
     forger = Forger()
-    thread = Thread(target=forger.server.serve_forever)
+    thread = Thread(target=forger.server.serve_forever, args=[0.01])
     thread.start()
     yield forger
     forger.server.shutdown()

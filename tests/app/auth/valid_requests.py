@@ -94,8 +94,9 @@ class Snapshot:
 
     def restore(self) -> None:
         """Restore all rows and files."""
-        with closing(sqlite3.connect(self._path)) as target:
-            self._kept.backup(target)
+        if self.has_changed():
+            with closing(sqlite3.connect(self._path)) as target:
+                self._kept.backup(target)
         if self._files() != self._kept_files:
             shutil.rmtree(self._data)
             shutil.copytree(self._copy, self._data)

@@ -19,6 +19,7 @@ from db.telemetry import step_rows
 from db.telemetry.pyramid import END
 from tests.app.uploading import write_token
 from tests.db.telemetry.telemetry_made import read_logged_points
+from tests.marks import looped
 
 pytestmark = pytest.mark.sql_sample
 
@@ -85,8 +86,8 @@ def test_lines_are_rows_and_metrics(
     assert sender.post("/api/v1/ingest/1/log", content=b'{"step": 3, "a": 1}').status_code == 409
 
 
-@pytest.mark.parametrize(
-    ("line", "error"),
+@looped(
+    "line, error",
     [
         (b"{", "not JSON"),
         (b"\xff", "not JSON"),

@@ -68,6 +68,7 @@ def _statements(engine: Engine) -> Iterator[list[str]]:
     event.remove(engine, "before_cursor_execute", note)
 
 
+@pytest.mark.one_database
 @pytest.mark.slow
 def test_long_requests_end_with_their_authorization(
     settings: Settings, database: Database, ada: User, offered: None, address: str

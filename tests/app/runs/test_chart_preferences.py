@@ -25,7 +25,11 @@ PANELS = {
 
 @pytest.mark.sql
 def test_an_arrangement_is_kept_per_user_and_recipe(
-    app: FastAPI, database: Database, ada: User, browser: TestClient
+    app: FastAPI,
+    database: Database,
+    ada: User,
+    browser: TestClient,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Another user and another recipe have none; the oldest go beyond the limit."""
     path = "/api/v1/preferences"
@@ -38,6 +42,7 @@ def test_an_arrangement_is_kept_per_user_and_recipe(
     assert kept["toolbar"] == toolbar
     assert (kept["panels"]["pinned"], kept["panels"]["order"]) == (["b"], ["a/x"])
     assert browser.get(f"{path}?recipe=gpt").json()["panels"] is None
+    monkeypatch.setattr(chart_preferences, "MOST", 9)
     with database.writing() as session:
         other = accounts.make_user(session, "other")
         session.execute(update(ChartPreferences).values(changed_at=1.0))

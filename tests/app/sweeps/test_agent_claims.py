@@ -25,7 +25,7 @@ from tests.db.conftest import claim as claim_by_worker
 from tests.db.telemetry.telemetry_made import make_metric
 from tests.spool_made import event_of
 
-pytestmark = pytest.mark.sql
+pytestmark = pytest.mark.sql_sample
 
 A, B = "a" * 32, "b" * 32
 
@@ -101,6 +101,7 @@ def test_agents_take_each_point_once(database: Database, ada: User) -> None:
         assert sweeps.get(session, sweep_id).submitted == 6
 
 
+@pytest.mark.sql
 def test_a_dead_agents_point_goes_to_the_next(database: Database, ada: User) -> None:
     """Under the same number; the first agent's run accepts nothing more, nor its claim."""
     sweep_id = begin(database, ada)
@@ -162,6 +163,7 @@ def test_a_killed_script_gives_its_point_back_and_a_finished_one_does_not(
         assert session.get_one(Trial, (sweep_id, 2)).state == sweeps.COMPLETE
 
 
+@pytest.mark.sql
 def test_results_decide_the_best_trial(database: Database, ada: User) -> None:
     """By the value that the watched run logged; the sweep ends with its last run."""
     sweep_id = begin(database, ada, space={"lr": [0.1, 0.2]})
@@ -234,6 +236,7 @@ def test_a_paused_or_cancelled_sweep_gives_no_points(database: Database, ada: Us
         assert session.get_one(Run, run.id).status == Status.CANCELLED
 
 
+@pytest.mark.sql
 def test_weak_points_of_agents_are_pruned(database: Database, ada: User) -> None:
     """Values of the metric decide; the agent is told, and what arrives later is refused."""
     space = {"lr": "uniform(0, 1)"}

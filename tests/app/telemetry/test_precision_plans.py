@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import product
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -23,7 +24,7 @@ from halfstep.telemetry.plain_json import json_safe
 from tests.app.conftest import csrf_token
 from tests.db.conftest import CPU
 from tests.db.telemetry.telemetry_made import make_plan_point, make_precision_plan, record
-from tests.marks import looped
+from tests.marks import looped, sampled
 from tests.site import halfstep
 from tests.spool_made import checkpoint_of
 
@@ -352,8 +353,10 @@ def submit(session: Session, owner: User, origin: str) -> Run:
     return runs.submit(session, owner, Run(recipe="own", config=values, **options))
 
 
-@pytest.mark.parametrize("fresh", [True, False])
-@pytest.mark.parametrize("origin", ORIGINS)
+@pytest.mark.parametrize(
+    ("origin", "fresh"),
+    sampled(product(ORIGINS, [True, False]), [*product(ORIGINS, [True]), ("weights", False)]),
+)
 def test_points_are_trained_as_the_measured_run(
     database: Database, ended: Run, ada: User, browser: TestClient, origin: str, fresh: bool
 ) -> None:

@@ -35,7 +35,7 @@ from tests.site import until
 
 pytestmark = pytest.mark.xdist_group("bucket")
 KEY = "runs/1/checkpoints/step-00000010.pt"
-PARTS = 8
+PARTS = 5
 PUT = "from db.files.object_store import open_store, put_file\nfrom db.settings import Settings\n"
 PUT += "from pathlib import Path\nimport sys\n"
 PUT += "put_file(open_store(Settings.read()), sys.argv[1], Path(sys.argv[2]))"

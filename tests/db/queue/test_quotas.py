@@ -99,6 +99,7 @@ def test_two_claims_at_once_keep_to_a_projects_limit(database: Database, ada: Us
     assert taken == [None]
 
 
+@pytest.mark.sql
 def test_the_project_with_the_least_for_its_share_goes_first(database: Database, ada: User) -> None:
     """At equal priority projects take turns by share, 3 to 1 here, and positions agree
     with the claims.
@@ -118,6 +119,7 @@ def test_the_project_with_the_least_for_its_share_goes_first(database: Database,
         assert (len({*large} & {*taken}), len({*small} & {*taken})) == (6, 2)
 
 
+@pytest.mark.sql
 def test_a_gang_is_ahead_by_its_projects_use(database: Database, ada: User) -> None:
     """Reservations for a run on several nodes of an idle project exclude the others' runs."""
     one, two, _three = up = add_workers(database, 2, 2, 1)

@@ -162,7 +162,7 @@ def test_places_never_run_out(database: Database, running: Run, ada: User) -> No
     """
     with database.writing() as session:
         a, b, c = (submit(session, ada) for _ in range(3))
-        for n in range(120):
+        for n in range(70):
             first, second = (a, b) if n % 2 else (b, a)
             run_control.move(session, first.id, c.id, ada)
             assert list(pending_reasons.Queue.read(session).places) == [second.id, first.id, c.id]

@@ -28,21 +28,26 @@ from tests.db.telemetry import earlier_steps
 from tests.db.telemetry.dying_database import dying_database
 from tests.db.telemetry.earlier_metrics import as_rows
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, read_logged_points, record
-from tests.forkserver import FORKSERVER
+from tests.forkserver import FORKSERVER, IN_ONE_PROCESS
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Convert in many transactions and into many blocks."""
-    monkeypatch.setattr(metric_conversion, "BATCH_POINTS", 900)
-    monkeypatch.setattr(metric_block_writer, "BLOCK_POINTS", 256)
+    _make_small(monkeypatch.setattr)
+
+
+def _make_small(change: Any) -> None:
+    change(metric_conversion, "BATCH_POINTS", 150)
+    change(metric_block_writer, "BLOCK_POINTS", 256)
+    change(metric_block_writer, "LEAST_POINTS", 2000)
 
 
 @pytest.fixture
 def recorded(database: Database, running: Run) -> dict[str, Any]:
     """What readers return of a run with dense and sparse metrics and odd values."""
-    points = [("dense", step, math.sin(step)) for step in range(18_000)]
-    points += [("sparse", 500 * step, float(step)) for step in range(40)]
+    points = [("dense", step, math.sin(step)) for step in range(3000)]
+    points += [("sparse", 80 * step, float(step)) for step in range(40)]
     points += [(f"n{number}", 7, 0.1) for number in range(30)]
     odd = [math.nan, math.inf, -math.inf, 1e-300, 0.5]
     points += [("odd", step, value) for step, value in enumerate(odd)]
@@ -77,6 +82,7 @@ def is_waiting(database: Database, run: Run) -> bool:
         return conversion is not None and conversion.metrics_wait
 
 
+@pytest.mark.sql
 def test_a_converted_run_is_as_if_recorded_by_this_version(
     database: Database, running: Run, recorded: dict[str, Any]
 ) -> None:
@@ -140,10 +146,11 @@ def test_a_stopped_conversion_continues(
 
 def _convert_until(url: str, run_id: int, point: int) -> None:
     """Convert a run in a process that is killed at a statement."""
-    metric_conversion.BATCH_POINTS, metric_block_writer.BLOCK_POINTS = 900, 256
+    _make_small(setattr)
     step_conversion.convert(dying_database(url, point), run_id)
 
 
+@IN_ONE_PROCESS
 @pytest.mark.slow
 def test_a_kill_at_any_statement_loses_nothing(
     database: Database, database_url: str, running: Run, recorded: dict[str, Any]
@@ -229,6 +236,7 @@ def test_a_sweep_waits_for_the_conversion(database: Database, running: Run) -> N
             assert sweeps.value_at(session, name, run, 1) is None
 
 
+@pytest.mark.sql
 def test_a_downgrade_writes_the_rows_again(
     database: Database, running: Run, recorded: dict[str, Any]
 ) -> None:
@@ -239,4 +247,4 @@ def test_a_downgrade_writes_the_rows_again(
     step_conversion.convert(database, running.id)
     assert everything(database, running) == recorded
     with database.reading() as session:
-        assert metric_blocks.count(session.connection(), running.id) == 18_075
+        assert metric_blocks.count(session.connection(), running.id) == 3075

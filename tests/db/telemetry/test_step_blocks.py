@@ -32,7 +32,7 @@ from halfstep.telemetry.flags import SKIPPED, UNKNOWN_LOSS
 from tests.db.conftest import claim, submit
 from tests.db.telemetry.dying_database import dying_database
 from tests.db.telemetry.telemetry_made import forget, make_steps, record
-from tests.forkserver import FORKSERVER
+from tests.forkserver import FORKSERVER, IN_ONE_PROCESS
 
 #: A function-scoped database may serve every example: each begins with a run of its own.
 anyhow = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -79,6 +79,7 @@ def plain(batch: NDArray[Any]) -> dict[int, Any]:
     return {row[0]: StepRow(*row) for row in zip(*lists, strict=True)}
 
 
+@pytest.mark.sql
 @pytest.mark.slow
 @given(data=st.data())
 @anyhow
@@ -166,7 +167,7 @@ def test_the_same_steps_give_the_same_sealed_blocks(database: Database, running:
     with database.writing() as session:
         telemetry.truncate(session, running.id, running.attempt, after=6000)
     assert [row.is_sealed for row in _blocks(database)] == [True, False]
-    record(database, running, *np.split(steps[6000:], range(50, 8000, 90)))
+    record(database, running, *np.split(steps[6000:], range(50, 8000, 400)))
     assert [row for row in _blocks(database) if row.is_sealed] == sealed
 
 
@@ -175,7 +176,7 @@ def test_the_tail_is_joined_while_it_grows(
     database: Database, running: Run, steps_of_flush: int, stride: int
 ) -> None:
     """A chart of a slow training, or of one that logs seldom, need not read thousands of parts."""
-    number = 700 * steps_of_flush if stride == 1 else 300
+    number = max(700, 300 * steps_of_flush) if stride == 1 else 100
     steps = make_steps([1.0] * number)
     steps["step"] *= stride
     flushes = np.split(steps, range(steps_of_flush, number, steps_of_flush))
@@ -239,6 +240,8 @@ def _record_until(url: str, run_id: int, first: int, point: int) -> None:
             telemetry.record(session, run_id, 1, flush)
 
 
+@IN_ONE_PROCESS
+@pytest.mark.sql
 @pytest.mark.slow
 def test_a_kill_at_any_statement_leaves_whole_flushes(
     database: Database, database_url: str, running: Run
@@ -261,6 +264,7 @@ def test_a_kill_at_any_statement_leaves_whole_flushes(
     assert first > 5000
 
 
+@pytest.mark.sql
 @pytest.mark.slow
 def test_charts_are_whole_while_steps_are_recorded(
     database: Database, running: Run, other: Run
@@ -270,8 +274,8 @@ def test_charts_are_whole_while_steps_are_recorded(
 
     def record_all(run: Run) -> None:
         try:
-            for first in range(1, 9_000, 200):
-                record(database, run, make_steps([float(run.id)] * 200, first=first))
+            for first in range(1, 5_000, 250):
+                record(database, run, make_steps([float(run.id)] * 250, first=first))
         except BaseException as error:
             failed.append(error)
 
@@ -294,7 +298,7 @@ def test_charts_are_whole_while_steps_are_recorded(
     assert failed == []
     with database.reading() as session:
         found = windows.windows_of(session, list(seen))
-    assert {run_id: window.total for run_id, window in found.items()} == dict.fromkeys(seen, 9_000)
+    assert {run_id: window.total for run_id, window in found.items()} == dict.fromkeys(seen, 5_000)
 
 
 def _blocks(database: Database) -> list[Any]:

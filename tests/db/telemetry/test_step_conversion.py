@@ -46,10 +46,10 @@ from halfstep.telemetry.flags import UNKNOWN_LOSS, UNKNOWN_NORM
 from tests.db.telemetry.dying_database import dying_database
 from tests.db.telemetry.earlier_steps import as_file, as_rows, rows_left
 from tests.db.telemetry.telemetry_made import make_events, make_steps, record
-from tests.forkserver import FORKSERVER
+from tests.forkserver import FORKSERVER, IN_ONE_PROCESS
 from tests.marks import extended
 
-SKIPPED = (70, 3000, 7001)
+SKIPPED = (70, 3000, 4701)
 Form = Callable[[Database, ObjectStore, Run], object]
 
 
@@ -63,7 +63,7 @@ FORMS: list[Any] = [pytest.param(rows_only, id="rows"), pytest.param(as_file, id
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Convert in many transactions."""
-    monkeypatch.setattr(step_conversion, "BATCH_STEPS", 900)
+    monkeypatch.setattr(step_conversion, "BATCH_STEPS", 500)
 
 
 @pytest.fixture
@@ -77,12 +77,12 @@ def store(database: Database) -> ObjectStore:
 @pytest.fixture
 def recorded(database: Database, running: Run) -> dict[str, Any]:
     """What readers return of a run with odd values."""
-    steps = make_steps(np.linspace(3, 1, 9500).tolist(), skipped=SKIPPED)
-    steps["loss"][[80, 9499]] = math.nan, math.inf
+    steps = make_steps(np.linspace(3, 1, 5000).tolist(), skipped=SKIPPED)
+    steps["loss"][[80, 4999]] = math.nan, math.inf
     steps["loss"][[90, 91]], steps["flags"][[90, 91]] = math.nan, UNKNOWN_LOSS
     steps["grad_norm"][100], steps["flags"][100] = math.nan, UNKNOWN_NORM
     steps["data_us"][200:300] = -1
-    record(database, running, *np.split(steps, [10, 4500, 9490]), events=make_events(SKIPPED))
+    record(database, running, *np.split(steps, [10, 2500, 4990]), events=make_events(SKIPPED))
     with database.writing() as session:
         queue.end(session, running.id, running.attempt, Status.FINISHED)
     return everything(database, running)
@@ -92,7 +92,7 @@ def everything(database: Database, run: Run) -> dict[str, Any]:
     with database.reading() as session:
         row = session.get_one(Run, run.id)
         connection = session.connection()
-        zooms = ((None, None), (50, 200), (1000, 9000), (9400, None))
+        zooms = ((None, None), (50, 200), (1000, 4500), (4900, None))
         table = StepBlock.__table__
         blocks = select(table).where(table.c.run_id == run.id).order_by(table.c.first)
         buckets = StepBucket.__table__
@@ -116,6 +116,7 @@ def everything(database: Database, run: Run) -> dict[str, Any]:
         }
 
 
+@pytest.mark.sql
 @pytest.mark.parametrize("form", FORMS)
 def test_a_converted_run_is_as_if_recorded_by_this_version(
     database: Database, running: Run, store: ObjectStore, recorded: dict[str, Any], form: Form
@@ -126,7 +127,7 @@ def test_a_converted_run_is_as_if_recorded_by_this_version(
         windows.windows_of(session, [running.id]).get(running.id)
     step_conversion.convert(database, running.id)
     assert everything(database, running) == recorded
-    assert rows_left(database, running) == [70, 81, 3000, 7001, 9500]
+    assert rows_left(database, running) == [70, 81, 3000, 4701, 5000]
     assert list(obstore.list(store)) == [[]] or not next(iter(obstore.list(store)), None)
     with database.reading() as session:
         for table in (StepConversion, FrozenSteps):
@@ -183,10 +184,12 @@ def test_a_stopped_conversion_continues(
 
 def _convert_until(url: str, run_id: int, point: int) -> None:
     """Convert a run in a process that is killed at a statement."""
-    step_conversion.BATCH_STEPS = 900
+    step_conversion.BATCH_STEPS = 500
     step_conversion.convert(dying_database(url, point), run_id)
 
 
+@IN_ONE_PROCESS
+@pytest.mark.sql
 @pytest.mark.slow
 def test_a_kill_at_any_statement_loses_nothing(
     database: Database, database_url: str, running: Run, recorded: dict[str, Any]
@@ -225,6 +228,7 @@ def test_an_attempt_that_continues_converts_its_run(
     assert raw["loss"] == [1.0] * 2000 + [2.0] * 10
 
 
+@pytest.mark.sql
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_run_that_an_earlier_version_records_waits(
     database: Database, running: Run, is_killed: bool

@@ -15,6 +15,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from halfstep import ApiError, Client
+from halfstep.api_client.credentials import Credentials
+from halfstep.telemetry.ingest import Ingest
 
 
 class Projects(BaseHTTPRequestHandler):
@@ -70,9 +72,12 @@ def https(certificate: Path) -> Iterator[str]:
 
 
 def test_a_certificate_that_nobody_signed_is_rejected(https: str) -> None:
-    """The certificate is rejected as by an HTTP client without our context."""
+    """The certificate is rejected as by an HTTP client without our context, also for uploads."""
     with Client(https, "token") as client, pytest.raises(ApiError, match="certificate verify"):
         client.projects()
+    refused = pytest.raises(ApiError, match="certificate verify")
+    with Ingest(Credentials(https, "token")) as ingest, refused:
+        ingest.open({})
 
 
 def test_a_certificate_of_the_environment_is_accepted(

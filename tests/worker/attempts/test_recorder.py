@@ -61,7 +61,7 @@ from tests.site import until
 from tests.spool_made import event_of, spool_anything, spool_raw
 from worker.attempts.recorder import CannotRecord, Recorder
 
-pytestmark = pytest.mark.sql
+pytestmark = pytest.mark.sql_sample
 
 
 class NoDevices:
@@ -531,6 +531,7 @@ def make_rollback(step: int, now: int, rollbacks: int = 1) -> list[dict[str, Any
     return [spike, back, {**spike, "rolled_back_to": step}]
 
 
+@pytest.mark.sql
 @pytest.mark.parametrize("is_at_once", [True, False])
 def test_rows_after_a_rewind_are_withdrawn(attempts: Attempts, is_at_once: bool) -> None:
     """Steps, skips and metrics after it are deleted, whether recorded already or in the same flush.
@@ -592,6 +593,7 @@ def test_acknowledged_requests_survive_a_rewind() -> None:
     ]
 
 
+@pytest.mark.sql
 def test_two_rewinds_unseen_are_both_followed(attempts: Attempts) -> None:
     """The extent of the earlier one is unknown: clients reload everything."""
     spool = attempts.next()
