@@ -26,12 +26,19 @@ def rows_of(
     explained = {"zero_gradients"} if faults & ZEROING else set()
     if "scaled_gradients_compared" in faults:  # and the loop then does not step
         explained.add("no_optimizer_step")
+    if any(finding.cause == "gradients_not_cleared" for finding, _place in calls):
+        observations = [each for each in observations if not _is_gradient_left_over(each)]
     rows = [
         *(row_of_call(*call) for call in calls if call[0].cause not in explained),
         *map(row_of, observations),
         *(row_of_call(*other) for other in others if other[0].cause not in explained),
     ]
     return sorted(rows, key=lambda row: not row.is_fault)
+
+
+def _is_gradient_left_over(observation: Observation) -> bool:
+    """Return whether a gradient of an earlier step has made a gradient nonfinite."""
+    return observation.first.kind == "carried" and observation.first.symptom == "gradient"
 
 
 def row_of(observation: Observation) -> Row:

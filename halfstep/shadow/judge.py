@@ -42,6 +42,7 @@ REPAIR_BYTES = 2**30  # of the values of a step in which a line computes in fp32
 REPRODUCED: tuple[Kind, ...] = ("overflow", "rounding", "loss_differs", "scale_too_large")
 UNDERFLOW = 0.1  # share of the squared norm of the gradients
 GRADIENTS_DIFFER = 0.5  # relative distance
+SMALLEST_UPDATE = 1e-5  # of a weight, relative to it
 
 
 class Judge:
@@ -155,9 +156,8 @@ class Judge:
             if facts is not None and facts.nonfinite and entry is not None and is_seen:
                 self.found(trace(entry.writers[-1], "weight", step))
                 return
-        if lost:
+        if lost or self._has_emptied_updates(step, parameters):
             return
-        self._emptied_updates(step, parameters)
         used = {loss.writer for loss in self._losses}
         scalars = (scalar for scalar in self._mode.scalars if scalar not in used)
         aside = next(filter(_is_bad, scalars), None)
@@ -168,15 +168,19 @@ class Judge:
         elif not self.defects:
             self._overflow_without_effect(step)
 
-    def _emptied_updates(self, step: int, parameters: Iterable[Tensor]) -> None:
+    def _has_emptied_updates(self, step: int, parameters: Iterable[Tensor]) -> bool:
         """Add an overflow by which the update of a weight is 0, and is not in fp32."""
         for parameter in filter(is_readable, map(local, parameters)):
             entry = self._mode.memory.find(parameter)
             if entry is None or entry.values is None:
                 continue
+            distance, size = entry.distance()
+            if distance <= SMALLEST_UPDATE * size:
+                continue
             if (overflow := find_emptying_overflow(entry.writers[-1])) is not None:
                 self.found(trace(overflow, "weight", step))
-                return
+                return True
+        return False
 
     def end_loop(self, step: int, *, is_training: bool) -> None:
         """Judge a step in which the loop has ended before its backward pass.

@@ -59,6 +59,7 @@ class Sanitizer:
         #: The step of what was last reported as kept, by the line that has kept it.
         self._kept_found: dict[tuple[str, int], int] = {}
         self._scaler: Any = None  # that has scaled a loss of this step
+        self._own_scales: set[float] = set()  # of a loop that multiplies its loss itself
         self._start()
 
     @property
@@ -168,6 +169,7 @@ class Sanitizer:
     def scale_by(self, scale: float, gradient: Tensor) -> None:
         """Note that a pass begins with the gradient of a loss that was multiplied by a scale."""
         self.mode.scale = scale
+        self._own_scales.add(scale)
         with self.apart():
             self.mode.entry(gradient).power = 1
 
@@ -284,11 +286,12 @@ class Sanitizer:
 
     def _record_change(self, kind: Kind, operation: Operation) -> None:
         kept = find_kept(operation) if kind == "scaled_gradients_edited" else None
+        is_kept = kept is not None or kind == "scaled_gradients_kept"
+        if is_kept and not self.has_scaler and len(self._own_scales) < 2:  # it may stay the same
+            return
         if kept is None:
             self._judge.record_change(kind, self.step, operation, self.mode.scale)
             return
-        if not self.has_scaler and kept.scale == self.mode.scale:
-            return  # the loop's own scale, which may never change
         place = kept.origin.place
         if self._kept_found.get((place.file, place.line)) != kept.step:
             self._kept_found[place.file, place.line] = kept.step

@@ -136,13 +136,7 @@ def find_emptying_overflow(written: Operation) -> Operation | None:
 
     An example is a matrix that is divided by its norm.
     """
-    emptied = [
-        writer
-        for operand in written.inputs
-        if operand.facts is not None and 2 * operand.facts.flushed >= operand.facts.elements
-        for writer in operand.writers
-        if _is_emptied(writer)
-    ]
+    emptied = filter(_is_emptied, (operand.writers[-1] for operand in written.inputs))
     overflows = (
         writer
         for operation in map(first_emptied, emptied)

@@ -49,6 +49,7 @@ KINDS = {
     "carried": {
         *("carried", "overflow", "rounding", "undefined", "nonfinite_input"),
         *("forward_overflow", "undefined_forward", "nonfinite_inputs"),
+        "gradients_not_cleared",  # in which they are carried
     },
     "silent": {
         *("loss_differs", "gradients_differ", "integers_differ", "stale_weight_cache"),
@@ -77,7 +78,9 @@ KINDS = {
 }
 #: Texts that a row of a cause that several kinds share must contain.
 WORDS = {
-    "carried": re.compile("has not been finite since|held NaN when|may come from there"),
+    "carried": re.compile(
+        "has not been finite since|held NaN when|may come from there|were already not finite"
+    ),
     "diverges": re.compile("the training diverge[sd]"),
 }
 UNKNOWN = {"nonfinite_without_scaler", "nonfinite_buffers"}  # what is seen, not its cause

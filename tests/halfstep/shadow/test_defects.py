@@ -1311,3 +1311,46 @@ def test_an_operator_without_a_kernel_for_half_precision_rejects_no_value() -> N
             optimizer.step()
 
     assert not [row for row in rows_of_loop(train) if row.kind == "rejected"]
+
+
+def test_an_update_that_an_overflow_makes_0_has_its_line() -> None:
+    """A matrix that is divided by a norm beyond fp16 does not move, and nothing is NaN."""
+
+    def train() -> None:
+        net = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD([net.bias], lr=0.01)
+        for _ in range(3):
+            net.zero_grad()
+            net(torch.randn(3, 4)).square().mean().backward()
+            with torch.no_grad():
+                update = net.weight.grad.sign().half() * 3e4
+                update = update / update.norm()  # norm
+                net.weight.sub_(update, alpha=0.01)
+            optimizer.step()
+
+    [row] = [row for row in rows_of_loop(train) if row.is_fault]
+    assert (row.kind, row.symptom) == ("overflow", "weight")
+    assert Path(__file__).read_text().splitlines()[row.line - 1].endswith("# norm")
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_a_state_of_gradients_with_a_scale_by_hand(changes: bool) -> None:
+    """Gradients that a state keeps are wrong once the loop's own scale changes."""
+
+    def train() -> None:
+        net = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+        momentum = [torch.zeros_like(weight) for weight in net.parameters()]
+        for step in range(5):
+            scale = 2.0 ** (8 - step * changes)
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = net(torch.randn(3, 4)).float().square().mean()
+            (loss * scale).backward()
+            for weight, kept in zip(net.parameters(), momentum, strict=True):
+                kept.lerp_(weight.grad, 0.1)
+                weight.grad.copy_(kept / kept.norm())
+            optimizer.step()
+
+    kinds = {row.kind for row in rows_of_loop(train) if row.is_fault}
+    assert kinds == ({"scaled_gradients_kept"} if changes else set())
