@@ -17,7 +17,7 @@ from halfstep.shadow.classify import (
 )
 from halfstep.shadow.gradient_sums import GradientSums, gradient_sums
 from halfstep.shadow.losses import LossHistory, SeenLoss
-from halfstep.shadow.lost_updates import find_lost_updates
+from halfstep.shadow.lost_updates import find_emptied_update, find_lost_updates
 from halfstep.shadow.memory import SHADOW_DTYPES, Entry
 from halfstep.shadow.mode import ShadowMode
 from halfstep.shadow.operations import Operation, Rounded
@@ -27,7 +27,6 @@ from halfstep.shadow.reproduction import Reproduction
 from halfstep.shadow.scale import is_unknown
 from halfstep.shadow.search import LineSearch
 from halfstep.shadow.walk import (
-    find_emptying_overflow,
     first_defect,
     first_emptied,
     first_scaled,
@@ -42,7 +41,6 @@ REPAIR_BYTES = 2**30  # of the values of a step in which a line computes in fp32
 REPRODUCED: tuple[Kind, ...] = ("overflow", "rounding", "loss_differs", "scale_too_large")
 UNDERFLOW = 0.1  # share of the squared norm of the gradients
 GRADIENTS_DIFFER = 0.5  # relative distance
-SMALLEST_UPDATE = 1e-5  # of a weight, relative to it
 
 
 class Judge:
@@ -156,7 +154,11 @@ class Judge:
             if facts is not None and facts.nonfinite and entry is not None and is_seen:
                 self.found(trace(entry.writers[-1], "weight", step))
                 return
-        if lost or self._has_emptied_updates(step, parameters):
+        if lost:
+            return
+        emptying = find_emptied_update(filter(is_readable, map(local, parameters)), memory)
+        if emptying is not None:
+            self.found(trace(emptying, "weight", step))
             return
         used = {loss.writer for loss in self._losses}
         scalars = (scalar for scalar in self._mode.scalars if scalar not in used)
@@ -167,20 +169,6 @@ class Judge:
                 self.found(self._of_scale(defect))
         elif not self.defects:
             self._overflow_without_effect(step)
-
-    def _has_emptied_updates(self, step: int, parameters: Iterable[Tensor]) -> bool:
-        """Add an overflow by which the update of a weight is 0, and is not in fp32."""
-        for parameter in filter(is_readable, map(local, parameters)):
-            entry = self._mode.memory.find(parameter)
-            if entry is None or entry.values is None:
-                continue
-            distance, size = entry.distance()
-            if distance <= SMALLEST_UPDATE * size:
-                continue
-            if (overflow := find_emptying_overflow(entry.writers[-1])) is not None:
-                self.found(trace(overflow, "weight", step))
-                return True
-        return False
 
     def end_loop(self, step: int, *, is_training: bool) -> None:
         """Judge a step in which the loop has ended before its backward pass.

@@ -12,10 +12,12 @@ from halfstep.shadow.classify import site_of
 from halfstep.shadow.memory import ByStorage, Entry, ShadowMemory
 from halfstep.shadow.operations import OUTSIDE, Operation, Place
 from halfstep.shadow.operators import is_half, is_readable, tensors_in
+from halfstep.shadow.walk import find_emptying_overflow
 
 #: A change in place is rounded away if in fp32 it moves at least the first share of elements, and
 #: at most the second share of it is left, as the part of the change in its own direction.
 MOVED, LEFT = 0.5, 0.5
+SMALLEST_UPDATE = 1e-5  # of a weight, relative to it
 REST_DIFFERS = 0.1  # relative distance of a kept rest that is rounded itself
 
 
@@ -102,3 +104,14 @@ def find_lost_updates(
                 elements=lasting.tensor.numel(),
                 helps=("fp32",),
             )
+
+
+def find_emptied_update(weights: Iterable[Tensor], memory: ShadowMemory) -> Operation | None:
+    """Return an overflow by which the update of a weight is 0, and is not in fp32."""
+    for weight in weights:
+        if (entry := memory.find(weight)) is not None and entry.values is not None:
+            distance, size = entry.distance()
+            overflow = find_emptying_overflow(entry.writers[-1])
+            if overflow is not None and distance > SMALLEST_UPDATE * size:
+                return overflow
+    return None
