@@ -44,7 +44,7 @@ class Ema:
             for name, weights in self._weights.items()
         }
         self._updates = {
-            name: torch.zeros((), device=averages[0].device)
+            name: torch.zeros((), dtype=torch.float32, device=averages[0].device)
             for name, averages in self._averages.items()
         }
 

@@ -139,7 +139,7 @@ class Logged(Observer):
     def _number(self, value: Any) -> Tensor:
         value = as_scalar(value)
         if not isinstance(value, Tensor):
-            return torch.full((), float(value), device=self._device)
+            return torch.full((), float(value), dtype=torch.float32, device=self._device)
         return value.detach().to(self._device, torch.float32, non_blocking=True, copy=True)
 
     def _report(self, step: int, names: list[str], elapsed_ms: int, arrived: list[Tensor]) -> None:

@@ -55,7 +55,8 @@ class WatchedOptimizer:
         self.names = list(parameters)  # in forward order
         self.parameters = list(parameters.values())
         device = self.parameters[0].device
-        self._zero, self.one = torch.zeros((), device=device), torch.ones((), device=device)
+        self._zero = torch.zeros((), dtype=torch.float32, device=device)
+        self.one = torch.ones_like(self._zero)
         self._found_inf = self._zero
         #: Process group with the rest of the parameters; None: all are whole.
         self.shared_with = group_of(self.parameters)
@@ -64,7 +65,7 @@ class WatchedOptimizer:
         # Result of a step without a loss for this optimizer.
         self.idle = Update(self._zero, [self._zero] * len(self.names), self.one, self._zero)
         self.takes_norms = True  # in this step
-        self.unknown = torch.full((), math.nan, device=device)  # factor of norms not taken
+        self.unknown = torch.full_like(self._zero, math.nan)  # factor of norms not taken
         optimizer.register_step_pre_hook(self._keep_found_inf)
 
     @property

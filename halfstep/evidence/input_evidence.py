@@ -144,5 +144,5 @@ def is_finite(loss: Value) -> bool:
 def on_device(loss: Value, device: torch.device) -> Tensor:
     """Return a loss as an fp32 tensor without dimensions, without waiting for the device."""
     if isinstance(loss, float):
-        return torch.full((), loss, device=device)
+        return torch.full((), loss, dtype=torch.float32, device=device)
     return loss.detach().to(device, torch.float32, non_blocking=True).reshape(())

@@ -35,7 +35,9 @@ def are_finite(tensors: Iterable[Tensor], device: torch.device) -> Tensor:
     """Return whether those of the tensors that are on a device are finite: 1 or 0, there."""
     local = [local_elements(tensor.detach()) for tensor in tensors]
     own = [tensor for tensor in local if tensor.device == device and _has_norm(tensor)]
-    return _is_finite(own).all().float() if own else torch.ones((), device=device)
+    if own:
+        return _is_finite(own).all().float()
+    return torch.ones((), dtype=torch.float32, device=device)
 
 
 def _has_norm(tensor: Tensor) -> bool:

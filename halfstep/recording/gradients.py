@@ -55,9 +55,10 @@ class Gradients:
             p.device == self.device and not hasattr(p, "to_local") and not p.is_complex()
             for p in self.parameters
         )
-        self.zero = torch.zeros((), device=self.device)
+        self.zero = torch.zeros((), dtype=torch.float32, device=self.device)
         self.no_norms = [self.zero] * len(self.names)  # without gradients
-        self.unknown = torch.full((), math.nan, device=self.device)  # factor of norms not taken
+        #: Factor of norms that are not taken.
+        self.unknown = torch.full((), math.nan, dtype=torch.float32, device=self.device)
         self.clipped: list[int] = []  # ids of the parameters of the last clip
         self._places: list[int] | None = None  # of the own parameters in it; None: not all
         self.is_in_order = False  # the clip's parameters are the own ones, in their order

@@ -36,8 +36,9 @@ class Recorder:
         self.reader, self.layout, self._on_steps = reader, layout, on_steps
         self.ring = Ring(layout.columns, device, started_at, self._receive, sends_first=sends_first)
         self.device = device
-        self.zero, self.one = torch.zeros((), device=device), torch.ones((), device=device)
-        self.unknown = torch.full((), math.nan, device=device)
+        self.zero = torch.zeros((), dtype=torch.float32, device=device)
+        self.one = torch.ones_like(self.zero)
+        self.unknown = torch.full_like(self.zero, math.nan)
         self._knows_after = [True] * RING_ROWS  # by row: its scale after is written
         self._is_mixed = False  # values are on several devices
         #: Records and events that `write_early` has written, of the rows to be handed over next.

@@ -67,12 +67,14 @@ class Ring:
         #: The newest row is sent only with the next one, because the loop may still add to it.
         self.holds_last = False
         self._known: list[tuple[float, ...]] = [()] * RING_ROWS  # the host's values of a step
-        self._ring = torch.zeros(RING_ROWS, columns, device=device)
+        self._ring = torch.zeros(RING_ROWS, columns, dtype=torch.float32, device=device)
         self.rows = self._ring.unbind(0)  # views, made once
         self._pinned: torch.Tensor | None = None
         self._arrived: torch.cuda.Event | None = None
         if device.type == "cuda":
-            self._pinned = torch.empty(RING_ROWS, columns, pin_memory=True, device="cpu")
+            self._pinned = torch.empty(
+                RING_ROWS, columns, dtype=torch.float32, pin_memory=True, device="cpu"
+            )
             self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         #: The rows where the host can read them without a wait; None if they are on a device.
         self.readable: Rows | None = self._ring.numpy() if device.type == "cpu" else None

@@ -130,4 +130,4 @@ def _tensor(value: Value, device: torch.device) -> Tensor:
     """Return a scale as a tensor of its own, unaffected by later in-place changes."""
     if isinstance(value, Tensor):
         return value.detach().clone().to(device, torch.float32, non_blocking=True)
-    return torch.full((), value, device=device)
+    return torch.full((), value, dtype=torch.float32, device=device)

@@ -23,7 +23,7 @@ class ExternalScaler:
     def __init__(self, watch: Watch, name: str) -> None:
         """name: of the optimizer's class."""
         self._loop = watch._loop
-        self._scale: Tensor = torch.ones((), device="cpu")
+        self._scale: Tensor = torch.ones((), dtype=torch.float32, device="cpu")
         self._growth_tracker: Tensor | None = None
         kind = type(name, (_Parameters,), {})  # the loop names an optimizer by its class
         self._optimizer: Any = kind()
@@ -71,7 +71,6 @@ class _Parameters:
 
 
 def _tensor(value: Tensor | float) -> Tensor:
-    tensor = (
-        value.detach() if isinstance(value, Tensor) else torch.tensor(float(value), device="cpu")
-    )
-    return tensor.reshape(()).to(torch.float32)
+    if isinstance(value, Tensor):
+        return value.detach().reshape(()).to(torch.float32)
+    return torch.tensor(float(value), dtype=torch.float32, device="cpu")

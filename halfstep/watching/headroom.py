@@ -88,7 +88,7 @@ class Headroom:
         outputs, gradients = self._found
         names = list(outputs)
         if not names:
-            return [], torch.zeros(2, 1 + self._with_smallest, 0, device="cpu")
+            return [], torch.zeros(2, 1 + self._with_smallest, 0, dtype=torch.float32, device="cpu")
         nothing = torch.full_like(outputs[names[0]], -1.0)
         tensors = [by_name.get(name, nothing) for by_name in (outputs, gradients) for name in names]
         device = nothing.device

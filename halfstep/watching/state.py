@@ -43,7 +43,8 @@ class LoopState:
         self.unscaled = CurrentStep()  # the row of steps without a scaler
         self.current = self.unscaled  # the row of the scaler that was called last
         self.scalers = 0  # number of scalers that have updated
-        self.one: Tensor = torch.ones((), device="cpu")  # on the device, once that is known
+        #: On the device, once that is known.
+        self.one: Tensor = torch.ones((), dtype=torch.float32, device="cpu")
         self.step_started: float | None = None
         self.ended: float | None = None  # end of the last step in the open row without a scaler
         self.is_settled = optimizers is not None  # all optimizers of an iteration are known

@@ -53,7 +53,7 @@ KINDS = {
     },
     "silent": {
         *("loss_differs", "gradients_differ", "integers_differ", "stale_weight_cache"),
-        "kept_rounded",
+        *("kept_rounded", "update_lost"),
     },
     "underflow": {"gradients_underflow", "loss_not_scaled"},
     "update lost": {"update_lost"},

@@ -12,7 +12,7 @@ from tests.diagnosis.held_out_cases import Case, cases
 COLLECTIONS = (
     *("reported", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth"),
     *("ninth", "tenth", "eleventh", "twelfth", "thirteenth", "fourteenth", "fifteenth"),
-    "sixteenth",
+    *("sixteenth", "seventeenth"),
 )
 #: Cases that are not named right, with what they get.
 MISSED = {
@@ -37,6 +37,11 @@ MISSED = {
     "fourteenth/cell_cycling_weeks": "partly",  # the file is read by NumPy
     "sixteenth/glide_half_finetune": "partly",  # the step, not the optimizer with its eps
     "fourteenth/modrec_taylor_prune": "silent",  # a NaN of a state that only a comparison sees
+    "seventeenth/espnet_accum_trainer": "partly",  # the step after a skip, not zero_grad
+    "seventeenth/ocp_energy_trainer": "silent",  # a number of Python that is only logged
+    "seventeenth/tomogram_mode12": "silent",  # inputs that NumPy has made 0
+    "seventeenth/xla_bf16_trainer_log": "partly",  # the weights' lost updates before the log's
+    "seventeenth/yolo_batched_nms_val": "silent",  # an overflow of a validation that is compared
 }
 #: The same of watched runs: silent where the failing step was not armed, or no weights are left.
 MISSED_WATCHED = {

@@ -87,7 +87,10 @@ class SkipHistory:
         self.scales, self._arrived = dict(state["scales"]), deque(state.get("heard", ()))
         self.watched_until = state.get("watched_until", 0)
         self._flags = deque(
-            Flags(step, HostCopy.send(torch.tensor([float(skipped)], device="cpu")))
+            Flags(
+                step,
+                HostCopy.send(torch.tensor([float(skipped)], dtype=torch.float32, device="cpu")),
+            )
             for step, skipped in state.get("flags", ())
         )
 

@@ -150,7 +150,7 @@ class StepRepetition:
         Code after the last loss does not run.
         """
         gradients: dict[Tensor, Tensor] = {}
-        context, total = self._context, torch.zeros((), device=self._device)
+        context, total = self._context, torch.zeros((), dtype=torch.float32, device=self._device)
         batches, losses = self._context.batches.again(stored.position), stored.losses
         count = context.training.accumulation_steps
         if len(context.optimizers) == 1:

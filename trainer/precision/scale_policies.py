@@ -54,7 +54,7 @@ class ScaleRule:
             self._floor /= settings.backoff_factor**self._every
         self._steps_to_bounds = 1
         self._is_patient = settings.hysteresis > 1 or settings.tolerance > 0
-        self._one = torch.ones((), device=device)
+        self._one = torch.ones((), dtype=torch.float32, device=device)
         # 0-dim int64 on the device: skips left, and steps and skips since the scale last changed.
         self._patience = torch.full((), settings.hysteresis, dtype=torch.int64, device=device)
         self._steps = torch.zeros((), dtype=torch.int64, device=device)

@@ -97,6 +97,45 @@ def test_another_default_device_changes_nothing(tmp_path: Path, name: str) -> No
     assert not Written(tmp_path / "it").of("failed_diagnosis")
 
 
+@pytest.fixture
+def default_dtype(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Set the dtype of tensors that are created without one."""
+    torch.set_default_dtype(request.param)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("default_dtype")
+@pytest.mark.parametrize("has_scaler", [True, False])
+@pytest.mark.parametrize(
+    "default_dtype", [torch.float64, torch.bfloat16, torch.float16], indirect=True
+)
+def test_another_default_dtype_changes_nothing(tmp_path: Path, has_scaler: bool) -> None:
+    """Loss, scale and norm are recorded in fp32, whatever dtype a script's own tensors have."""
+    every = {"histogram_every": 1, "layers_every": 1, "headroom_every": 1}
+    net = torch.nn.Linear(4, 1, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**17, enabled=has_scaler)
+    losses, norms = [], []
+    with halfstep.watch(net, folder=tmp_path, name="it", **every):
+        for _ in range(8):
+            loss = net(torch.randn(3, 4, dtype=torch.float32)).square().mean()
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            squares = [weight.grad.double().square().sum() for weight in net.parameters()]
+            losses.append(loss.item())
+            norms.append(float(sum(squares) ** 0.5))
+            scaler.step(optimizer)
+            scaler.update()
+    written = Written(tmp_path / "it")
+    assert written.steps["loss"].tolist() == losses
+    assert written.steps["grad_norm"].tolist() == pytest.approx(norms, rel=1e-6)
+    if has_scaler:
+        assert set(written.steps["scale"].tolist()) == {2.0**17}
+    assert not written.of("failed_diagnosis")
+
+
 def test_a_captured_step_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a CUDA graph is captured, no code of the watch runs; the steps around it are
     recorded.
