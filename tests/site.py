@@ -253,13 +253,13 @@ def answers(base: str) -> bool:
 
 
 def until(condition: Callable[[], bool], seconds: float = SECONDS) -> None:
-    """Wait for a condition that other processes fulfil; leave them four fifths of the time."""
+    """Wait for a condition that other processes fulfil, and leave them most of the time."""
     begun = time.monotonic()
     deadline = begun + seconds
     while not condition():
         now = time.monotonic()
         assert now < deadline, "it did not happen"
-        time.sleep(max(0.05, 4 * (now - begun)))
+        time.sleep(min(max(0.05, 4 * (now - begun)), 0.5))
         begun = time.monotonic()
 
 

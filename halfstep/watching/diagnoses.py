@@ -75,7 +75,8 @@ class Diagnoses:
         self._host_copies.report(wait=wait)
 
     def end(self) -> None:
-        """Remove all hooks."""
+        """Remove all hooks, and add none for a step that is closed later."""
+        self._every["headroom"] = 0
         self._headroom.end()
 
     def _is_due(self, name: str, step: int) -> bool:

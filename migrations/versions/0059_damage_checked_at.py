@@ -10,7 +10,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    checked_at = sa.Column('damage_checked_at', sa.Float(), server_default='0', nullable=False)
+    checked_at = sa.Column('damage_checked_at', sa.Double(), server_default='0', nullable=False)
     op.add_column('runs', checked_at)
 
 

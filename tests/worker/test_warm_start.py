@@ -54,7 +54,7 @@ def test_the_first_run_after_an_offer_is_forked(site: Site) -> None:
     """The worker offers its recipes before the warm process has loaded what a training needs."""
     with site.start_gated_worker(**WARM):
         until(lambda: site.offers("gated"))
-        run_id = site.submit(recipe="gated", steps=2)
+        run_id = site.submit(recipe="gated", steps=200)
         site.wait_for_step(run_id, 1)
         warm = warm_process(site, run_id)
         until(lambda: memory(site) is not None)

@@ -105,7 +105,7 @@ def default_dtype(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.usefixtures("default_dtype")
+@pytest.mark.usefixtures("default_dtype", "nothing_compiled")
 @pytest.mark.parametrize("has_scaler", [True, False])
 @pytest.mark.parametrize(
     "default_dtype", [torch.float64, torch.bfloat16, torch.float16], indirect=True
@@ -134,6 +134,7 @@ def test_another_default_dtype_changes_nothing(tmp_path: Path, has_scaler: bool)
     if has_scaler:
         assert set(written.steps["scale"].tolist()) == {2.0**17}
     assert not written.of("failed_diagnosis")
+    assert not torch.nn.modules.module._global_forward_hooks
 
 
 def test_a_captured_step_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
