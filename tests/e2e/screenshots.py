@@ -140,8 +140,8 @@ class Picture:
 
 def damage_live_run(session: Session) -> None:
     """Damage the first block of the run that is training."""
-    live = select(StepBlock.run_id).where(StepBlock.first > 0).order_by(StepBlock.id.desc())
-    first = StepBlock.run_id == live.limit(1).scalar_subquery(), StepBlock.first == 0
+    live = select(StepBlock.run_id).where(StepBlock.first > 0).order_by(StepBlock.run_id.desc())
+    first = StepBlock.run_id == live.limit(1).scalar_subquery(), StepBlock.first < 64
     session.execute(update(StepBlock).where(*first).values(data=b"x" * 100))
 
 
