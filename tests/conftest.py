@@ -142,7 +142,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         kind = getattr(getattr(item, "callspec", None), "params", {}).get("database_url")
         if kind == "postgresql" and all(function in its for its in on.values()):
             item.add_marker("extended")
-        if kind is not None:
+        if kind in on:  # not where no database is left, and the test is skipped
             on[kind].add(function)
         fixtures = SLOW_FIXTURES.intersection(getattr(item, "fixturenames", ()))
         if fixtures or SLOW_FOLDERS.intersection(item.path.parts) or function in functions:
