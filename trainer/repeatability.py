@@ -28,7 +28,7 @@ def _fix_cublas_workspace(device: torch.device) -> None:
     torch reads it in the first product. As long as it is set, torch 2.11 parses it again in each
     linear layer, forward and backward, which takes the host 70 µs on an H200: so it is removed.
     """
-    matrix = torch.ones(16, 16, device=device)
+    matrix = torch.ones(16, 16, dtype=torch.float32, device=device)
 
     def multiply() -> None:
         torch.mm(matrix, matrix)

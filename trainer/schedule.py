@@ -97,9 +97,8 @@ class AttemptedSchedule(Schedule):
         ]
         if has_tensor_rates(training):
             for group, _peak in self._groups:
-                group["lr"] = torch.zeros(
-                    (), dtype=torch.float32, device=device
-                )  # fp32, as fused kernels require
+                # Fused kernels require fp32.
+                group["lr"] = torch.zeros((), dtype=torch.float32, device=device)
 
     def apply(self, step: int) -> None:
         """Set every group's rate: a number, passed to the kernel as an argument, or a tensor."""
@@ -130,9 +129,8 @@ class AppliedSchedule(Schedule):
         self._rates: list[tuple[str, float, Tensor]] = []
         for name, optimizer in optimizers.items():
             for group, peak in zip(optimizer.param_groups, peaks[name], strict=True):
-                group["lr"] = torch.zeros(
-                    (), dtype=torch.float32, device=device
-                )  # fp32, as fused kernels require
+                # Fused kernels require fp32.
+                group["lr"] = torch.zeros((), dtype=torch.float32, device=device)
                 self._rates.append((name, peak, group["lr"]))
 
     def apply(self, step: int) -> None:

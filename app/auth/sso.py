@@ -70,7 +70,7 @@ class _Application(OAuth2Mixin, OpenIDMixin, BaseApp):  # type: ignore[misc]
     """This server as a client of the provider."""
 
     # Certificates are loaded once, at the first sign-in, not by each request.
-    client_cls = partial(_Client, verify=DeferredContext())
+    client_cls = staticmethod(partial(_Client, verify=DeferredContext()))
 
 
 class Provider:

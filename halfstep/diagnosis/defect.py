@@ -65,7 +65,7 @@ class Defect(Part, frozen=True, kw_only=True, omit_defaults=True):
     value: what the largest of them is in fp32.  limit: the largest number of the dtype.
     sample: an input of the site, and what it is in fp32.
     origin: where a value was rounded, or where a nonfinite tensor was made, or where
-        autocast was entered.
+        autocast was entered, or which operator's result an overflow makes 0.
     loss, loss_fp32: of the step.  fits_below: the largest power of two that is a loss scale
         without the overflow.
     carried_from: the step in which a tensor became nonfinite.

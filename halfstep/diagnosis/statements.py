@@ -173,7 +173,10 @@ def named(site: Site) -> str:
 
 def _overflow(observation: Observation) -> str:
     defect = observation.first
-    return f"In step {defect.step:,} {named(defect.site)} {_beyond(defect)}{_in_fp32(defect)}."
+    text = f"In step {defect.step:,} {named(defect.site)} {_beyond(defect)}{_in_fp32(defect)}."
+    if defect.symptom == "weight" and defect.origin is not None:
+        text += f" By it {named(defect.origin)} is 0, and so is the update of a weight."
+    return text
 
 
 def _rounding(observation: Observation) -> str:

@@ -26,11 +26,7 @@ from halfstep.shadow.repair import Repair
 from halfstep.shadow.reproduction import Reproduction
 from halfstep.shadow.scale import is_unknown
 from halfstep.shadow.search import LineSearch
-from halfstep.shadow.walk import (
-    first_defect,
-    first_emptied,
-    first_scaled,
-)
+from halfstep.shadow.walk import first_defect, first_emptied, first_scaled
 
 #: A finite loss is wrong if it is this far from its shadow, relative to it: the first number if
 #: half precision has lost values in the step, else the second.
@@ -158,7 +154,8 @@ class Judge:
             return
         emptying = find_emptied_update(filter(is_readable, map(local, parameters)), memory)
         if emptying is not None:
-            self.found(trace(emptying, "weight", step))
+            overflow, emptied = emptying
+            self.found(replace(trace(overflow, "weight", step), origin=site_of(emptied)))
             return
         used = {loss.writer for loss in self._losses}
         scalars = (scalar for scalar in self._mode.scalars if scalar not in used)

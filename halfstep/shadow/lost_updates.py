@@ -106,12 +106,18 @@ def find_lost_updates(
             )
 
 
-def find_emptied_update(weights: Iterable[Tensor], memory: ShadowMemory) -> Operation | None:
-    """Return an overflow by which the update of a weight is 0, and is not in fp32."""
+def find_emptied_update(
+    weights: Iterable[Tensor], memory: ShadowMemory
+) -> tuple[Operation, Operation] | None:
+    """Return an overflow by which the update of a weight is 0, and is not in fp32.
+
+    With the operation whose result it makes 0.
+    """
     for weight in weights:
-        if (entry := memory.find(weight)) is not None and entry.values is not None:
+        entry = memory.find(weight)
+        found = None if entry is None else find_emptying_overflow(entry.writers[-1])
+        if entry is not None and found is not None:  # only then the host reads the weight
             distance, size = entry.distance()
-            overflow = find_emptying_overflow(entry.writers[-1])
-            if overflow is not None and distance > SMALLEST_UPDATE * size:
-                return overflow
+            if distance > SMALLEST_UPDATE * size:
+                return found
     return None

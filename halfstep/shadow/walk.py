@@ -131,18 +131,18 @@ def first_emptied(gradient: Operation) -> Operation:
     return _walk_back(gradient, lambda current: filter(_is_emptied, _sources(current)))
 
 
-def find_emptying_overflow(written: Operation) -> Operation | None:
+def find_emptying_overflow(written: Operation) -> tuple[Operation, Operation] | None:
     """Return the overflow by which most of a value became 0 that an operation has received.
 
-    An example is a matrix that is divided by its norm.
+    With the operation where it became 0, such as the division of a matrix by its norm.
     """
-    emptied = filter(_is_emptied, (operand.writers[-1] for operand in written.inputs))
-    overflows = (
-        writer
-        for operation in map(first_emptied, emptied)
-        for writer in writers(operation, lambda facts: bool(facts.lost))
-    )
-    return earliest(overflows, before=written)
+    for operand in written.inputs:
+        if _is_emptied(operand.writers[-1]):
+            emptied = first_emptied(operand.writers[-1])
+            overflows = writers(emptied, lambda facts: bool(facts.lost))
+            if (overflow := earliest(overflows, before=emptied)) is not None:
+                return overflow, emptied
+    return None
 
 
 def _is_emptied(operation: Operation) -> bool:

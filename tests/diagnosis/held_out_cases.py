@@ -180,6 +180,7 @@ def run(case: Case, loop: contextlib.AbstractContextManager[Any] | None = None) 
             scope = runpy.run_path(str(case.path), run_name="__main__")
         except Exception as raised:
             error = f"{type(raised).__name__}: {raised}"
+    torch.set_default_dtype(torch.float32)  # for the next one, where a script has set another
     digest = hashlib.sha256(torch.get_rng_state().numpy().tobytes())
     for module in scope.get("MODULES", ()):
         for tensor in (*module.parameters(), *module.buffers()):

@@ -76,7 +76,11 @@ class StochasticAdamW(_AdamW):  # type: ignore[misc]
         )
         zeros = torch.zeros_like(weight)
         state = self.state.get(weight, {})
-        first = {"step": torch.tensor(0.0), "exp_avg": zeros, "exp_avg_sq": zeros}
+        first = {
+            "step": torch.tensor(0.0, dtype=torch.float32),
+            "exp_avg": zeros,
+            "exp_avg_sq": zeros,
+        }
         if group["amsgrad"]:
             first["max_exp_avg_sq"] = zeros
         now = {name: state.get(name, tensor).clone() for name, tensor in first.items()}

@@ -1331,6 +1331,32 @@ def test_an_update_that_an_overflow_makes_0_has_its_line() -> None:
     [row] = [row for row in rows_of_loop(train) if row.is_fault]
     assert (row.kind, row.symptom) == ("overflow", "weight")
     assert Path(__file__).read_text().splitlines()[row.line - 1].endswith("# norm")
+    assert row.text.endswith("is 0, and so is the update of a weight.")
+
+
+def test_gradients_that_are_not_cleared_explain_that_they_are_carried() -> None:
+    """After a skip they stay nonfinite, and no advice is on the numbers."""
+
+    def train() -> None:
+        net = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+        for step in range(12):
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = net(torch.randn(3, 4)).float().square().mean()
+            if step == 2:
+                scaler.update(2.0**40)
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            norm = nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            if norm.isfinite():
+                optimizer.zero_grad()
+
+    rows = rows_of_loop(train)
+    assert "gradients_not_cleared" in {row.kind for row in rows if row.is_fault}
+    assert "carried" not in {row.kind for row in rows}
 
 
 @pytest.mark.parametrize("changes", [False, True])
