@@ -227,7 +227,8 @@ def named(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
             yield from _first_lost(signs, words)
     yield from shadow_findings.others(observed, are_mild=False)
     is_explained = any(
-        observation.first.kind in ZEROING or is_loss_right(observation.first)
+        (observation.first.kind in ZEROING and not observation.is_of_validation)
+        or is_loss_right(observation.first)
         for observation in observed
     )
     for finding in find_other_mistakes(signs):

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from halfstep.diagnosis import fixes
 from halfstep.diagnosis.defect import Defect, Kind
 from halfstep.diagnosis.finding import Finding
-from halfstep.diagnosis.observations import EXPLAINING_SKIPS, MILD, Observation, Observations
+from halfstep.diagnosis.observations import MILD, Observation, Observations
 from halfstep.diagnosis.statements import is_left_over, statement_of
 from halfstep.telemetry.events import ShadowStep
 
@@ -48,11 +48,7 @@ def observe(steps: Sequence[ShadowStep], lost_at: int | None) -> list[Observatio
 
 def first_step(steps: Sequence[ShadowStep]) -> int | None:
     """Return the first step that has shown what explains skips."""
-    found = (
-        observation
-        for observation in observe(steps, None)
-        if observation.first.kind in EXPLAINING_SKIPS
-    )
+    found = (observation for observation in observe(steps, None) if observation.explains_skips)
     return min((observation.steps[0] for observation in found), default=None)
 
 
@@ -62,7 +58,7 @@ def explaining(observations: Sequence[Observation], growth: str) -> Iterator[Fin
     growth: a sentence on the growth of the loss before them, or "".
     """
     for observation in observations:
-        if observation.first.kind in EXPLAINING_SKIPS:
+        if observation.explains_skips:
             yield finding_of(observation, growth if observation.first.kind in DIVERGING else "")
 
 
@@ -72,8 +68,8 @@ def others(observations: Sequence[Observation], *, are_mild: bool) -> Iterator[F
     are_mild: those that other mistakes may explain.
     """
     for observation in observations:
-        kind = observation.first.kind
-        if kind not in EXPLAINING_SKIPS and (kind in MILD) == are_mild:
+        is_mild = observation.first.kind in MILD
+        if not observation.explains_skips and is_mild == are_mild:
             yield finding_of(observation)
 
 
@@ -91,13 +87,12 @@ def finding_of(observation: Observation, growth: str = "") -> Finding:
             cause=cause,
             fix=fixes.DIVERGED,
         )
-    is_explaining = defect.kind in EXPLAINING_SKIPS
     return Finding(
         statement.title,
         f"{statement.text} {statement.advice}".strip(),
         before=observation.steps[0],
         remedies=("bf16",) if "bf16" in defect.helps else (),
-        part="skipped" if is_explaining else "",
+        part="skipped" if observation.explains_skips else "",
         cause=cause,
         fix=FIXES.get(cause, ""),
         is_fault=True,

@@ -31,7 +31,7 @@ Kind = Literal[
     "rejected",
     "kept_rounded",
 ]
-Symptom = Literal["loss", "gradient", "weight", "value"]
+Symptom = Literal["loss", "gradient", "weight", "value", "validation"]
 Remedy = Literal["fp32", "bf16", "smaller_scale"]
 
 
@@ -60,6 +60,7 @@ class Site(Part, frozen=True, kw_only=True, omit_defaults=True):
 class Defect(Part, frozen=True, kw_only=True, omit_defaults=True):
     """One observation of an armed step.
 
+    step: of a validation, the one before it.
     count, elements: how many elements of the site's result are affected, and of how many. Of
         gradients_underflow without a share: parameters all of whose gradients are 0.
     value: what the largest of them is in fp32.  limit: the largest number of the dtype.

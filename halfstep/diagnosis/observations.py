@@ -54,6 +54,16 @@ class Observation:
     carried: "Observation | None" = None  # how it goes on in later steps
     is_fault: bool = True
 
+    @property
+    def is_of_validation(self) -> bool:
+        """Whether the training does not depend on it."""
+        return self.first.symptom == "validation"
+
+    @property
+    def explains_skips(self) -> bool:
+        """Whether skips and losses that are not finite follow from it."""
+        return self.first.kind in EXPLAINING_SKIPS and not self.is_of_validation
+
     def add(self, defect: Defect) -> None:
         """Add a step."""
         self.count += 1
@@ -108,7 +118,11 @@ class Observations:
         for group in self._groups.values():
             self._add_growth(group)
         groups = _link_inputs(list(self._groups.values()))
-        faults = [group for group in groups if group.first.kind in (*NONFINITE, *EDITS)]
+        faults = [
+            group
+            for group in groups
+            if group.first.kind in (*NONFINITE, *EDITS) and not group.is_of_validation
+        ]
         first_lost = min((fault.steps[0] for fault in faults), default=None)
         for group in groups:
             group.is_fault = _is_fault(group, armed_steps, first_lost)
@@ -212,6 +226,7 @@ def _joins(group: Observation, groups: Sequence[Observation]) -> bool:
         for other in groups
         if other is not group
         and other.first.kind in NONFINITE
+        and not other.is_of_validation
         and defect.carried_from in other.steps
     ]
     for other in before:

@@ -147,6 +147,13 @@ def steps_of(observation: Observation) -> str:
     return f"In {observation.count:,} steps, the first ones {', '.join(shown)},"
 
 
+def _when(defect: Defect) -> str:
+    """Return the step of a defect: "In step 4", "In a validation after step 4"."""
+    if defect.symptom == "validation":
+        return f"In a validation after step {defect.step:,}"
+    return f"In step {defect.step:,}"
+
+
 def _in_step(observation: Observation) -> str:
     """Return the step of the values that are stated, if there are others."""
     return "" if observation.count == 1 else f"in step {observation.first.step:,} "
@@ -173,7 +180,7 @@ def named(site: Site) -> str:
 
 def _overflow(observation: Observation) -> str:
     defect = observation.first
-    text = f"In step {defect.step:,} {named(defect.site)} {_beyond(defect)}{_in_fp32(defect)}."
+    text = f"{_when(defect)} {named(defect.site)} {_beyond(defect)}{_in_fp32(defect)}."
     if defect.symptom == "weight" and defect.origin is not None:
         text += f" By it {named(defect.origin)} is 0, and so is the update of a weight."
     return text
@@ -181,7 +188,7 @@ def _overflow(observation: Observation) -> str:
 
 def _rounding(observation: Observation) -> str:
     defect = observation.first
-    text = f"In step {defect.step:,} {named(defect.site)} is not finite in {_dtype(defect)}: "
+    text = f"{_when(defect)} {named(defect.site)} is not finite in {_dtype(defect)}: "
     if defect.sample is not None:
         actual, exact = defect.sample
         text += f"its input is {number(actual)}, which is {number(exact, 8)} in fp32"

@@ -1,6 +1,7 @@
 """Steps all of whose gradients are 0."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from halfstep.telemetry.flags import SKIPPED, UNKNOWN_LOSS
 from halfstep.telemetry.spool import Steps
@@ -18,6 +19,11 @@ def count_zero_steps(steps: Steps, before: int, applied: int) -> int:
     is_zero = its["grad_norm"] == 0
     has_learned = (before < applied) | (np.cumsum(~is_zero) > 0)
     is_done = (its["loss"] == 0) & (its["flags"] & UNKNOWN_LOSS == 0) & has_learned
-    others = np.flatnonzero(~is_zero | is_done)
+    return count_last(is_zero & ~is_done, before)
+
+
+def count_last(are: NDArray[np.bool_], before: int) -> int:
+    """Return the number of the last steps that all are so. before: that number before these."""
+    others = np.flatnonzero(~are)
     start = -1 - int(others[-1]) if len(others) else before
-    return start + len(its)
+    return start + len(are)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from halfstep.diagnosis.zero_gradients import count_zero_steps
+from halfstep.diagnosis.zero_gradients import count_last
 from halfstep.evidence.arrived_rows import BoundedNorms, FirstNonfinite
 from halfstep.evidence.buffer_evidence import BufferEvidence
 from halfstep.evidence.input_evidence import InputEvidence, is_finite
@@ -68,7 +68,7 @@ class Collector:
         self.skips = SkipEvidence(self.armed, self.inputs, self._buffers, self.host_copies)
         self._bounded = BoundedNorms(on_event)
         self._first = FirstNonfinite(on_event)
-        self._zero_steps = self._applied = 0  # the last steps with gradients of 0, and all applied
+        self._zero_steps = 0  # the last steps with gradients of 0
         self._tallies = {
             kind: Tally(kind, on_event)
             for kind in (DirectStep, MixedScales, NotStepped, ScaledClip, Uncleared, UnscaledLoss)
@@ -196,9 +196,8 @@ class Collector:
         now.
         """
         self._bounded.read(records)
-        before = self._zero_steps
-        self._zero_steps = count_zero_steps(records, before, self._applied)
-        self._applied += int((records["flags"] & SKIPPED == 0).sum())
+        before, applied = self._zero_steps, records["flags"] & SKIPPED == 0
+        self._zero_steps = count_last(records["grad_norm"][applied] == 0, before)
         if before < LOOK_AFTER_ZEROS <= self._zero_steps:
             self.armed.look()
         if not is_scaled:

@@ -1,8 +1,8 @@
 """Steps of a watched loop that run with their shadows. This module imports torch.
 
 Armed are: early steps and, as numbers change with the training, some at each tenfold step, for
-mistakes without a symptom; and steps after a skip that the loss scale does not explain. They take
-at most 1 % of the run's time, and FREE_SECONDS.
+mistakes without a symptom; steps after a skip that the loss scale does not explain; and
+validations. They take at most 1 % of the run's time, and FREE_SECONDS.
 """
 
 import math
@@ -26,6 +26,7 @@ from halfstep.shadow.memory import ByStorage
 from halfstep.shadow.operations import Carried
 from halfstep.shadow.operators import is_readable
 from halfstep.shadow.sanitizer import DEFAULT_BUDGET_BYTES, Sanitizer
+from halfstep.shadow.validations import Validations
 from halfstep.telemetry.events import MOST_DEFECTS, Event, ShadowStep
 from halfstep.watching.headroom import has_compiled
 
@@ -61,8 +62,13 @@ class ArmedSteps:
         """on_error: called with the error after which no more steps are armed."""
         self._on_event, self._on_error = on_event, on_error
         self._sanitizer = Sanitizer(self._report)
+        self._validations = Validations(self._sanitizer, self._end_validation)
         self.hooks = ShadowHooks(
-            self._sanitizer, self._step_ended, self._on_failure, is_eager=False
+            self._sanitizer,
+            self._step_ended,
+            self._on_failure,
+            self._step_left_out,
+            is_eager=False,
         )
         self.left = EARLY_STEPS  # steps to arm
         self.next_look: float = SECOND_LOOK  # the step from which on further ones are armed
@@ -95,6 +101,8 @@ class ArmedSteps:
 
     def stop(self) -> None:
         """Arm no more steps."""
+        if self._validations.is_under_way and not self._is_stopped:
+            self._end_validation()
         self._is_stopped, self.left, self.next_look = True, 0, math.inf
         self._disarm()
 
@@ -136,15 +144,39 @@ class ArmedSteps:
         if step >= self.next_look:
             self.next_look = self._first_step + LOOK_FACTOR * (step - self._first_step)
             self.left = max(self.left, EARLY_STEPS)
-        if not self.left or self.is_armed or not is_between:
+        if self.left and is_between and not self.is_armed and self._is_affordable(step):
+            self._arm(step)
+
+    def begin_validation(self, step: int) -> None:
+        """Arm a validation after a step, the first one and each tenfold one.
+
+        A module was set to evaluation: a validation begins, if the training is between two steps.
+        """
+        if self._first_step is None or self._is_stopped or self._sanitizer.is_other_thread:
             return
-        if not self._is_affordable(step):
+        if not self._validations.is_due() or not self._is_affordable(step + 1):
             return
-        if has_compiled() or _get_current_dispatch_mode() is not None:
-            self.left = 0
-            return
+        if not self.is_armed:
+            self._arm(step)
+        elif not self._sanitizer.has_loss:
+            self._sanitizer.restart()
+        if self.is_armed and not self._sanitizer.has_loss:
+            self._validations.begin(step, self._began + self._get_allowed_seconds())
+
+    def _end_validation(self) -> None:
+        try:
+            defects = self._validations.end()
+            self._armed_seconds += time.perf_counter() - self._began
+            self._disarm()
+            self._report(defects)
+        except Exception as error:
+            self._on_failure(error)
+
+    def _arm(self, step: int) -> None:
+        """Arm what begins, if operators can be observed and there is enough memory."""
         budget = _budget_bytes(self._devices())
-        if budget < SMALLEST_BUDGET_BYTES or self._is_deep():
+        is_possible = not has_compiled() and _get_current_dispatch_mode() is None
+        if not is_possible or budget < SMALLEST_BUDGET_BYTES or self._is_deep():
             self.left = 0
             return
         self._find_left_over()
@@ -216,6 +248,9 @@ class ArmedSteps:
         sanitizer = self._sanitizer
         if not self.is_armed or sanitizer.is_other_thread:
             return
+        if self._validations.is_under_way:  # a step amid it
+            self._disarm()
+            return
         if not sanitizer.has_loss:  # armed amid a step
             sanitizer.restart()
             return
@@ -235,12 +270,18 @@ class ArmedSteps:
         except Exception as error:
             self._on_failure(error)
 
+    def _step_left_out(self) -> None:
+        """End the armed step, of which the pass that begins is no part."""
+        self._step_ended()
+        self._disarm()
+
     def _report(self, defects: Sequence[Defect]) -> None:
         # A value that only the loop uses, such as a metric, explains no skip.
         defects = [d for d in defects if not (d.symptom == "value" and d.kind in NONFINITE)]
         if not defects:
             return
-        if any(defect.kind in NONFINITE for defect in defects):  # not the search for a scale
+        explaining = [d for d in defects if d.kind in NONFINITE and d.symptom != "validation"]
+        if explaining:  # not only the search for a scale
             self._seen += 1
             if self._seen >= ENOUGH:  # not again until there are ten times as many skips
                 self._seen = self.left = self._looks = 0
@@ -251,11 +292,13 @@ class ArmedSteps:
             self._on_event(ShadowStep(step=defects[0].step, armed=self._armed, defects=shown))
 
     def _disarm(self) -> None:
+        self._validations.is_under_way = False
         if self.is_armed:
             self._sanitizer.disarm()
             self.hooks.end()
 
     def _on_failure(self, error: Exception) -> None:
+        self._is_stopped = True
         self.stop()
         self._on_error(error)
 

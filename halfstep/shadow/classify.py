@@ -1,11 +1,15 @@
 """The defect of the operator where a symptom began. This module imports torch."""
 
+import dataclasses
+import math
+
 import torch
 from msgspec.structs import replace
 
 from halfstep.diagnosis.defect import ATTENTIONS, Defect, Kind, Remedy, Site, Symptom
 from halfstep.shadow.facts import Facts
-from halfstep.shadow.operations import OUTSIDE, Operation, Rounded
+from halfstep.shadow.lines import place_of_outermost_module
+from halfstep.shadow.operations import OUTSIDE, Operation, Place, Rounded
 from halfstep.shadow.walk import (
     earliest,
     find_carried_source,
@@ -170,9 +174,48 @@ def _for(operation: Operation, helps: tuple[Remedy, ...]) -> tuple[Remedy, ...]:
     return helps
 
 
+def of_scale(defect: Defect, scale: float) -> Defect:
+    """Return an overflow that a smaller loss scale would not have as one of the scale."""
+    is_overflow = defect.kind == "overflow" and defect.depends_on_scale
+    if not (is_overflow and defect.value and defect.limit):
+        return defect
+    fits_below = 2.0 ** math.floor(math.log2(scale * defect.limit / defect.value))
+    if fits_below < 1.0:
+        return defect
+    return replace(
+        defect,
+        kind="scale_too_large",
+        symptom="gradient",
+        scale=scale,
+        fits_below=fits_below,
+        helps=("smaller_scale", *defect.helps),
+    )
+
+
+def is_bad_number(operation: Operation) -> bool:
+    """Return whether a number without effect on the training is wrong; an infinity may be meant."""
+    facts = operation.result
+    return facts is not None and bool(facts.nan or facts.lost)
+
+
 def is_out_of_range(kind: Kind) -> bool:
     """Return whether values were lost to half precision."""
     return kind in ("overflow", "rounding", "scale_too_large")
+
+
+def stale_cast_defect(operation: Operation, region: Place, step: int) -> Defect:
+    """Return the defect of a weight's cast from before the weight changed.
+
+    region: where autocast was entered.
+    """
+    place = place_of_outermost_module() or operation.place
+    return Defect(
+        step=step,
+        kind="stale_weight_cache",
+        symptom="weight",
+        site=site_of(dataclasses.replace(operation, place=place)),
+        origin=site_of(Operation(0, "autocast", place=region)) if region.line else None,
+    )
 
 
 def integers_defect(operation: Operation, share: float, step: int) -> Defect:

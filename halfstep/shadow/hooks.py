@@ -33,14 +33,18 @@ class ShadowHooks:
         sanitizer: Sanitizer,
         on_step: Callable[[], None],
         on_error: Callable[[Exception], None],
+        on_left_out: Callable[[], None] = lambda: None,
         *,
         is_eager: bool,
     ) -> None:
         """on_step: called at the end of each step.  on_error: with errors of the sanitizer.
 
+        on_left_out: called before a pass, if the loop has left out a step without a scaler.
+
         is_eager: run compiled functions eagerly, which have no operators to observe otherwise.
         """
         self._sanitizer, self._on_step, self._on_error = sanitizer, on_step, on_error
+        self._on_left_out = on_left_out
         self._is_eager = is_eager
         self.is_on = False
         self._is_scaled = False  # a loss of this step was scaled
@@ -174,6 +178,7 @@ class ShadowHooks:
 
     def _backward(self, original: Any, roots: Any, *args: Any, **kwargs: Any) -> Any:
         sanitizer = self._sanitizer
+        self._call(self._end_left_out)
         if kwargs.get("accumulate_grad"):
             self._call(sanitizer.loss, roots)
             self._call(sanitizer.backward_begins, roots, args[0] if args else ())
@@ -185,6 +190,10 @@ class ShadowHooks:
             self._call(sanitizer.backward_ends)
             if self._stepping:  # a closure has made its gradients
                 self._call(sanitizer.judge, self._stepping[0])
+
+    def _end_left_out(self) -> None:
+        if self._sanitizer.is_left_out:
+            self._on_left_out()
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Note that an optimizer is about to step."""

@@ -10,7 +10,9 @@ from halfstep.diagnosis.defect import Defect, Kind, Site
 from halfstep.shadow.classify import (
     classify,
     integers_defect,
+    is_bad_number,
     is_out_of_range,
+    of_scale,
     rounded_defect,
     site_of,
     trace,
@@ -53,6 +55,12 @@ class Judge:
     def is_searching(self) -> bool:
         """Whether another step may find the line that makes a loss wrong."""
         return self._search.is_under_way
+
+    @property
+    def has_lost_gradients(self) -> bool:
+        """Whether a pass has left nonfinite gradients, and they are gone."""
+        gradients = self._dropped.nonfinite
+        return bool(gradients) and all(gradient.has_expired() for gradient in gradients)
 
     def begin(self) -> None:
         """Begin a step."""
@@ -159,11 +167,11 @@ class Judge:
             return
         used = {loss.writer for loss in self._losses}
         scalars = (scalar for scalar in self._mode.scalars if scalar not in used)
-        aside = next(filter(_is_bad, scalars), None)
+        aside = next(filter(is_bad_number, scalars), None)
         if aside is not None:
             defect = trace(aside, "value", step)
             if defect.kind != "nonfinite_input":  # which may be meant, as a gap in the data
-                self.found(self._of_scale(defect))
+                self.found(of_scale(defect, self._mode.scale))
         elif not self.defects:
             self._overflow_without_effect(step)
 
@@ -234,26 +242,7 @@ class Judge:
         if not traced:
             return
         defect = min(traced, key=lambda candidate: is_out_of_range(candidate.kind))
-        self.found(self._with_loss(self._of_scale(defect), loss, sums))
-
-    def _of_scale(self, defect: Defect) -> Defect:
-        """Return an overflow that a smaller loss scale would not have as one of the scale."""
-        if not (defect.kind == "overflow" and defect.depends_on_scale):
-            return defect
-        if not (defect.value and defect.limit):
-            return defect
-        fits_below = 2.0 ** math.floor(math.log2(self._mode.scale * defect.limit / defect.value))
-        if fits_below < 1.0:
-            return defect
-        helps = ("smaller_scale", *defect.helps)
-        return replace(
-            defect,
-            kind="scale_too_large",
-            symptom="gradient",
-            scale=self._mode.scale,
-            fits_below=fits_below,
-            helps=helps,
-        )
+        self.found(self._with_loss(of_scale(defect, self._mode.scale), loss, sums))
 
     def _finite_loss(self, step: int, loss: SeenLoss, sums: GradientSums) -> None:
         """Add a defect if a finite loss is far from its shadow."""
@@ -339,12 +328,6 @@ class Judge:
                 if defect.kind == "overflow" and defect.value:
                     return defect
         return None
-
-
-def _is_bad(operation: Operation) -> bool:
-    """Return whether a number without effect on the training is wrong; an infinity may be meant."""
-    facts = operation.result
-    return facts is not None and bool(facts.nan or facts.lost)
 
 
 def _is_same(one: Defect, other: Defect) -> bool:

@@ -116,6 +116,8 @@ class ModuleNames:
         #: Whether a module in training mode ran in this step, with gradients.
         self.is_training = False
         self.on_root: Callable[[nn.Module], None] = lambda _: None  # called with each new root
+        #: Called before each call of a module that no other module makes.
+        self.on_outermost: Callable[[nn.Module], None] = lambda _: None
 
     def add(self, names: Mapping[nn.Module, str]) -> None:
         """Set the names of modules."""
@@ -171,6 +173,8 @@ class ModuleNames:
         return [root for root in roots if root is not None]
 
     def _begins(self, module: nn.Module, _arguments: Any) -> None:
+        if not self._stack:
+            self.on_outermost(module)
         try:
             name = self._name(module)
         except Exception:  # a class of the script may override anything

@@ -350,7 +350,10 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         and isinstance(args[0], int | float)
         and func._schema.arguments[0].type.kind() == TENSOR
     ):
-        args = (torch.tensor(args[0]), *args[1:])  # torch passes such a tensor as a number
+        # torch passes such a tensor as a number. An operator of it alone may only read it.
+        dtype = torch.float32 if tensors_in(args) else torch.float64
+        number = torch.tensor(args[0], dtype=dtype if isinstance(args[0], float) else None)
+        args = (number, *args[1:])
     result = func(*args, **kwargs)
     if versions and versions == [tensor._version for tensor in tensors]:
         torch.autograd.graph.increment_version(tensors)

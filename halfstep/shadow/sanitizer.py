@@ -14,13 +14,13 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 from halfstep.diagnosis.defect import Defect, Kind, Site
-from halfstep.shadow.classify import site_of
+from halfstep.shadow.classify import stale_cast_defect
 from halfstep.shadow.gradient_changes import GradientChanges, gradients_of, parameters_of
 from halfstep.shadow.judge import Judge
 from halfstep.shadow.lasting_tensors import keep_halved, keep_nonfinite, keep_rounded, keep_scaled
-from halfstep.shadow.lines import ModuleNames, place_of_outermost_module
+from halfstep.shadow.lines import ModuleNames
 from halfstep.shadow.losses import new_loss
-from halfstep.shadow.memory import SHADOW_DTYPES, ByStorage, Entry
+from halfstep.shadow.memory import SHADOW_DTYPES, ByStorage, Entry, ShadowMemory
 from halfstep.shadow.mode import ShadowMode
 from halfstep.shadow.operations import Operation
 from halfstep.shadow.operators import is_readable, tensors_in
@@ -125,6 +125,11 @@ class Sanitizer:
             yield
         finally:
             self.mode.is_paused = was_paused
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether the loop has cleared gradients that were not finite, without a step."""
+        return not self.has_scaler and self._judge.has_lost_gradients
 
     def loss(self, loss: Any, scaler: Any = None) -> None:
         """Examine a loss that is scaled, or from which a backward pass starts."""
@@ -259,7 +264,7 @@ class Sanitizer:
             defects = self._judge.defects
             self.is_searching = self._judge.is_searching
             self.has_half_operators |= bool(self.mode.half_operators)
-            constants = list(self._constants())
+            constants = list(_constants(self.mode.memory))
             self.mode.reset()
             for entry in constants[:MOST_CONSTANTS]:
                 self.mode.memory.restore(entry)
@@ -305,33 +310,23 @@ class Sanitizer:
     def _record_stale_cast(self, operation: Operation) -> None:
         """Note the step's first use of a weight's cast from before the weight changed."""
         if not any(defect.kind == "stale_weight_cache" for defect in self._judge.defects):
-            place = place_of_outermost_module() or operation.place
-            site = site_of(replace(operation, place=place))
-            region = self.mode.casts.region
-            origin = site_of(Operation(0, "autocast", place=region)) if region.line else None
-            defect = Defect(
-                step=self.step,
-                kind="stale_weight_cache",
-                symptom="weight",
-                site=site,
-                origin=origin,
-            )
-            self._judge.found(defect)
+            self._judge.found(stale_cast_defect(operation, self.mode.casts.region, self.step))
 
     def _record_decision(self, operation: Operation) -> None:
         """Note that the loop reads a comparison that another scale would change."""
         if self.has_scaler and not self._passes:
             self._record_change("scaled_gradients_compared", operation)
 
-    def _constants(self) -> Iterator[Entry]:
-        """Yield small tensors that one operator has rounded, and nothing has changed since."""
-        for entry in self.mode.memory.entries.values():
-            is_small = entry.values is not None and entry.values.numel() <= LARGEST_CONSTANT
-            if is_small and entry.dtype in SHADOW_DTYPES and len(entry.writers) == 1:
-                [writer] = entry.writers
-                if not (entry.has_expired() or entry.is_suspect or writer.is_backward):
-                    entry.writers = [replace(writer.alone(), number=0)]
-                    yield entry
+
+def _constants(memory: ShadowMemory) -> Iterator[Entry]:
+    """Yield small tensors that one operator has rounded, and nothing has changed since."""
+    for entry in memory.entries.values():
+        is_small = entry.values is not None and entry.values.numel() <= LARGEST_CONSTANT
+        if is_small and entry.dtype in SHADOW_DTYPES and len(entry.writers) == 1:
+            [writer] = entry.writers
+            if not (entry.has_expired() or entry.is_suspect or writer.is_backward):
+                entry.writers = [replace(writer.alone(), number=0)]
+                yield entry
 
 
 def _scale_of(scaler: GradScaler) -> float | None:

@@ -3,7 +3,7 @@
 Every step calls these functions, whatever the framework: `GradScaler.scale`, `unscale_` (or
 `_check_inf_per_device`, for a fused optimizer without `unscale_`), `step` and `update`; the one
 function by which every backward pass enters the engine; the hooks around an optimizer's step; the
-functions in which gradients are clipped; the steps of learning-rate schedulers.
+functions in which gradients are clipped; the steps of learning-rate schedulers; `Module.eval`.
 
 A wrapper calls a part of the loop before or after the original, with the same objects. It never
 iterates, copies or replaces an argument or a return value: an iterator passed to `scale` stays
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import cuda
+from torch import cuda, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
@@ -74,6 +74,7 @@ class Hooks:
             self._wrap_scaler(scaler, "load_state_dict", scalers.on_load)
         self._wrap_loading()
         self._wrap_engine()
+        self._wrap_eval()
         for name, wrapper in wrap_clips(self._listener, loop):
             self._replace(clip_grad, name, getattr(clip_grad, name), wrapper)
         self.wrap_schedulers()
@@ -235,6 +236,19 @@ class Hooks:
                 listener.call(loop.backward_ends)
 
         self._put(torch.autograd, ENGINE, original, wrapper)
+
+    def _wrap_eval(self) -> None:
+        original = nn.Module.eval
+        listener, begins = self._listener, self._loop.validation_begins
+
+        # The compiler traces it.
+        @functools.wraps(original)
+        def wrapper(this: nn.Module) -> nn.Module:
+            if not torch.compiler.is_compiling():
+                listener.call(begins)
+            return original(this)
+
+        self._replace(nn.Module, "eval", original, wrapper)
 
     def _wrap_scheduler(self, owner: type) -> None:
         original = vars(owner)["step"]

@@ -194,6 +194,11 @@ class Loop:
         if self._uncleared and not state.passes.is_under_way:
             state.best_effort("uncleared gradients", self._report_uncleared)
 
+    def validation_begins(self) -> None:
+        """Arm a validation: a module is about to be set to evaluation."""
+        armed = self.state.evidence.armed
+        self.state.best_effort("shadow steps", armed.begin_validation, self.state.step)
+
     def schedule_steps(self, scheduler: Any) -> None:
         """Record a scheduler's step, after its optimizer's last attempt."""
         self.state.best_effort("schedule", self._schedule, scheduler)

@@ -45,12 +45,8 @@ MISSED = {
 }
 #: The same of watched runs: silent where the failing step was not armed, or no weights are left.
 MISSED_WATCHED = {
-    "seventeenth/convasr_long_recordings": "silent",
     "seventeenth/espnet_accum_trainer": "partly",
     "seventeenth/flow_dpo_outer_autocast": "partly",
-    "seventeenth/freelb_half_bert": "silent",
-    "seventeenth/half_fcn_resizing": "silent",
-    "seventeenth/label_smoother_fp16_eval": "silent",
     "seventeenth/ocp_energy_trainer": "silent",
     "seventeenth/tomogram_mode12": "silent",
     "seventeenth/xla_bf16_trainer_log": "partly",

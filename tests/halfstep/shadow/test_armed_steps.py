@@ -1,7 +1,9 @@
 """Steps of watched loops that run with their shadows."""
 
+import copy
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import halfstep
-from db.health.shadow_findings import observe
+from db.health.shadow_findings import explaining, first_step, observe, others
 from halfstep.check.session import CheckedLoop, CheckedSteps
 from halfstep.diagnosis.defect import Defect
 from halfstep.diagnosis.statements import text_of
@@ -30,6 +32,7 @@ from tests.halfstep.shadow.test_bits import (
     accumulation,
     closures,
     compiled,
+    evaluation,
     exceptions,
     mlp,
     no_scaler,
@@ -203,21 +206,28 @@ def test_hooks_that_go_within_a_step_do_not_disturb_others(tmp_path: Path) -> No
 
 
 def test_a_number_that_torch_holds_as_a_tensor_can_be_read(tmp_path: Path) -> None:
-    """torch passes it to a dispatch mode as a number, which no operator takes."""
+    """torch passes it to a dispatch mode as a number, which no operator takes.
+
+    The default dtype does not round it.
+    """
     sanitizer = Sanitizer(lambda _: None)
     loss = torch.ones((), requires_grad=True) * 1.0
+    torch.set_default_dtype(torch.bfloat16)
     sanitizer.arm(1)
     try:
         divided: Any = loss / 4
         assert divided.grad_fn._saved_other.item() == 4
+        halved: Any = loss * 0.1
+        assert halved.grad_fn._saved_other.item() == 0.1
     finally:
         sanitizer.disarm()
+        torch.set_default_dtype(torch.float32)
 
 
 #: Loops that step and clear in different ways; the others run in `make test-all`.
 SAMPLE: list[Loop] = [
     *(mlp, accumulation, closures, two_scalers, optimizer_in_backward, no_scaler),
-    *(compiled, exceptions),
+    *(compiled, exceptions, evaluation),
 ]
 
 
@@ -318,3 +328,124 @@ def test_steps_with_gradients_of_0_are_looked_into(tmp_path: Path) -> None:
     assert text_of(convert(defect, Defect)).startswith(
         f"In step {event['step']:,} the loss is as in fp32, and gradients are not."
     )
+
+
+class Scores(nn.Module):
+    """A net that sums in the precision of its input, and what was run of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.body(x)
+        return scores.sum() * 1e4
+
+
+def _validate_halves(folder: Path, validations: int, overflows: Callable[[int], bool]) -> list[str]:
+    """Watch a loop that validates a copy in fp16 after every third step.
+
+    overflows: whether a validation does, by its number, from 1 on.  Returns what was told.
+    """
+    torch.manual_seed(0)
+    net = Scores()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-12)
+    with halfstep.watch(net, folder=folder, name="it"):
+        for validation in range(1, validations + 1):
+            for _ in range(3):
+                optimizer.zero_grad()
+                net(torch.ones(2, 8)).square().backward()
+                optimizer.step()
+            half = copy.deepcopy(net).half().eval()
+            with torch.no_grad():
+                for _ in range(2):
+                    half(torch.full((2, 8), 100.0 if overflows(validation) else 0.001).half())
+    assert _get_current_dispatch_mode() is None
+    written = Written(folder / "it")
+    assert len(written.steps) == 3 * validations
+    assert not written.of("failed_diagnosis")
+    defects = [each for event in written.of("shadow_step") for each in event["defects"]]
+    assert all(each["symptom"] == "validation" for each in defects)
+    return [text_of(convert(each, Defect)) for each in defects]
+
+
+def test_a_validation_that_overflows_has_its_line(tmp_path: Path) -> None:
+    """The first one is armed, up to the next step."""
+    [text] = _validate_halves(tmp_path, 3, lambda _: True)
+    assert text.startswith("In a validation after step 3 `scores.sum() * 1e4`")
+    assert "beyond fp16's 65,504" in text
+
+
+def test_each_tenfold_validation_is_armed(tmp_path: Path) -> None:
+    """Of twelve in which the first does not overflow, that is the tenth; the last step is the 30th.
+
+    At a validation that the end of the run cuts off nothing is lost.
+    """
+    [text] = _validate_halves(tmp_path / "twelve", 12, lambda number: number > 1)
+    assert text.startswith("In a validation after step 30 ")
+    [text] = _validate_halves(tmp_path / "ten", 10, lambda number: number == 10)
+    assert text.startswith("In a validation after step 30 ")
+
+
+def test_a_validation_explains_no_skip(tmp_path: Path) -> None:
+    """The training does not depend on it: it is a fault of its own, and hides no other."""
+    _validate_halves(tmp_path, 1, lambda _: True)
+    [event] = Written(tmp_path / "it").of("shadow_step")
+    step = codec.decode(json.dumps(event).encode())
+    assert isinstance(step, ShadowStep)
+    observed = observe([step], None)
+    assert not list(explaining(observed, ""))
+    assert first_step([step]) is None
+    [finding] = others(observed, are_mild=False)
+    assert (finding.cause, finding.part, finding.is_fault) == ("forward_overflow", "", True)
+
+
+def test_a_validation_that_is_undefined_in_fp32_is_no_fault(tmp_path: Path) -> None:
+    """A mean over no elements may be meant: the metric of a class that a batch does not have."""
+    net = Scores()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-12)
+    with halfstep.watch(net, folder=tmp_path, name="it"):
+        for _ in range(2):
+            net(torch.ones(2, 8)).backward()
+            optimizer.step()
+            with torch.no_grad():
+                net.eval()(torch.ones(2, 8))
+                torch.ones(2, dtype=torch.float16)[2:].mean()
+            net.train()
+    assert not Written(tmp_path / "it").of("shadow_step")
+
+
+def test_a_step_that_a_loop_without_a_scaler_leaves_out_is_judged(tmp_path: Path) -> None:
+    """It multiplies its loss itself, and its optimizer has copies of the weights in fp32."""
+    torch.manual_seed(0)
+    net = Net().half()
+    masters = [weight.detach().float().requires_grad_() for weight in net.parameters()]
+    optimizer = torch.optim.SGD(masters, lr=1e-6)
+    with halfstep.watch(net, folder=tmp_path, name="it"):
+        for step in range(1, 15):
+            out = net(torch.ones(2, 8).half(), 1e6 if step > 11 else 1.0)
+            (out.float().square().mean() * 8).backward()
+            for weight, master in zip(net.parameters(), masters, strict=True):
+                master.grad = weight.grad.float() / 8 if weight.grad is not None else None
+                weight.grad = None
+            if step <= 11:
+                optimizer.step()
+    [*_, event] = Written(tmp_path / "it").of("shadow_step")
+    [defect] = event["defects"]
+    assert (defect["kind"], defect["site"]["source"]) == ("overflow", "self.body(x) * factor")
+
+
+def test_losses_that_become_0_are_looked_into(tmp_path: Path) -> None:
+    """A mean in fp16 over more elements than its largest number is 0, as in a loop that is done."""
+    weight = nn.Parameter(torch.ones(70_000, dtype=torch.float16))
+    optimizer = torch.optim.SGD([weight], lr=1e-3)
+    with halfstep.watch(folder=tmp_path, name="it"):
+        for step in range(1, 1300):
+            optimizer.zero_grad()
+            part = weight[: 1000 if step < 300 else None]
+            (part.sum(dtype=torch.float32) / torch.tensor(float(len(part))).half()).backward()
+            optimizer.step()
+    [*_, event] = Written(tmp_path / "it").of("shadow_step")
+    [defect] = [each for each in event["defects"] if each["kind"] == "loss_differs"]
+    assert defect["loss"] == 0
+    assert defect["loss_fp32"] > 0.5
