@@ -19,7 +19,7 @@ from db.tables import ACTIVE, ENDED, RECIPE, LatestMetric, Run, ScalerEvent, Sta
 from db.telemetry import latest_metrics, series, step_rows
 from db.telemetry.stored_events import StoredEvents
 from halfstep.diagnosis import fixes
-from halfstep.diagnosis.finding import EXPLAINING, OF_NUMBERS, OF_PRECISION, Finding
+from halfstep.diagnosis.finding import EXPLAINING, OF_NUMBERS, OF_PRECISION, OF_VALIDATION, Finding
 from halfstep.number_formats import duration, number, percent
 from halfstep.number_formats import scale as scale_text
 from halfstep.telemetry import events
@@ -155,14 +155,14 @@ def find(evidence: Evidence) -> Iterator[Finding]:
     if not (findings or is_explained):
         yield from _not_a_number(evidence)
     yield from findings
-    if not is_explained:
+    named = {finding.cause for finding in findings if finding.cause}
+    if not (is_explained or OF_VALIDATION in named):
         yield from _metrics(evidence)
     yield from weights_findings.find_partial_start(evidence.weights)
     yield from precision_findings.find_unused_modules(evidence.unused_modules)
-    named = {finding.cause for finding in findings if finding.cause}
     if not (evidence.nan_steps or is_explained):
         has_module = any(finding.module for finding in findings)
-        yield from _of_precision(evidence, named, has_module=has_module)
+        yield from _of_precision(evidence, named - {OF_VALIDATION}, has_module=has_module)
     yield from _starving(evidence)
     yield from _slower(evidence)
     yield from _shapes(evidence)

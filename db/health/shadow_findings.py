@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from halfstep.diagnosis import fixes
 from halfstep.diagnosis.defect import Defect, Kind
-from halfstep.diagnosis.finding import Finding
+from halfstep.diagnosis.finding import OF_VALIDATION, Finding
 from halfstep.diagnosis.observations import MILD, Observation, Observations
 from halfstep.diagnosis.statements import is_left_over, statement_of
 from halfstep.telemetry.events import ShadowStep
@@ -21,6 +21,7 @@ CAUSES: Mapping[Kind, str] = {
 }
 FIXES: Mapping[str, str] = {
     "forward_overflow": fixes.FORWARD,
+    OF_VALIDATION: fixes.FORWARD,
     "backward_overflow": fixes.BACKWARD,
     "singular_gradient": fixes.SINGULAR,
     "nonfinite_inputs": fixes.INPUTS,
@@ -102,6 +103,8 @@ def finding_of(observation: Observation, growth: str = "") -> Finding:
 
 def cause_of(defect: Defect) -> str:
     """Return the name of a defect's cause: its section in docs/reference/diagnosis.md."""
+    if defect.symptom == "validation":
+        return OF_VALIDATION
     is_backward = bool(defect.site.node) or defect.symptom == "gradient"
     if defect.kind == "undefined" or (defect.kind == "overflow" and defect.dtype == "float32"):
         return "singular_gradient" if is_backward else "undefined_forward"

@@ -9,6 +9,8 @@ OF_NUMBERS = OF_PRECISION | {
     *("singular_gradient", "undefined_forward", "nonfinite_inputs", "nonfinite_without_scaler"),
     *("rounding", "carried"),
 }
+#: The cause of numbers that half precision loses in a validation; it explains nothing else.
+OF_VALIDATION = "validation_overflow"
 #: Causes of a non-finite loss, of skips, and of steps without effect.
 EXPLAINING = OF_NUMBERS | {
     *("adam_eps_underflow", "gradients_not_cleared", "scaler_not_restored", "step_outside_scaler"),

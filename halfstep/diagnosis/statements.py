@@ -107,6 +107,8 @@ def statement_of(observation: Observation) -> Statement:
         title = "The scaler searches for its scale"
     if defect.kind == "nonfinite_input" and defect.value is not None:
         title = f"{variable} holds numbers too large for any precision"
+    if observation.is_of_validation:
+        title += " in a validation"
     if is_loss_right(defect):
         title = f"Gradients are lost in {_dtype(defect)}"
     if is_left_over(defect):

@@ -42,8 +42,11 @@ HEALTHY = "none"
 KEEPS_BF16 = "scaler_without_fp16"  # its fix is bf16, as the script has it
 #: The kinds of rows that name each cause.
 KINDS = {
-    "overflow": {"overflow", "loss_differs", "forward_overflow", "backward_overflow"},
-    "flushed": {"rounding", "loss_differs", "adam_eps_underflow"},
+    "overflow": {
+        *("overflow", "loss_differs", "forward_overflow", "backward_overflow"),
+        "validation_overflow",
+    },
+    "flushed": {"rounding", "loss_differs", "adam_eps_underflow", "validation_overflow"},
     "undefined": {"undefined", "undefined_forward", "singular_gradient", "rejected"},
     "outside": {"nonfinite_input", "undefined", "nonfinite_inputs", "undefined_forward", "carried"},
     "carried": {

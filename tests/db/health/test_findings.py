@@ -696,6 +696,20 @@ def test_a_clip_of_scaled_gradients_is_told_once_with_its_line() -> None:
     assert found.text.endswith("saw it in `clip_grad_norm_(params, 1.0)` (train.py:31).")
 
 
+def test_a_validation_that_overflows_explains_its_metric_and_no_skip() -> None:
+    """It hides nothing that the skips of the training lead to."""
+    overflow = {"step": 8, "kind": "overflow", "symptom": "validation", "dtype": "float16"}
+    armed = ShadowStep(step=8, armed=1, defects=[convert(overflow, Defect)])
+    skips = _skips("head", loss_nonfinite=True)
+    before = list(findings.find(_evidence("collapsing", skips=skips)))
+    lost = {"skips": skips, "lost_metrics": [("val/loss", 8)]}
+    found = list(findings.find(_evidence("collapsing", events=[armed], **lost)))
+    added = [finding for finding in found if finding not in before]
+    assert [finding.title for finding in added] == ["Overflow of fp16 in a validation"]
+    assert [finding for finding in found if finding not in added] == before
+    assert "metric_nonfinite" in {f.cause for f in findings.find(_evidence("collapsing", **lost))}
+
+
 def test_a_learning_rate_that_is_far_too_large_explains_what_is_not_finite() -> None:
     """No other finding advises a precision, which the first one rules out."""
     overflow = {"step": 8, "kind": "overflow", "symptom": "loss", "dtype": "float16"}

@@ -15,7 +15,7 @@ from db.health.health_statement import health_statement
 from db.health.shadow_findings import cause_of
 from db.tables import Run
 from halfstep.diagnosis.defect import Defect, Kind, Site
-from halfstep.diagnosis.finding import EXPLAINING, Finding
+from halfstep.diagnosis.finding import EXPLAINING, OF_VALIDATION, Finding
 from halfstep.diagnosis.observations import EXPLAINING_SKIPS
 from halfstep.diagnosis.statements import TITLES
 from tests.db.telemetry.telemetry_made import make_events, make_skip, make_steps, record
@@ -52,6 +52,7 @@ def _titles() -> Iterator[tuple[str, str]]:
         for node in ("", "MmBackward0"):
             defect = Defect(step=1, kind=kind, symptom="loss", site=Site(node=node))
             yield title, cause_of(defect)
+    yield "Overflow of fp16 in a validation", OF_VALIDATION
 
 
 FINDINGS = sorted(set(_titles()))

@@ -397,7 +397,7 @@ def test_a_validation_explains_no_skip(tmp_path: Path) -> None:
     assert not list(explaining(observed, ""))
     assert first_step([step]) is None
     [finding] = others(observed, are_mild=False)
-    assert (finding.cause, finding.part, finding.is_fault) == ("forward_overflow", "", True)
+    assert (finding.cause, finding.part, finding.is_fault) == ("validation_overflow", "", True)
 
 
 def test_a_validation_that_is_undefined_in_fp32_is_no_fault(tmp_path: Path) -> None:
