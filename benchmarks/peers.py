@@ -46,15 +46,28 @@ class Figures(defaultdict[str, list[float]]):
 
 
 def python_of(name: str) -> Path | None:
-    """Return the interpreter of a tool's environment, which is made if need be; None: no way."""
-    folder = ENVIRONMENTS / f"{name}-{PEERS[name]}"
-    python, installed = folder / "bin" / "python", folder / "installed.txt"
-    if not installed.exists():
+    """Return the interpreter of a tool's environment, or None if it cannot be made."""
+    return python_with(name, pin(name))
+
+
+def pin(name: str) -> str:
+    """Return the requirement of a tool."""
+    return f"{name}=={PEERS[name]}"
+
+
+def python_with(folder_name: str, *requirements: str) -> Path | None:
+    """Return the interpreter of an environment, or None if it cannot be made.
+
+    It is made the first time, and again when its requirements have changed.
+    """
+    folder = ENVIRONMENTS / folder_name
+    python, installed, text = folder / "bin" / "python", folder / "installed", str(requirements)
+    if not installed.exists() or installed.read_text() != text:
         venv.create(folder, with_pip=True, clear=True)
-        pip = [str(python), "-m", "pip"]
-        if subprocess.run([*pip, "install", "--quiet", f"{name}=={PEERS[name]}"]).returncode:
+        pip = [str(python), "-m", "pip", "install", "--quiet", *requirements]
+        if subprocess.run(pip).returncode:
             return None
-        installed.write_bytes(subprocess.run([*pip, "freeze"], capture_output=True).stdout)
+        installed.write_text(text)
     return python
 
 

@@ -8,7 +8,7 @@ means, so that it includes the work of every 512th step; on a busy machine the b
 The table also has the times of whole steps, bare and watched in turns.
 
 Other tools log the same three numbers: loss, scale and norm. Their time includes reading the
-numbers. They have their own environment below .bench-env, made the first time.
+numbers. They have their own environment below .bench-env.
 """
 
 import argparse
@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import venv
 from collections.abc import Callable
 from functools import wraps
 from importlib.util import find_spec
@@ -32,13 +31,13 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.utils import clip_grad
 
 import halfstep
+from benchmarks.peers import PEERS, pin, python_with
 from benchmarks.report import report
 
 TURN, ROUNDS = 600, 3  # steps, of which one or two hand over what the others left
 BAR_MICROSECONDS, BAR_WANDB, BAR_TRACKIO = 45.0, 1 / 20, 0.4
 OUR_WHEEL = str(Path(halfstep.__file__).parent)
-ENVIRONMENT = Path(__file__).parents[1] / ".bench-env" / "watch"
-TOOLS = {"wandb": "0.31.0", "tensorboard": "2.21.0", "mlflow": "3.17.2", "trackio": "0.43.0"}
+TOOLS = ("wandb", "tensorboard", "mlflow", "trackio")
 OURS = "halfstep.watch"
 BARS = (OURS, "wandb", "trackio")  # the tools with a target; others are measured in the first loop
 KINDS = ("scaler", "no scaler", "clip", "100 parameters", "two optimizers", "accumulation")
@@ -243,17 +242,10 @@ def tools(folder: Path) -> dict[str, Callable[[Loop, torch.Tensor], None]]:
 
 
 def python() -> str:
-    """Return the interpreter of the tools' environment, which is made if need be; else this one."""
-    inside, installed = ENVIRONMENT / "bin" / "python", ENVIRONMENT / "installed.txt"
-    if not installed.exists():
-        venv.create(ENVIRONMENT, with_pip=True, clear=True)
-        wanted = [f"torch=={torch.__version__.partition('+')[0]}", "--editable", OUR_WHEEL]
-        pinned = [f"{name}=={version}" for name, version in TOOLS.items()]
-        pip = [str(inside), "-m", "pip"]
-        if subprocess.run([*pip, "install", "--quiet", *wanted, *pinned]).returncode:
-            return sys.executable
-        installed.write_bytes(subprocess.run([*pip, "freeze"], capture_output=True).stdout)
-    return str(inside)
+    """Return the interpreter of the tools' environment, or else this one."""
+    torch_pin = f"torch=={torch.__version__.partition('+')[0]}"
+    made = python_with("watch", torch_pin, "--editable", OUR_WHEEL, *map(pin, TOOLS))
+    return str(made or sys.executable)
 
 
 def compare(folder: Path) -> None:
@@ -294,7 +286,7 @@ def main() -> None:
             figures[name] = held["ours"]
             added, best = held["other"] - held["bare"], min(taken["ours"]) * 1e6
             times = f"{held['ours']:.1f}", f"{best:.1f}", f"{held['bare']:.0f}", f"{added:.0f}"
-            rows.append((kind, name, *times, weights))
+            rows.append((kind, f"{name} {PEERS.get(name, '')}".strip(), *times, weights))
         ours, trackio = figures[OURS], figures.get("trackio")
         wandb = figures.get("wandb")
         worst = max(worst, ours)
