@@ -99,7 +99,8 @@ def static_charts(session: Session, run: Run, *, is_scaled: bool) -> dict[str, S
     window = by_run[run.id]
     names = latest_metrics.losses(session, run.id, most=MOST_LOSSES)
     measured = windows.metrics_of_runs(session, [run.id], most=MOST_POINTS, names=names)[run.id]
-    others = {name: _Curve.of(line) for name, line in measured.items()}
+    others = {name: _Curve.of(measured[name]) for name in names if name in measured}
+    colors = {name: f"--run-{i}" if i else "--chart-val" for i, name in enumerate(names)}
     own = {name: _Curve.of(line) for name, line in window.series.items()}
     for name, value in (("loss", run.known_loss), ("scale", run.scale)):
         if name in own and window.bucket > 1:  # a bucket has its extremes, not its last step
@@ -107,7 +108,7 @@ def static_charts(session: Session, run: Run, *, is_scaled: bool) -> dict[str, S
     first = min([window.first, *(curve.x[0] for curve in others.values() if curve.x)])
     x_axis = _Axis(first, window.last)
     others = {name: curve for name, curve in others.items() if not _is_copy(curve, own["loss"])}
-    charts = {"loss": _loss_chart(own["loss"], others, x_axis)}
+    charts = {"loss": _loss_chart(own["loss"], others, colors, x_axis)}
     curves = {"loss": [own["loss"], *others.values()]}
     if is_scaled:
         charts["scale"], curves["scale"] = _scale_chart(own["scale"], x_axis), [own["scale"]]
@@ -165,14 +166,16 @@ def _marks(curves: Sequence[_Curve], axis: _Axis) -> list[Mark]:
     )
 
 
-def _loss_chart(loss: _Curve, others: Mapping[str, _Curve], x_axis: _Axis) -> _Drawn:
+def _loss_chart(
+    loss: _Curve, others: Mapping[str, _Curve], colors: Mapping[str, str], x_axis: _Axis
+) -> _Drawn:
     values = [y for curve in (loss, *others.values()) for y in curve.y if y is not None]
     low, high = min(values, default=0.0), max(values, default=1.0)
     is_from_zero = low >= 0 and low <= high / 2
     free = (high - low) * FREE / (1 - 2 * FREE)
     axis = _Axis(0, high / (1 - FREE)) if is_from_zero else _Axis(low - free, high + free)
     lines = [_line("loss", "--chart-loss", loss, x_axis, axis)]
-    lines += [_line(name, "--chart-val", curve, x_axis, axis) for name, curve in others.items()]
+    lines += [_line(name, colors[name], curve, x_axis, axis) for name, curve in others.items()]
     return lines, _y_labels(axis, 6)
 
 

@@ -106,7 +106,9 @@ export const rowsOf = (points, view, { scaled, proven = true, examples, onlyMetr
       (name) => points.lines[name].nonfinite?.steps.length || points.lines[name].y.some((value) => value !== null),
     )
   const names = [...points.names].filter((name) => !name.startsWith('run/'))
-  const losses = lossesOf(names).filter((name) => !isCopy(points.metrics.get(name), points.lines.loss))
+  const losses = lossesOf(names)
+    .map((name, i) => ({ name, color: i ? `run${i}` : 'val' }))
+    .filter(({ name }) => !isCopy(points.metrics.get(name), points.lines.loss))
   const isScaled = proven || points.lines.scale.y.some((value) => value !== null && value !== 1)
   const lossLines = (screen, colors) => (onlyMetrics && !has('loss') ? [] : ours(screen, 'loss', 'loss', colors.loss))
   const normLines = (screen, colors) => {
@@ -127,7 +129,7 @@ export const rowsOf = (points, view, { scaled, proven = true, examples, onlyMetr
       axis: lossAxis,
       lines: (screen, colors) => [
         ...lossLines(screen, colors),
-        ...losses.flatMap((name) => measured(screen, name, colors.val)),
+        ...losses.flatMap(({ name, color }) => measured(screen, name, colors[color])),
       ],
     },
     ...(scaled
@@ -214,7 +216,11 @@ const isCopy = (metric, loss) => {
 }
 
 /** Metrics that are drawn with the loss. @param {Iterable<string>} names */
-export const lossesOf = (names) => [...names].filter((name) => name.endsWith('/loss')).slice(0, LOSSES)
+export const lossesOf = (names) =>
+  [...names]
+    .filter((name) => name.endsWith('/loss'))
+    .sort(naturally)
+    .slice(0, LOSSES)
 
 /** Return the group of a metric. @param {string} name */
 export const prefixOf = (name) => (name.includes('/') ? name.slice(0, name.indexOf('/') + 1) : '/')

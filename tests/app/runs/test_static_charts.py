@@ -70,6 +70,18 @@ def test_loss_that_is_logged_again_is_drawn_once(
     assert 'data-last="train/loss"' not in loss
 
 
+def test_each_logged_loss_has_a_color_of_its_own(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """A training loss of evaluations beside the validation loss is told from it."""
+    names = ["val/loss", "train/loss", "test/loss"]
+    logged = [make_metric(3, 5.0, name) for name in names]
+    record(database, running, make_steps([3.0, 2.0, 1.0]), events=logged)
+    loss = _chart(browser.get("/runs/1").text, "loss")
+    colors = re.findall(r"stroke:var\((--[\w-]+)\)", loss)
+    assert colors == ["--chart-loss", "--chart-val", "--run-1", "--run-2"]
+
+
 def test_charts_of_another_view_are_left_to_the_scripts(
     database: Database, running: Run, browser: TestClient
 ) -> None:

@@ -457,6 +457,20 @@ test('a loss that is logged again as a metric, with steps from 1 or 0, is drawn 
   }
 })
 
+test('each logged loss has a colour of its own, by the order of names', () => {
+  const logged = { x: [1], y: [5], mean_x: [], mean_y: [], nonfinite: null }
+  const points = pointsOf({}, { 'val/loss': logged, 'train/loss': logged, 'test/loss': logged })
+  const [row] = rows(points, { scaled: true, examples: 0 })
+  const colors = { loss: 'blue', val: 'teal', run1: 'red', run2: 'green' }
+  const drawn = figure(row, points, view, colors, SIZE).data.filter(({ name }) => name)
+  assert.deepEqual(Object.fromEntries(drawn.map(({ name, line }) => [name, line.color])), {
+    loss: 'blue',
+    'test/loss': 'teal',
+    'train/loss': 'red',
+    'val/loss': 'green',
+  })
+})
+
 test('a scale has ticks at powers of two, however far it falls', () => {
   assert.deepEqual(
     scaleAxis([65536, null, 32768]).range,
