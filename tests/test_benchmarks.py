@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import gpu_loops, gpu_performance, many_names, synthetic, telemetry_cost
+from benchmarks import gpu_loops, gpu_performance, many_names, peers, synthetic, telemetry_cost
 from db.database import Database
 from db.runs import runs
 from halfstep.telemetry.spool import SpoolReader
@@ -28,6 +28,19 @@ def test_the_run_that_benchmarks_record_takes_steps(database: Database) -> None:
     with database.reading() as session:
         run = runs.get(session, run_id)
     assert (run.step, run.skipped) == (1000, 2)
+
+
+def test_environment_is_made_again_for_other_requirements(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A raised pin is never measured with the version before."""
+    monkeypatch.setattr(peers, "ENVIRONMENTS", tmp_path)
+    installed = tmp_path / "tool" / "installed"
+    installed.parent.mkdir()
+    installed.write_text(str(("tool==1",)))
+    assert peers.python_with("tool", "tool==1") == tmp_path / "tool" / "bin" / "python"
+    assert peers.python_with("tool", str(tmp_path / "missing")) is None
+    assert not installed.exists()
 
 
 @pytest.mark.extended
