@@ -170,13 +170,16 @@ def _link_inputs(groups: list[Observation]) -> list[Observation]:
     return [group for group in linked if group not in joined]
 
 
-def _gravity(observation: Observation) -> tuple[bool, bool, int, bool]:
+def _gravity(observation: Observation) -> tuple[bool, bool, int, bool, bool]:
     """Return the order of observations: faults, of them what is not finite, by the first step.
 
-    A mistake with scaled gradients comes before what overflows in that step.
+    What overflows by inputs that are wrong, as it is within the range in fp32, comes after other
+    defects of that step, and a mistake with scaled gradients before them.
     """
-    kind = observation.first.kind
-    return not observation.is_fault, kind in MILD, observation.steps[0], kind not in EDITS
+    first, kind = observation.first, observation.first.kind
+    is_in_range = first.value is not None and first.limit is not None and first.value < first.limit
+    follows = kind == "overflow" and is_in_range
+    return not observation.is_fault, kind in MILD, observation.steps[0], follows, kind not in EDITS
 
 
 def _key(defect: Defect) -> tuple[Kind, str, Site | int | None]:

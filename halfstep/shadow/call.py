@@ -11,7 +11,7 @@ from torch._C import _current_graph_task_id
 from halfstep.shadow.arguments import adapt, map_tensors
 from halfstep.shadow.facts import Facts, examine, examine_all
 from halfstep.shadow.lines import place_of_caller
-from halfstep.shadow.lost_updates import keep_lasting
+from halfstep.shadow.lost_updates import Lasting, keep_lasting
 from halfstep.shadow.memory import SHADOW_DTYPES, Entry, ShadowMemory
 from halfstep.shadow.operations import OUTSIDE, Input, Operation
 from halfstep.shadow.operators import (
@@ -82,6 +82,7 @@ class Call:
             and not has_opaque_state(operator, tensors)
         )
         self._is_rerun = is_affected and self._may_run
+        self._lasting: list[Lasting] = []  # tensors that are changed for the first time
         self._written = operator.find_written_tensors(args, kwargs)
         self._inputs = [self._input(tensor, entry) for tensor, entry in self._operands]
         self._is_of_scale = operator.name not in CLEARING and any(
@@ -96,7 +97,7 @@ class Call:
                     memory.materialize(tensor, mode.entry(tensor))
             source = args[1:2] if operator.name == "copy_" else ()
             written = zip(self._written, map(mode.entry, self._written), strict=True)
-            keep_lasting(mode.lasting, memory, written, source)
+            self._lasting = keep_lasting(mode.lasting, memory, written, source)
             own = map_tensors(args, self._shadow_of, SHADOW_DTYPES)
             self._args = adapt(operator, own)
             self._kwargs = map_tensors(kwargs, self._shadow_of, SHADOW_DTYPES)
@@ -134,7 +135,7 @@ class Call:
         is_linear = is_in_pass and not place_of_caller(is_backward=True).line  # not of the script
         if is_linear or not self._may_run:  # in the gradient that comes in
             powers = {entry.power for entry in self._entries if entry.power != 0}
-            if is_linear and powers == {1} and self._adds_unscaled():
+            if is_linear and powers == {1} and _adds_unscaled(self.operator, self._operands):
                 return None
             return 0 if not powers else powers.pop() if len(powers) == 1 else UNKNOWN
         find = self._mode.memory.find
@@ -163,16 +164,6 @@ class Call:
     def _shadow_of(self, tensor: Tensor) -> Tensor:
         has_shadow = has_numbers(tensor) or self._mode.memory.has_shadow(tensor)
         return self._mode.shadow(tensor) if has_shadow else tensor
-
-    def _adds_unscaled(self) -> bool:
-        """Return whether a gradient of this pass that no scale has led to is added to another."""
-        return self.operator.name == "add" and any(
-            entry.power == 0
-            and entry.writers[-1].is_backward
-            and is_readable(tensor)
-            and bool(tensor.any())
-            for tensor, entry in self._operands
-        )
 
     def follow(self, result: Any) -> None:
         """Run the operator again, and compare each tensor that it made or changed."""
@@ -214,6 +205,9 @@ class Call:
                 # A mask that another scale would change.
                 entry.writers, entry.power, entry.is_of_scale = [*entry.writers, made], None, True
         self._compare(made, made_tensors)
+        if not (made.is_backward or made.place.caller_line):  # not of a package's optimizer
+            for lasting in self._lasting:
+                lasting.record_write(made, mode.memory)
         # A batch norm changes its running statistics, although its schema does not say so.
         for tensor in tensors_in(
             [a for i, a in enumerate(self._actual) if i in operator.statistics]
@@ -387,6 +381,17 @@ def _find_factor(
         if tensor.numel() == 1 and entry.writers[0].name == OUTSIDE:
             return float(tensor)
     return None
+
+
+def _adds_unscaled(operator: Operator, operands: Iterable[tuple[Tensor, Entry]]) -> bool:
+    """Return whether a gradient of this pass that no scale has led to is added to another."""
+    return operator.name == "add" and any(
+        entry.power == 0
+        and entry.writers[-1].is_backward
+        and is_readable(tensor)
+        and bool(tensor.any())
+        for tensor, entry in operands
+    )
 
 
 def _find_farthest(

@@ -20,6 +20,7 @@ from halfstep.shadow.walk import (
     first_infinity,
     first_rounded,
     has_lost,
+    has_root_of_difference,
     writers,
 )
 
@@ -45,7 +46,11 @@ def site_of(operation: Operation) -> Site:
 
 def trace(operation: Operation, symptom: Symptom, step: int) -> Defect:
     """Return the defect of an operation's nonfinite result."""
-    return classify(first_defect(operation), symptom, step, is_lost=has_lost(operation))
+    first = first_defect(operation)
+    defect = classify(first, symptom, step, is_lost=has_lost(operation))
+    if "bf16" in defect.helps and has_root_of_difference(operation, first):
+        return replace(defect, helps=tuple(each for each in defect.helps if each != "bf16"))
+    return defect
 
 
 def classify(

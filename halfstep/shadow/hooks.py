@@ -25,7 +25,8 @@ AUTOCAST_DEVICES = ("cpu", "cuda")
 class ShadowHooks:
     """Wrappers of a scaler's methods, of the engine and of optimizers' steps.
 
-    A step ends with `GradScaler.update`, or with an optimizer's step if no loss was scaled.
+    A step ends with `GradScaler.update`; with an optimizer's step if no loss was scaled; or, if the
+    scaler is only used for losses, with the next loss after an optimizer's step.
     """
 
     def __init__(
@@ -48,6 +49,8 @@ class ShadowHooks:
         self._is_eager = is_eager
         self.is_on = False
         self._is_scaled = False  # a loss of this step was scaled
+        self._is_unused = True  # the scaler neither steps nor updates
+        self._has_stepped = False  # an optimizer has, in this step
         self._stepping: list[Optimizer] = []
         self._in_scaler = 0  # calls of GradScaler.step under way
         self._wraps: list[tuple[Any, str, Any, Any]] = []
@@ -141,6 +144,8 @@ class ShadowHooks:
 
     def _scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
         if scaler._enabled:
+            if self._is_scaled and self._has_stepped and self._is_unused:
+                self._step_ends()
             self._is_scaled = True
             if scaler._scale is None and isinstance(outputs, Tensor):
                 with self._sanitizer.pause():  # as `scale` does it
@@ -162,6 +167,7 @@ class ShadowHooks:
     ) -> Any:
         if scaler._enabled:
             self._call(self._sanitizer.unscaling, optimizer, scaler)
+        self._is_unused &= not scaler._enabled
         self._in_scaler += scaler._enabled
         try:
             return original(scaler, optimizer, *args, **kwargs)
@@ -173,6 +179,7 @@ class ShadowHooks:
         with self._sanitizer.pause():
             result = original(scaler, *args, **kwargs)
         if scaler._enabled:
+            self._is_unused = False
             self._step_ends()
         return result
 
@@ -212,9 +219,10 @@ class ShadowHooks:
             del self._stepping[self._stepping.index(optimizer) :]
         if not (self._stepping or self._in_scaler):
             self._call(self._sanitizer.record_step, optimizer)
+            self._has_stepped = True
             if not self._is_scaled:
                 self._step_ends()
 
     def _step_ends(self) -> None:
-        self._is_scaled = False
+        self._is_scaled = self._has_stepped = False
         self._on_step()

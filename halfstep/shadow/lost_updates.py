@@ -18,10 +18,11 @@ from halfstep.shadow.walk import find_emptying_overflow
 #: at most the second share of it is left, as the part of the change in its own direction.
 MOVED, LEFT = 0.5, 0.5
 SMALLEST_UPDATE = 1e-5  # of a weight, relative to it
+SMALLEST_DECAY = 1e-4  # of a step, relative to the weight
 REST_DIFFERS = 0.1  # relative distance of a kept rest that is rounded itself
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Lasting:
     """A half-precision tensor before and after the changes of a step."""
 
@@ -30,6 +31,7 @@ class Lasting:
     before: Tensor
     shadow_before: Tensor
     source: StorageWeakRef | None  # of which the first change is a copy
+    lost_write: Operation | None = None  # the first change, if nothing of it has arrived
 
     def is_lost(self, memory: ShadowMemory) -> bool:
         """Return whether the changes were rounded away, and nothing else holds the result."""
@@ -40,6 +42,13 @@ class Lasting:
         if int(torch.count_nonzero(expected)) <= MOVED * self.tensor.numel():
             return False
         return float((self._change() * expected).sum()) <= LEFT * float(expected.square().sum())
+
+    def record_write(self, written: Operation, memory: ShadowMemory) -> None:
+        """Keep the first change if it leaves the tensor as it was, unlike in fp32."""
+        if self._can_be_compared() and torch.equal(self.tensor, self.before):
+            lost = float(self._compute_expected(memory).norm())
+            if lost > SMALLEST_DECAY * float(self.shadow_before.norm()):
+                self.lost_write = written
 
     def keeps_rest_of(self, other: "Lasting", memory: ShadowMemory) -> bool:
         """Return whether this tensor is what the change of another has lost, as in Kahan's sum."""
@@ -66,12 +75,13 @@ def keep_lasting(
     memory: ShadowMemory,
     written: Iterable[tuple[Tensor, Entry]],
     copied: object,
-) -> None:
+) -> list[Lasting]:
     """Copy half-precision tensors that are older than the step, before their first change.
 
     lasting: gets them, by the id of the entry.  copied: what is copied to them, if that is the
-    change.
+    change.  Returns the new ones.
     """
+    kept = []
     for tensor, entry in written:
         is_new = entry.writers[0].name != OUTSIDE or id(entry) in lasting
         if is_half(tensor) and tensor.numel() and not is_new:
@@ -79,6 +89,8 @@ def keep_lasting(
             sources = [part.untyped_storage() for part in tensors_in(copied) if is_readable(part)]
             source = StorageWeakRef(sources[0]) if sources else None  # type: ignore[no-untyped-call]
             lasting[id(entry)] = Lasting(tensor, entry, tensor.clone(), shadow, source)
+            kept.append(lasting[id(entry)])
+    return kept
 
 
 def find_lost_updates(
@@ -89,7 +101,8 @@ def find_lost_updates(
     halved: where tensors were cast to half precision.
     """
     for lasting in changed:
-        if lasting.is_lost(memory) and not any(
+        written = lasting.entry.writers[-1] if lasting.is_lost(memory) else lasting.lost_write
+        if written is not None and not any(
             other.keeps_rest_of(lasting, memory) or lasting.keeps_rest_of(other, memory)
             for other in changed
         ):
@@ -98,7 +111,7 @@ def find_lost_updates(
                 step=step,
                 kind="update_lost",
                 symptom="weight",
-                site=site_of(lasting.entry.writers[-1]),
+                site=site_of(written),
                 origin=None if cast is None else site_of(Operation(0, "", place=cast)),
                 dtype=str(lasting.tensor.dtype).removeprefix("torch."),
                 elements=lasting.tensor.numel(),

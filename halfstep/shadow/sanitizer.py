@@ -241,7 +241,10 @@ class Sanitizer:
             self._judge.end_loop(self.step, is_training=self.names.is_training)
 
     def record_step(self, optimizer: Optimizer) -> None:
-        """Note that an optimizer has stepped."""
+        """Note that an optimizer has stepped: weights are no scaled values, whatever it did."""
+        for parameter in parameters_of(optimizer):
+            if (entry := self.mode.memory.find(parameter)) is not None:
+                entry.power = 0
         self._changes.record_step(optimizer)
 
     def restart(self) -> None:

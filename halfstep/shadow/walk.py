@@ -9,6 +9,7 @@ from halfstep.shadow.scale import is_unknown
 
 MOST_STEPS = 10_000
 MOST_ANCESTORS = 100_000
+ROOTS = frozenset({"sqrt", "rsqrt", "log", "log2", "log10", "pow"})
 
 
 def first_defect(operation: Operation) -> Operation:
@@ -76,6 +77,26 @@ def has_lost(operation: Operation) -> bool:
 def first_infinity(operation: Operation) -> Operation:
     """Return the first operation with an infinity, of those that an operation received."""
     return _walk_back(operation, lambda current: writers(current, lambda facts: facts.has_infinity))
+
+
+def has_root_of_difference(operation: Operation, before: Operation) -> bool:
+    """Return whether a root or logarithm of a difference led from one operation to a result.
+
+    Such as a deviation from a mean of squares: bf16, with its few digits, rounds the difference to
+    0 or below. before: the operation from which on.
+    """
+    open_, seen = [(operation, False)], {(operation.number, False)}
+    while open_ and len(seen) < MOST_STEPS:
+        current, is_of_root = open_.pop()
+        if is_of_root and current.name.rstrip("_") in DIFFERENCES:
+            return True
+        is_of_root = is_of_root or current.name.rstrip("_") in ROOTS
+        for source in writers(current, lambda facts: bool(facts.nonfinite)):
+            is_between = before.number <= source.number < current.number
+            if is_between and (source.number, is_of_root) not in seen:
+                seen.add((source.number, is_of_root))
+                open_.append((source, is_of_root))
+    return False
 
 
 def writers(operation: Operation, has_defect: Callable[[Facts], bool]) -> list[Operation]:

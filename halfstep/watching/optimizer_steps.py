@@ -7,7 +7,7 @@ a step of an optimizer that has already stepped in it or that began the first it
 import time
 from functools import partial
 
-from torch.optim import Optimizer
+from torch.optim import AdamW, Optimizer
 
 from halfstep.watching.current_step import CurrentStep
 from halfstep.watching.measurement import Measurement
@@ -85,7 +85,7 @@ class OptimizerSteps:
                     self._step_directly(optimizer, row, is_scaled=True)
                 return
             # The scaler is used for its losses only: it never updates.
-            if state.passes.is_scaled:
+            if state.passes.is_scaled and not _is_free_of_scale(optimizer):
                 state.best_effort(
                     "direct steps",
                     partial(state.evidence.direct_step, is_scaled=True),
@@ -134,6 +134,20 @@ class OptimizerSteps:
         state.best_effort(
             "direct steps", partial(state.evidence.direct_step, is_scaled=is_scaled), step, name
         )
+
+
+def _is_free_of_scale(optimizer: Optimizer) -> bool:
+    """Return whether a constant factor of all gradients changes no step, as with Adam.
+
+    An L2 penalty is added to the gradients, and has no factor.
+    """
+    has_moments = all("exp_avg_sq" in state for state in optimizer.state.values() if state)
+    is_decoupled = isinstance(optimizer, AdamW)
+    return (
+        has_moments
+        and bool(optimizer.state)
+        and all(is_decoupled or not group.get("weight_decay") for group in optimizer.param_groups)
+    )
 
 
 def _shares(outer: Optimizer, inner: Optimizer) -> bool:

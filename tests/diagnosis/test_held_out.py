@@ -12,7 +12,7 @@ from tests.diagnosis.held_out_cases import Case, cases
 COLLECTIONS = (
     *("reported", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth"),
     *("ninth", "tenth", "eleventh", "twelfth", "thirteenth", "fourteenth", "fifteenth"),
-    *("sixteenth", "seventeenth"),
+    *("sixteenth", "seventeenth", "eighteenth"),
 )
 #: Cases that are not named right, with what they get.
 MISSED = {
@@ -37,6 +37,16 @@ MISSED = {
     "fourteenth/cell_cycling_weeks": "partly",  # the file is read by NumPy
     "sixteenth/glide_half_finetune": "partly",  # the step, not the optimizer with its eps
     "fourteenth/modrec_taylor_prune": "silent",  # a NaN of a state that only a comparison sees
+    "eighteenth/coqui_epoch_scheduler": "silent",  # a scheduler that is never stepped
+    "eighteenth/fastai_accum_callbacks": "silent",  # a scaled loss that is only logged
+    "eighteenth/gated_deltanet_heads": "wrong",  # 0 drawn at random in bf16, whose logarithm is -inf
+    "eighteenth/lcn_aerial_segments": "partly",  # an overflow before the one that lasts
+    "eighteenth/megatron_config_copy": "silent",  # unscaled gradients that are divided by a scale
+    "eighteenth/mmseg_resume_fp16_hook": "silent",  # momenta that a copy of the groups loses
+    "eighteenth/tabicl_float32_fa3": "silent",  # gradients that are 0 in one step
+    "eighteenth/unfused_engine_norm": "silent",  # a scaled norm that is only logged
+    "eighteenth/yolo_resume_adamw": "silent",
+    "eighteenth/zero0_bf16_engine": "silent",  # unscaled gradients that are divided by a scale
     "seventeenth/espnet_accum_trainer": "partly",  # the step after a skip, not zero_grad
     "seventeenth/ocp_energy_trainer": "silent",  # a number of Python that is only logged
     "seventeenth/tomogram_mode12": "silent",  # inputs that NumPy has made 0

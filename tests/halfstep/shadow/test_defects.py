@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from halfstep.check.report import Row
 from halfstep.check.session import CheckedLoop, CheckedSteps
+from halfstep.diagnosis.defect import Defect, Site
+from halfstep.diagnosis.observations import Observations
 from halfstep.shadow.sanitizer import Sanitizer
 
 HALF = torch.float16
@@ -1380,3 +1383,76 @@ def test_a_state_of_gradients_with_a_scale_by_hand(changes: bool) -> None:
 
     kinds = {row.kind for row in rows_of_loop(train) if row.is_fault}
     assert kinds == ({"scaled_gradients_kept"} if changes else set())
+
+
+@pytest.mark.parametrize("decay", [1.6e-3, 0.05])
+def test_a_decay_that_is_rounded_away_has_its_line(decay: float) -> None:
+    """The update after it arrives, as it is rounded at random; a decay that is large enough does,
+    too.
+    """
+
+    def train() -> None:
+        weight = nn.Parameter(torch.linspace(1.0, 1.9, 64).bfloat16())
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+        for _ in range(6):
+            (weight.float() * torch.ones(64)).sum().backward()
+            assert weight.grad is not None
+            with torch.no_grad():
+                weight.mul_(1 - decay)  # decay
+                noise = torch.randint(0, 1 << 16, weight.shape, dtype=torch.int32)
+                moved = (weight.float() - 0.01 * weight.grad.float()).view(torch.int32) + noise
+                weight.copy_(moved.bitwise_and_(-65536).view(torch.float32))
+            weight.grad = None
+            optimizer.step()
+
+    lost = [row for row in rows_of_loop(train) if row.kind == "update_lost"]
+    lines = [Path(__file__).read_text().splitlines()[row.line - 1][-7:] for row in lost]
+    assert lines == (["# decay"] if decay < 0.01 else [])
+
+
+def test_bf16_is_not_advised_where_a_root_of_a_difference_follows() -> None:
+    """A mean of squares less the square of a mean: bf16 rounds it to 0 or below."""
+
+    def deviation(weight: Tensor) -> Tensor:
+        x = (weight * torch.tensor([400.0, 404.0, 408.0, 412.0])).half()
+        total = (x * 1.0).sum()
+        squares = (x.float() * x.float()).sum()
+        return (squares / 4 - (total * total).float() / 16).sqrt().sum()
+
+    row = first(check(deviation))
+    assert (row.kind, row.is_fault) == ("overflow", True)
+    assert "bf16" not in row.advice
+    assert "bf16" in first(check(lambda weight: ((weight.half() * 400) ** 2).sum().float())).advice
+
+
+def test_a_scaled_loss_that_is_never_unscaled_is_healthy_with_adam() -> None:
+    """Its step does not depend on a constant factor; that of SGD does."""
+
+    def train(make: type[torch.optim.Optimizer]) -> None:
+        net = nn.Linear(4, 1)
+        optimizer = make(net.parameters(), lr=1e-3)  # type: ignore[call-arg]
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+        for _ in range(4):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=HALF):
+                loss = net(torch.randn(8, 4)).float().square().mean()
+            scaler.scale(loss).backward()
+            optimizer.step()
+
+    assert not [row for row in rows_of_loop(lambda: train(torch.optim.Adam)) if row.is_fault]
+    rows = rows_of_loop(lambda: train(torch.optim.SGD))
+    assert [row.kind for row in rows if row.is_fault] == ["step_outside_scaler"]
+
+
+def test_an_overflow_by_wrong_inputs_follows_the_line_that_makes_them_wrong() -> None:
+    """In fp32 its value is within the range: the loss that differs in that step comes first."""
+    site = Site(operator="sub", file="train.py", line=3)
+    wrong = Defect(step=8, kind="loss_differs", symptom="loss", site=site, loss=1.0, loss_fp32=0.5)
+    others = [replace(wrong, step=step) for step in (9, 10)]
+    overflow = Defect(step=8, kind="overflow", symptom="gradient", limit=65504.0)
+    for value, first_kind in ((113.1, "loss_differs"), (1e5, "overflow")):
+        observations = Observations()
+        observations.add([replace(overflow, value=value), wrong])
+        observations.add(others[:1])
+        observations.add(others[1:])
+        assert observations.found(10)[0].first.kind == first_kind
