@@ -47,7 +47,7 @@ NEWEST: tuple[type[StepEvent], ...] = (
     *(events.DirectStep, events.NotStepped, events.ScaledClip, events.BoundedNorms),
     *(events.GradientsDropped, events.MixedScales),
     *(events.Uncleared, events.AccumulatedGradients, events.ScalerReplaced, events.NoStep),
-    events.ScalerLeftBehind,
+    *(events.ScalerLeftBehind, events.RoundedState),
     *(events.NoInfChecks, events.Fp16Gradients, events.AdamEps, events.Schedule),
     *(events.CallOrder, events.UnscaledLoss, events.OutsideOptimizers),
 )

@@ -98,6 +98,9 @@ METRIC = """\
 if len(values):                                       # log nothing over no examples
     watch.log({"val/loss": values.mean()})
 """
+STATE = """\
+torch.save({"optimizer": optimizer.state_dict()}, path)  # as it is, not in half precision
+"""
 NO_INF_CHECKS = """\
 ours = {id(parameter) for parameter in model.parameters()}
 for parameter in (p for group in optimizer.param_groups for p in group["params"]):

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from halfstep.diagnosis import fixes
 from halfstep.diagnosis.finding import Finding
-from halfstep.number_formats import number, quantity
+from halfstep.number_formats import number, percent, quantity
 from halfstep.number_formats import scale as scale_text
 from halfstep.telemetry import events
 from halfstep.telemetry.events import StepEvent
@@ -57,6 +57,7 @@ def find_mistaken_calls(signs: LoopSigns) -> Iterator[Finding]:
 def find_other_mistakes(signs: LoopSigns) -> Iterator[Finding]:
     """Yield mistakes that explain nothing but themselves."""
     yield from _scaler_left_behind(signs)
+    yield from _rounded_state(signs)
     yield from _gradients(signs)
     yield from _left_out(signs)
     yield from _schedule(signs)
@@ -277,6 +278,20 @@ def _scaler_left_behind(signs: LoopSigns) -> Iterator[Finding]:
             evidence=left,
             fix=fixes.SCALER_STATE,
             part="skipped",
+        )
+
+
+def _rounded_state(signs: LoopSigns) -> Iterator[Finding]:
+    if state := signs.one(events.RoundedState):
+        yield Finding(
+            "A loaded state has lost its second moments",
+            f"Before step {state.step:,} {state.optimizer} has loaded a state in which exp_avg_sq "
+            f"is 0 in {percent(state.count / state.of)} of the elements whose exp_avg is not: it "
+            "was saved in half precision. Their next updates are far too large. Save the "
+            "optimizer's state in fp32.",
+            cause="state_rounded",
+            evidence=state,
+            fix=fixes.STATE,
         )
 
 

@@ -1,12 +1,13 @@
 """Checks of optimizers: eps, missing gradients, refused calls. This module imports torch."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from halfstep.recording.gradients import Gradients
+from halfstep.recording.gradients import Gradients, local_elements
 from halfstep.telemetry.events import (
     AdamEps,
     CallOrder,
@@ -15,11 +16,14 @@ from halfstep.telemetry.events import (
     NoGradient,
     NoInfChecks,
     OutsideOptimizers,
+    RoundedState,
 )
+from halfstep.watching.async_host_copy import HostCopies
 
 NAMES = 50  # maximum per event
 STEPS_WITHOUT_GRADIENT, STEPS_OF_A_PARAMETER = 10, 100
 HALF_TYPES = (torch.float16, torch.bfloat16)
+SHARE_OF_STATE = 0.01  # of moments that are 0
 SMALLEST_HALF = 2.0**-24  # fp16's; a smaller eps is 0 in it
 #: Parts of the messages with which a scaler rejects calls in the wrong order.
 OF_ORDER = (
@@ -81,6 +85,24 @@ class OptimizerChecks:
                 self._once(AdamEps(step=step, optimizer=gradients.name, eps=eps, count=len(half)))
                 return
 
+    def check_loaded(self, step: int, optimizer: Optimizer, host_copies: HostCopies) -> None:
+        """Check the state that Adam has loaded: moments that were saved in half precision."""
+        counts = [
+            torch.stack([(is_used & (second == 0)).sum(), is_used.sum()])
+            for first, second in _moments_of(optimizer)
+            for is_used in [first != 0]
+        ]
+
+        def report(arrived: list[Tensor]) -> None:
+            count, used = arrived[0].tolist()
+            if count > SHARE_OF_STATE * used:
+                name = type(optimizer).__name__
+                self._on_event(RoundedState(step=step, optimizer=name, count=count, of=used))
+
+        if counts:
+            device = counts[0].device
+            host_copies.send(report, torch.stack([each.to(device) for each in counts]).sum(0))
+
     def check(self, step: int, gradients: Gradients, *, has_changed: bool) -> None:
         """Check the measured gradients of an optimizer's step.
 
@@ -133,6 +155,16 @@ class OptimizerChecks:
             self._on_event(
                 OutsideOptimizers(step=step, count=len(outside), parameters=outside[:NAMES])
             )
+
+
+def _moments_of(optimizer: Optimizer) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the local parts of first and second moments, of optimizers that have both."""
+    for state in optimizer.state.values():
+        moments = [state.get("exp_avg"), state.get("exp_avg_sq")]
+        if all(isinstance(each, Tensor) and each.is_floating_point() for each in moments):
+            first, second = map(local_elements, moments)
+            if first.shape == second.shape:
+                yield first, second
 
 
 def _needing(gradients: Gradients) -> int:

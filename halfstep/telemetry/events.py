@@ -126,6 +126,15 @@ class ScalerLeftBehind(StepEvent, frozen=True, kw_only=True, tag="scaler_left_be
     skipped: StepNumber  # the first skip after it
 
 
+class RoundedState(StepEvent, frozen=True, kw_only=True, tag="rounded_state"):
+    """Second moments that are 0 in a loaded state of Adam, where the first ones are not."""
+
+    step: StepNumber  # the first one with them
+    optimizer: Text
+    count: Count  # elements
+    of: Count  # with a first moment
+
+
 # ---- Course of the training ------------------------------------------------------------------
 
 
@@ -875,7 +884,7 @@ File: TypeAlias = Artifact | CheckpointFile | LogPart | ArtifactFile
 KINDS: dict[str, type[Event]] = {
     str(kind.__struct_config__.tag): kind
     for kind in (
-        *(Scaler, Metric, ScalerReplaced, ScalerLeftBehind),
+        *(Scaler, Metric, ScalerReplaced, ScalerLeftBehind, RoundedState),
         *(Resumed, Configured, Described, Alert),
         *(Length, Workload, Retry, RequestDone, Spike, RolledBack),
         *(LeftOut, FailedDiagnosis),

@@ -160,8 +160,11 @@ class ScalerCalls:
 
     def on_load_optimizer(self, optimizer: Optimizer) -> None:
         """Record that an optimizer's state was restored."""
+        state, evidence = self._state, self._state.evidence
         if optimizer.state:
             self._loaded_optimizers.add(optimizer)
+            check, step = evidence.checks.check_loaded, state.step + 1
+            state.best_effort("loaded states", check, step, optimizer, evidence.host_copies)
 
     def _look_for_restored(self, row: CurrentStep) -> None:
         """Note that a new scaler steps an optimizer that was restored, and was not itself.

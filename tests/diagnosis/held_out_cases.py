@@ -46,7 +46,13 @@ KINDS = {
         *("overflow", "loss_differs", "forward_overflow", "backward_overflow"),
         "validation_overflow",
     },
-    "flushed": {"rounding", "loss_differs", "adam_eps_underflow", "validation_overflow"},
+    "flushed": {
+        "rounding",
+        "loss_differs",
+        "adam_eps_underflow",
+        "validation_overflow",
+        "state_rounded",
+    },
     "undefined": {"undefined", "undefined_forward", "singular_gradient", "rejected"},
     "outside": {"nonfinite_input", "undefined", "nonfinite_inputs", "undefined_forward", "carried"},
     "carried": {

@@ -38,6 +38,7 @@ CAUSES = (
 )
 #: Causes that only armed steps show; their loops are the held-out ones.
 SHADOW_CAUSES = (
+    "state_rounded",
     "validation_overflow",
     "rounding",
     "carried",

@@ -39,7 +39,7 @@ MISSED = {
     "fourteenth/modrec_taylor_prune": "silent",  # a NaN of a state that only a comparison sees
     "eighteenth/coqui_epoch_scheduler": "silent",  # a scheduler that is never stepped
     "eighteenth/fastai_accum_callbacks": "silent",  # a scaled loss that is only logged
-    "eighteenth/gated_deltanet_heads": "wrong",  # 0 drawn at random in bf16, whose logarithm is -inf
+    "eighteenth/gated_deltanet_heads": "wrong",  # a 0 that bf16 has drawn at random
     "eighteenth/lcn_aerial_segments": "partly",  # an overflow before the one that lasts
     "eighteenth/megatron_config_copy": "silent",  # unscaled gradients that are divided by a scale
     "eighteenth/mmseg_resume_fp16_hook": "silent",  # momenta that a copy of the groups loses

@@ -133,6 +133,7 @@ HONEST: dict[str, dict[str, Any]] = {
     "accumulated_gradients": {"step": 9, "steps": 8, "optimizer": "SGD"},
     "scaler_replaced": {"step": 7, "scale_before": 4.0, "scale_after": 65536.0, "count": 1},
     "scaler_left_behind": {"step": 7, "optimizer": "SGD", "scale": 65536.0, "skipped": 8},
+    "rounded_state": {"step": 7, "optimizer": "AdamW", "count": 54, "of": 100},
     "no_gradient": {
         "step": 10,
         "optimizer": "SGD",

@@ -218,6 +218,30 @@ def test_a_scaler_that_is_not_restored_with_its_optimizer_is_reported(
     assert [(event["step"], event["skipped"]) for event in reported] == [(1, 2)][loads_scaler:]
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_state_that_was_saved_in_half_precision_is_reported(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    """Squares of gradients are 0 in fp16, where gradients are not."""
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.Adam([weight], 1e-3)
+    with halfstep.watch(folder=tmp_path, name="it"):
+        for number in range(3):
+            optimizer.zero_grad()
+            (weight * torch.tensor([1.0, 1e-3, 1e-3, 0.0])).sum().backward()
+            optimizer.step()
+            if number == 1:
+                saved = optimizer.state_dict()
+                for state in saved["state"].values():
+                    state["exp_avg_sq"] = state["exp_avg_sq"].to(dtype)
+                optimizer.load_state_dict(saved)
+    reported = Written(tmp_path / "it").of("rounded_state")
+    figures = [
+        (event["step"], event["optimizer"], event["count"], event["of"]) for event in reported
+    ]
+    assert figures == ([(3, "Adam", 2, 3)] if dtype is torch.float16 else [])
+
+
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_step_that_the_loop_leaves_out_is_neither_applied_nor_skipped(
     tmp_path: Path, fused: bool
