@@ -228,7 +228,9 @@ class Call:
         mode = self._mode
         if not self._is_rerun:
             is_random = self.operator.draws(self._actual, self._kwargs)
-            made.is_unknown = not (self._may_run or is_random) and any(map(is_half, self.tensors))
+            has_half = any(map(is_half, self.tensors))
+            made.is_drawn = is_random and (has_half or any(map(is_half, outputs)))
+            made.is_unknown = not (self._may_run or is_random) and has_half
             return None
         try:
             shadows = tensors_in(self._func(*self._args, **self._kwargs))

@@ -105,6 +105,9 @@ def classify(
         return _outside(carried, facts, symptom, step)
     if operation.has_nan_argument:
         return replace(defect, kind="nonfinite_input", count=0)  # of a tensor
+    latest = (operand.writers[-1] for operand in operation.inputs)
+    if (drawn := next((writer for writer in latest if writer.is_drawn), None)) is not None:
+        return replace(defect, kind="rounding", origin=site_of(drawn), helps=("fp32",))
     return defect
 
 

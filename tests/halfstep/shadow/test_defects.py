@@ -1456,3 +1456,23 @@ def test_an_overflow_by_wrong_inputs_follows_the_line_that_makes_them_wrong() ->
         observations.add(others[:1])
         observations.add(others[1:])
         assert observations.found(10)[0].first.kind == first_kind
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_0_that_is_drawn_in_half_precision_has_its_line(dtype: torch.dtype) -> None:
+    """bf16 draws one in a few hundred numbers as 0, whose logarithm is infinite."""
+
+    def train() -> None:
+        weight = nn.Parameter(torch.ones(4))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for _ in range(2):
+            drawn = torch.empty(4096, dtype=dtype).uniform_(0, 16)  # drawn
+            if dtype is torch.float32:
+                drawn[:1].fill_(0.0)
+            (weight.sum() * drawn.log().float().mean()).backward()
+            optimizer.step()
+
+    row = first(rows_of_loop(train))
+    assert row.kind == ("rounding" if dtype is torch.bfloat16 else "undefined")
+    line = Path(__file__).read_text().splitlines()[row.line - 1]
+    assert line.endswith("# drawn") == (dtype is torch.bfloat16)
