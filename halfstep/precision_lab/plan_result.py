@@ -63,7 +63,7 @@ class PlanPoint:
     def modules(self) -> str:
         """The modules and their precisions, for a sentence: "a.norm in fp32"."""
         parts = [
-            f"{shorten(names)} in {precision}"
+            f"{shorten([_name_in_words(name) for name in names])} in {precision}"
             for names, precision in (
                 ([*self.fp32, *([LOSS] if self.is_loss_in_fp32 else [])], "fp32"),
                 (self.bf16, "bf16"),
@@ -78,6 +78,11 @@ class PlanPoint:
             if self.named
             else f"{self.precision} everywhere"
         )
+
+
+def _name_in_words(name: str) -> str:
+    """Return the name of a module; one in a Sequential is a number, which needs the noun."""
+    return f"module {name}" if name.isdigit() else name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,6 +38,7 @@ from halfstep.telemetry.spool import Steps
 #: By position of a parameter with a nonfinite norm: its numbers of inf and NaN elements.
 Counts: TypeAlias = Mapping[int, tuple[int, int]]
 
+LAYERS_EVERY, LAYERS_DOUBLE_AT = 100, 10_000  # steps
 SKIPS_SOON = 10  # steps: a scale that fits does not skip so soon
 REPLACED = 32  # replaced scalers reported one by one; after that only when the number doubles
 
@@ -82,8 +83,11 @@ PLAIN = RowNotes()
 class Reader:
     """Reader of rows in order, which remembers the scale after the last row."""
 
-    def __init__(self, layout: Layout, *, layers_every: int = 0) -> None:
-        """layers_every: steps between reported gradient norms of layers, 0 for none."""
+    def __init__(self, layout: Layout, *, layers_every: int | None = 0) -> None:
+        """layers_every: steps between reported gradient norms of layers, 0 for none.
+
+        None: LAYERS_EVERY, and ever more, so that a long run has no more than some hundreds.
+        """
         self._layout, self._layers_every = layout, layers_every
         self._notes: dict[int, RowNotes] = {}  # by row
         self._names = list(layout.optimizers)
@@ -174,10 +178,12 @@ class Reader:
 
     def _layer_norms(self, rows: Rows, records: Steps) -> list[Event]:
         """Return layer_norms events for those steps that are a multiple of layers_every."""
-        every = self._layers_every
+        every = LAYERS_EVERY if self._layers_every is None else self._layers_every
         # Steps only increase, so the first and the last show that usually none is due.
         if not every or (records[0]["step"] - 1) // every == records[-1]["step"] // every:
             return []
+        if self._layers_every is None:
+            every <<= np.frexp(records["step"] // LAYERS_DOUBLE_AT)[1]  # doubled by each doubling
         layout = self._layout
         is_known = ~np.isnan(rows[:, layout.factors]).any(axis=1)
         due = np.flatnonzero((records["step"] % every == 0) & is_known)

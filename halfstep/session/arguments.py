@@ -90,10 +90,14 @@ def mode(value: str) -> str:
     return chosen
 
 
-def intervals(histogram: int, layers: int, headroom: int, norms: int) -> tuple[int, int, int, int]:
+def intervals(
+    histogram: int, layers: int | None, headroom: int, norms: int
+) -> tuple[int, int | None, int, int]:
     """Check the steps between the kinds of measurements. Raises ValueError."""
     by_name = {"histogram": histogram, "layers": layers, "headroom": headroom, "norms": norms}
     for name, every in by_name.items():
+        if name == "layers" and every is None:
+            continue
         if not isinstance(every, int) or every < 0:
             raise ValueError(f"{name}_every is {every!r}; allowed: a whole number, 0 for never")
     return histogram, layers, headroom, norms

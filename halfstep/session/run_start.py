@@ -53,7 +53,7 @@ def watch(
     git: bool = True,
     code: bool = False,
     histogram_every: int = 0,
-    layers_every: int = 0,
+    layers_every: int | None = None,
     headroom_every: int = 0,
     norms_every: int = 1,
 ) -> "Watch":
@@ -77,7 +77,8 @@ def watch(
     folder are ignored.
 
     histogram_every: steps between histograms of the gradients' exponents; layers_every: between
-    gradient norms per layer; headroom_every: between measurements of each module's largest values;
+    gradient norms per layer, None for 100, and for twice as many from 10,000 steps on, from 20,000
+    and so forth; headroom_every: between measurements of each module's largest values;
     norms_every: between norms of all gradients: a skip in between has no culprits.
     """
     active = active_run.active

@@ -73,7 +73,7 @@ class WatchedRun:
         *,
         optimizers: "Mapping[str, Optimizer] | None",
         scaler: "GradScaler | None",
-        every: tuple[int, int, int, int],
+        every: tuple[int, int | None, int, int],
         server: Credentials | None = None,
         queued: QueuedRun | None = None,
         lock: WriterLock | None = None,
@@ -135,7 +135,7 @@ class WatchedRun:
         scaler: "GradScaler | None",
         first_step: int,
         started_at: float,
-        every: tuple[int, int, int, int],
+        every: tuple[int, int | None, int, int],
     ) -> "tuple[Loop, Hooks]":
         if not find_spec("torch"):
             # NoopWatch has those methods of Loop and Hooks that a script without torch can reach.

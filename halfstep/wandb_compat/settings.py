@@ -100,7 +100,7 @@ def check_change(
     )
     for name in names:
         if is_allowed is None:
-            say_once(f"config.{name} is changed; allow_val_change=False refuses that")
+            say_once(f"config.{name} is changed; init(allow_val_change=False) would refuse it")
             continue
         values = f"is {safe_repr(before[name])}, not {safe_repr(entries[name])}"
         raise Error(f"config.{name} {values}; allowed: a change with allow_val_change=True")

@@ -22,10 +22,10 @@ ERROR_CHARACTERS = 1000
 
 
 class Intervals(NamedTuple):
-    """Number of steps between two measurements; 0: never."""
+    """Number of steps between two measurements; 0: never, None: see halfstep.recording.reader."""
 
     histogram: int = 0
-    layers: int = 0
+    layers: int | None = 0
     headroom: int = 0
     norms: int = 1  # of all gradients
 

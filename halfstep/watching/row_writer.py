@@ -26,7 +26,7 @@ class RowWriter:
     """Writes a row per step, and closes it."""
 
     def __init__(
-        self, state: LoopState, started_at: float, layers_every: int, on_steps: OnSteps
+        self, state: LoopState, started_at: float, layers_every: int | None, on_steps: OnSteps
     ) -> None:
         """started_at: origin of elapsed_ms, by halfstep.clock.  on_steps: receives arrived rows."""
         self._state, self._started_at, self._on_steps = state, started_at, on_steps

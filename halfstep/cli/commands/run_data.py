@@ -123,7 +123,10 @@ def precision_diff(
             return
         diff = client.precision_diff(run_id)
     if diff is None:
-        warn(f"run {run_id} has no precision diff; for a running run, add --request")
+        warn(
+            f"run {run_id} has no precision diff of its own: --checkpoint STEP queues a run that "
+            "measures one, whose number it prints, and --request asks a running run for one"
+        )
         raise typer.Exit(1)
     columns = ("Module", "Call", "Direction", "Error", "Local", "Inherited")
     print_list([diff] if as_json else diff["rows"], columns, _diff_row, as_json=as_json)

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.modules import module as hooks
 
 import halfstep
+from halfstep.recording import reader
 from halfstep.session import active_run
 from halfstep.watching.exponents import describe
 from tests.halfstep.watching.watch_made import Net, Script, Written
@@ -192,3 +193,21 @@ def test_an_invalid_interval_is_reported(
     """The message has the name, the value and the allowed values."""
     assert halfstep.watch(folder=tmp_path, layers_every=wrong).folder is None
     assert f"layers_every is {wrong!r}; allowed: a whole number" in capsys.readouterr().err
+
+
+def test_norms_by_layer_come_by_default_and_ever_more_rarely(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of any length has some hundreds; 0 turns them off."""
+    monkeypatch.setattr(reader, "LAYERS_EVERY", 5)
+    monkeypatch.setattr(reader, "LAYERS_DOUBLE_AT", 20)
+    for name, options in (("default", {}), ("off", {"layers_every": 0})):
+        net = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        with halfstep.watch(net, folder=tmp_path, name=name, **options):
+            for _ in range(100):
+                optimizer.zero_grad()
+                net(torch.ones(1, 2)).sum().backward()
+                optimizer.step()
+        steps = [event["step"] for event in Written(tmp_path / name).of("layer_norms")]
+        assert steps == ([5, 10, 15, 20, 30, 40, 60, 80] if name == "default" else [])
