@@ -248,8 +248,12 @@ def _explain_unknown_key(key: str, value: str) -> str:
         return "it is computed for listed runs only; allowed: status:attention, skipped>100"
     if key in NUMBERS or key in SYNONYMS:
         return f"{key} is a number; allowed: {', '.join(f'{key}{sign}…' for sign in COMPARISONS)}"
-    text = f"there is no key {key[:50]}; allowed: {', '.join(KEYS)}; of a setting or metric "
-    return f'{text}{key[:50]}={value[:50]}; "in quotes" it is a text{_suggestion(key, KEYS)}'
+    question = _suggestion(key, KEYS)
+    allowed = f"{' Allowed' if question else '; allowed'}: {', '.join(KEYS)}"
+    return (
+        f"there is no key {key[:50]}{question}{allowed}. A setting or metric is compared by "
+        f"{key[:50]}={value[:50]}; a text with a colon is put in quotes"
+    )
 
 
 def _suggestion(word: str, allowed: Collection[str]) -> str:

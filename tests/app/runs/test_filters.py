@@ -102,7 +102,7 @@ def test_each_word_means_what_it_says(listed: None, script: TestClient) -> None:
 WRONG = (
     ("ok status:fialed", [2], "allowed: active, ended, queued"),
     ("status:fialed", [1], "did you mean failed?"),
-    ("stauts:failed", [1], "there is no key stauts; allowed: status, since"),
+    ("stauts:failed", [1], "there is no key stauts; did you mean status? Allowed: status, since"),
     ("health:healthy", [1], "computed for listed runs only; allowed: status:attention, skipped>"),
     ("stauts:failed", [1], "did you mean status?"),
     ("skips:10", [1], "skips is a number; allowed: skips>…"),
