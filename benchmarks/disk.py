@@ -1,7 +1,9 @@
-"""Bytes that a step takes on disk in SQLite: its share of blocks, flagged rows and the pyramid.
+"""Bytes that a step takes on disk: its share of blocks, flagged rows and the pyramid.
 
 Scaler events are separate rows of some 40 bytes each. They have their own column, because their
 number depends on the scaler. Here every 500th step is skipped, which makes three of them.
+PostgreSQL's have the free space that a flush leaves, which autovacuum gives to later ones: here
+VACUUM runs after each fourth of a run, as it would in a training of some minutes.
 """
 
 from sqlalchemy import text
@@ -10,45 +12,63 @@ from benchmarks import databases, synthetic
 from benchmarks.report import report
 from db.database import Database
 
-BAR = 11
+BARS = {"sqlite": 11, "postgresql": 14}
 
 #: Whole pages of each table or index, what is free in them included.
-SIZE = text("SELECT coalesce(sum(pgsize), 0) FROM dbstat WHERE name LIKE :table")
+SIZES = {
+    "sqlite": "SELECT coalesce(sum(pgsize), 0) FROM dbstat WHERE name LIKE :table",
+    "postgresql": "SELECT coalesce(sum(pg_total_relation_size(oid)), 0) FROM pg_class "
+    "WHERE relkind = 'r' AND relname LIKE :table",
+}
 
 
 def main() -> None:
     """Record runs of some lengths and measure the files."""
     rows = []
-    for steps in (100_000, 1_000_000):
-        with databases.sqlite() as database:
-            run_id = synthetic.start_run(database)
-            for flush in synthetic.flushes(steps):
-                synthetic.record(database, run_id, flush)
-            rows.append(_row(database, steps))
+    for opened in (databases.sqlite, databases.postgresql):
+        for steps in (100_000, 1_000_000):
+            with opened() as database:
+                run_id = synthetic.start_run(database)
+                flushes = list(synthetic.flushes(steps))
+                for number, flush in enumerate(flushes, 1):
+                    synthetic.record(database, run_id, flush)
+                    if number % (len(flushes) // 4) == 0:
+                        _vacuum(database)
+                rows.append(_row(database, steps))
     rows.append(_row(synthetic.long_run(), synthetic.LONG_STEPS + 10_000))
-    most = max(float(row[3]) for row in rows)
+    most = {name: max(float(row[4]) for row in rows if row[0] == name) for name in BARS}
     report(
         "disk",
-        f"≤ {BAR} bytes a step, pyramid included",
-        ("steps of the run", "steps", "pyramid", "both", "scaler events"),
+        " and ".join(f"≤ {bar} bytes a step ({name})" for name, bar in BARS.items()),
+        ("database", "steps of the run", "steps", "pyramid", "both", "scaler events"),
         rows,
-        measured=f"{most:.1f} bytes",
-        passed=most <= BAR,
+        measured=" and ".join(f"{figure:.1f}" for figure in most.values()),
+        passed=all(most[name] <= bar for name, bar in BARS.items()),
     )
 
 
+def _vacuum(database: Database) -> None:
+    if database.engine.dialect.name == "postgresql":
+        with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as direct:
+            direct.execute(text("VACUUM"))
+
+
 def _row(database: Database, steps: int) -> tuple[str, ...]:
+    name = database.engine.dialect.name
+    indexes = ("ix_steps_%",) if name == "sqlite" else ()  # elsewhere of the table's size
     with database.reading() as session:
         parts = [
-            sum(session.execute(SIZE, {"table": name}).scalar_one() for name in names) / steps
-            for names in (
-                ("steps", "ix_steps_%", "%step_blocks%"),
+            sum(session.execute(text(SIZES[name]), {"table": table}).scalar_one() for table in made)
+            / steps
+            for made in (
+                ("steps", *indexes, "%step_blocks%"),
                 ("step_buckets",),
                 ("%scaler_events%",),
             )
         ]
-    rows, stones, events = parts
-    return f"{steps:,}", f"{rows:.1f}", f"{stones:.1f}", f"{rows + stones:.1f}", f"{events:.1f}"
+    rows, stones, events = map(float, parts)
+    both = rows + stones
+    return name, f"{steps:,}", f"{rows:.1f}", f"{stones:.1f}", f"{both:.1f}", f"{events:.1f}"
 
 
 if __name__ == "__main__":

@@ -20,7 +20,13 @@ from db.telemetry import telemetry
 from halfstep.telemetry.events import Metric
 
 #: Runs, metrics, points of each metric, and of these in a flush.
-CASES = ((1, 300, 1500, 10), (1, 300, 300, 1), (10, 300, 50, 10), (20, 20, 300, 10))
+CASES = (
+    (1, 300, 10_000, 10),
+    (1, 300, 1500, 10),
+    (1, 300, 300, 1),
+    (10, 300, 50, 10),
+    (20, 20, 300, 10),
+)
 EVERY = 50
 BAR = 8
 TABLES = ("metric_blocks", "metric_tails", "latest_metrics")
