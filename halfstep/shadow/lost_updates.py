@@ -44,8 +44,12 @@ class Lasting:
         return float((self._change() * expected).sum()) <= LEFT * float(expected.square().sum())
 
     def record_write(self, written: Operation, memory: ShadowMemory) -> None:
-        """Keep the first change if it leaves the tensor as it was, unlike in fp32."""
-        if self._can_be_compared() and torch.equal(self.tensor, self.before):
+        """Keep the first change if it leaves the tensor as it was, unlike in fp32.
+
+        What is copied to it has all of it.
+        """
+        is_kept = self.source is not None or not self._can_be_compared()
+        if not is_kept and torch.equal(self.tensor, self.before):
             lost = float(self._compute_expected(memory).norm())
             if lost > SMALLEST_DECAY * float(self.shadow_before.norm()):
                 self.lost_write = written

@@ -1458,6 +1458,24 @@ def test_an_overflow_by_wrong_inputs_follows_the_line_that_makes_them_wrong() ->
         assert observations.found(10)[0].first.kind == first_kind
 
 
+def test_copies_of_weights_in_fp32_lose_nothing() -> None:
+    """A copy in half precision may stay as it is, while its master moves."""
+
+    def train() -> None:
+        master = nn.Parameter(torch.linspace(1.0, 1.9, 64))
+        copied = master.detach().bfloat16().requires_grad_()
+        optimizer = torch.optim.SGD([master], lr=5e-4)
+        for _ in range(6):
+            (copied.float() * torch.ones(64)).sum().backward()
+            assert copied.grad is not None
+            master.grad, copied.grad = copied.grad.float(), None
+            optimizer.step()
+            with torch.no_grad():
+                copied.copy_(master)
+
+    assert not [row for row in rows_of_loop(train) if row.is_fault]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_0_that_is_drawn_in_half_precision_has_its_line(dtype: torch.dtype) -> None:
     """bf16 draws one in a few hundred numbers as 0, whose logarithm is infinite."""
