@@ -1462,11 +1462,11 @@ def test_copies_of_weights_in_fp32_lose_nothing() -> None:
     """A copy in half precision may stay as it is, while its master moves."""
 
     def train() -> None:
-        master = nn.Parameter(torch.linspace(1.0, 1.9, 64))
+        master = nn.Parameter(torch.tensor([1.0, 1.5]))
         copied = master.detach().bfloat16().requires_grad_()
-        optimizer = torch.optim.SGD([master], lr=5e-4)
+        optimizer = torch.optim.SGD([master], lr=4e-4)
         for _ in range(6):
-            (copied.float() * torch.ones(64)).sum().backward()
+            copied.float().sum().backward()
             assert copied.grad is not None
             master.grad, copied.grad = copied.grad.float(), None
             optimizer.step()
