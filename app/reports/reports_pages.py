@@ -152,11 +152,10 @@ def save_report(
 
 
 @router.post("/{report_id}/cancellation", SIGNED_IN)
-def cancel_editing(report_id: RowId, context: Context, posted: Posted) -> Response:
-    """Return to the report. A new one without content is deleted permanently."""
+def cancel_editing(report_id: RowId, context: Context) -> Response:
+    """Return to the report as it was saved. A new one without content is deleted permanently."""
     report = writable(context.session, report_id, lock=True)
-    typed = (str(posted.get("title", "")).strip(), str(posted.get("text", "")).strip())
-    if {(report.title, report.text), typed} == {(UNTITLED, "")}:
+    if (report.title, report.text) == (UNTITLED, ""):
         check_deletable(context.session, report_id, context.principal.grants)
         reports.delete(context.session, report_id)
         reports.erase(context.session, report_id)

@@ -1,4 +1,4 @@
-// The editor of a report: it saves by itself, its preview follows, a panel is inserted where the cursor is, and
+// The editor of a report: it keeps a draft, its preview follows, a panel is inserted where the cursor is, and
 // Ctrl+Enter ends.
 import { inTurn } from 'http'
 import { toast } from 'page'
@@ -71,7 +71,7 @@ const insert = (block) => {
   const end = lineEnd(text.value, text.selectionEnd)
   const gap = '\n'.repeat(end ? 2 - (text.value.slice(0, end).match(/\n{0,2}$/)?.[0].length ?? 0) : 0)
   text.setRangeText(`${gap}${block}\n`, end, end, 'end')
-  draft.change()
+  keepDraft()
   refresh()
 }
 form.querySelector('[value=add]').addEventListener('click', async (event) => {
@@ -85,7 +85,7 @@ form.querySelector('[value=add]').addEventListener('click', async (event) => {
   insert(added)
   text.focus()
 })
-const draft = createDraft(form, /** @type {Found} */ (document.querySelector('[data-save-state]')))
+const keepDraft = createDraft(form, /** @type {Found} */ (document.querySelector('[data-save-state]')))
 if (!text.value && title.value === title.placeholder) title.select()
 createPicker(/** @type {Found} */ (document.querySelector('[data-picker]')), {
   text,
