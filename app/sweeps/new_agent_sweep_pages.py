@@ -21,7 +21,6 @@ from halfstep.telemetry.plain_json import JsonObject
 router = Router()
 
 MOST_CHARACTERS = 10_000
-TITLES = {"settings": "Settings"}
 
 
 @router.get("/sweeps/new/agents", ANY_SUBMITTER)
@@ -32,7 +31,7 @@ def new_sweep(context: Context) -> HTMLResponse:
 
 @router.post("/sweeps/agents", ANY_SUBMITTER, response_model=None)
 def begin(context: Context, posted: Posted) -> HTMLResponse | RedirectResponse:
-    """Begin the sweep if its number of runs is confirmed; otherwise show that or the errors."""
+    """Begin the sweep if its preview is confirmed; otherwise show that or the errors."""
     values = read_plan(posted)
     text = str(posted.get("settings", ""))[:MOST_CHARACTERS]
     try:
@@ -96,5 +95,5 @@ def _form(
     errors: dict[str, str] | None = None,
     checked: Checked | None = None,
 ) -> HTMLResponse:
-    own = {"settings": text, "most_characters": MOST_CHARACTERS, "titles": TITLES}
+    own = {"settings": text, "most_characters": MOST_CHARACTERS}
     return render_form(context, "sweeps/new_agent_sweep.html", values, errors, checked, **own)

@@ -42,7 +42,7 @@ def from_run(context: Context, posted: Posted) -> HTMLResponse:
 
 @router.post("/sweeps/command", RUN_COMMANDS, response_model=None)
 def begin(context: Context, posted: Posted) -> HTMLResponse | RedirectResponse:
-    """Begin the sweep if its number of runs is confirmed; otherwise show that or the errors."""
+    """Begin the sweep if its preview is confirmed; otherwise show that or the errors."""
     values = read_plan(posted)
     form = command_form.read_form(posted, {})
     command, config, space, errors = command_form.parse_search(form)

@@ -80,7 +80,7 @@ def from_run(context: Context, posted: Posted) -> HTMLResponse:
 
 @router.post("/sweeps", ANY_SUBMITTER, response_model=None)
 def begin(context: Context, posted: Posted) -> HTMLResponse | RedirectResponse:
-    """Begin the sweep if its number of runs is confirmed; otherwise show that or the errors."""
+    """Begin the sweep if its preview is confirmed; otherwise show that or the errors."""
     session = context.session
     recipe = str(posted.get("recipe", ""))
     values = read_plan(posted)
@@ -109,8 +109,8 @@ def read_plan(posted: FormData) -> dict[str, str]:
 def begin_confirmed(
     context: Context, posted: FormData, submission: SweepSubmission, checked: Checked, detail: str
 ) -> RedirectResponse | None:
-    """Begin a sweep if its number of runs is confirmed. detail: for the audit log."""
-    if str(posted.get("confirmed", "")) != str(checked.runs):
+    """Begin a sweep if its preview is confirmed. detail: for the audit log."""
+    if str(posted.get("confirmed", "")) != checked.confirmation:
         audit.discard(context.request)
         return None
     session, key = context.session, str(posted.get("key", ""))[:64] or None
@@ -127,7 +127,7 @@ def render_form(
     checked: Checked | None,
     **more: Any,
 ) -> HTMLResponse:
-    """Show a form of a sweep. checked: its number of runs is to be confirmed.  more: its own."""
+    """Show a form of a sweep. checked: its preview is to be confirmed.  more: its own."""
     return context.render(
         template,
         values=values,
@@ -138,6 +138,7 @@ def render_form(
         goals=(MINIMIZE, MAXIMIZE),
         runs=checked and checked.runs,
         warning=checked and checked.warning,
+        confirmation=checked and checked.confirmation,
         key=secrets.token_hex(16),
         **more,
     )
@@ -199,7 +200,7 @@ def plan(values: Mapping[str, str]) -> dict[str, Any]:
     pruner, first = fields.pop("pruner"), fields.pop("first", None)
     if pruner not in PRUNER_TITLES:
         errors["pruner"] = f"{pruner[:100]} is not valid; allowed: {', '.join(PRUNER_TITLES)}"
-    if first is not None and not 1 <= first <= pruning.MOST_RUNG:
+    if isinstance(first, int) and not 1 <= first <= pruning.MOST_RUNG:
         errors["first"] = f"{first} is not valid; allowed: 1 to {pruning.MOST_RUNG}"
     if errors:
         raise Invalid(errors)

@@ -122,11 +122,12 @@ class Checked(NamedTuple):
     runs: int  # number of runs
     errors: dict[str, str]  # by path of the field
     warning: str = ""  # about its metric
+    confirmation: str = ""  # of its preview; changes with anything that is submitted
 
 
 def check(session: Session, user: User, submission: SweepSubmission) -> Checked:
     """Validate a sweep; return what to run and the errors."""
-    errors = _check_plan(submission) | _check_project(session, user, submission)
+    errors, given = _check_plan(submission) | _check_project(session, user, submission), submission
     if submission.command is not None:
         submission = submission.model_copy(
             update={"command": _declare(submission.command, submission.space)}
@@ -147,15 +148,24 @@ def check(session: Session, user: User, submission: SweepSubmission) -> Checked:
         else optuna_study.suggest(space, submission.kind, "", submission.seed, [])
     )
     runs, wrong = _count(submission, space)
+    confirmation = confirmation_of(given, runs)
     if submission.agents:
         goal, unknown = goal_of(submission.metric, submission.goal, submission.config)
-        return Checked({}, submission.config, space, goal, runs, errors | wrong | unknown)
+        errors |= wrong | unknown
+        return Checked({}, submission.config, space, goal, runs, errors, "", confirmation)
     first = check_run(session, _submission(submission, schema, point))
     goal, unknown = goal_of(submission.metric, submission.goal, first.config)
-    errors = first.errors | wrong | unknown
     line = submission.command.line if submission.command else ""
     warning = find_warning(session, submission.metric, submission.recipe, line, [])
-    return Checked(first.command, first.config, space, goal, runs, errors, warning)
+    if unknown and warning:
+        unknown = {"metric": warning} | unknown
+    errors = first.errors | wrong | unknown
+    return Checked(first.command, first.config, space, goal, runs, errors, warning, confirmation)
+
+
+def confirmation_of(submission: SweepSubmission, runs: int) -> str:
+    """Return the text that confirms the preview of a sweep."""
+    return hash_of_request([runs, submission.model_dump(mode="json")])
 
 
 def _check_project(session: Session, user: User, submission: SweepSubmission) -> dict[str, str]:

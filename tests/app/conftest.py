@@ -211,6 +211,11 @@ class serving:  # noqa: N801 - used as a function
         self.thread.join()
 
 
+def find_confirmation(page: str) -> str:
+    """Return the value with which the form of a preview confirms it."""
+    return page.partition('name="confirmed" value="')[2].partition('"')[0]
+
+
 def client_of(app: FastAPI, database: Database, user: User, **token: Any) -> TestClient:
     """Return a client with a new token of a user. token: its kind, project and others."""
     with database.writing() as session:

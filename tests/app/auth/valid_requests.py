@@ -20,10 +20,12 @@ from fastapi.routing import iter_route_contexts
 from PIL import Image
 from sqlalchemy import select
 from sqlalchemy.orm import Session
+from starlette.datastructures import FormData
 
 from app.http.openapi_docs import describe
 from app.submission import config_schema, forms
-from app.sweeps import sweep_submission
+from app.submission.command_form import parse_search, read_form
+from app.sweeps import new_sweep_pages, sweep_submission
 from app.sweeps.sweep_submission import SweepSubmission
 from db.access import accounts, projects, shared_links
 from db.access.permissions import MAINTAINER
@@ -362,6 +364,24 @@ def _fields(side: Side, rows: Rows) -> dict[str, dict[str, Any]]:
     place = {"priority": "0", "nodes": "1", "devices_per_node": "1", "project": side.project}
     command = {**place, "command.line": "python train.py"}
     form_of_sweep = {**place, "at_once": "1", "goal": "minimise", "seed": "0"}
+    sweep_of_recipe = {**digits, **form_of_sweep, **settings, "training.batch_size": "8, 16"}
+    typed = new_sweep_pages._read_fields(SCHEMA, FormData(sweep_of_recipe))
+    sweep_of_command = {
+        **command,
+        **form_of_sweep,
+        "command.line": "python train.py {lr}",
+        "parameter.lr.kind": "number",
+        "parameter.lr.value": "0.1, 0.2",
+    }
+    line, _, space, _ = parse_search(read_form(FormData(sweep_of_command), {}))
+    values = new_sweep_pages.read_plan(FormData(form_of_sweep))
+    plan = new_sweep_pages.plan(values)
+    submissions = [
+        new_sweep_pages._submission("digits", SCHEMA, typed, values),
+        SweepSubmission(command=line, space=space, **plan),
+        SweepSubmission(agents=True, space={"lr": "0.1, 0.2"}, **plan),
+    ]
+    confirmed = [{"confirmed": sweep_submission.confirmation_of(each, 2)} for each in submissions]
     return {
         "POST /api/v1/runs": digits,
         "PATCH /api/v1/runs/{run_id}": {"note": "valid", "name": "valid"},
@@ -440,20 +460,10 @@ def _fields(side: Side, rows: Rows) -> dict[str, dict[str, Any]]:
         "POST /reports/{report_id}": report,
         "POST /reports/{report_id}/preview": report,
         "POST /sweeps/new": digits,
-        "POST /sweeps": digits
-        | form_of_sweep
-        | settings
-        | {"training.batch_size": "8, 16", "confirmed": "2"},
+        "POST /sweeps": sweep_of_recipe | confirmed[0],
         "POST /sweeps/new/command": command,
-        "POST /sweeps/command": command
-        | form_of_sweep
-        | {
-            "command.line": "python train.py {lr}",
-            "parameter.lr.kind": "number",
-            "parameter.lr.value": "0.1, 0.2",
-            "confirmed": "2",
-        },
-        "POST /sweeps/agents": form_of_sweep | {"settings": "lr = 0.1, 0.2", "confirmed": "2"},
+        "POST /sweeps/command": sweep_of_command | confirmed[1],
+        "POST /sweeps/agents": form_of_sweep | {"settings": "lr = 0.1, 0.2"} | confirmed[2],
         "POST /sweeps/{sweep_id}/metric": {"metric": "loss"},
         "POST /sweeps/{sweep_id}/extension": {"setting": "training.batch_size", "more": "32"},
         "POST /secrets": {"name": "VALID", "value": "valid secret"},

@@ -16,7 +16,7 @@ from db.runs import runs
 from db.settings import Settings
 from db.sweeps import sweeps
 from db.tables import CONTROL, SUBMIT, Run, User
-from tests.app.conftest import client_of
+from tests.app.conftest import client_of, find_confirmation
 from tests.app.sweeps.sweep_submission_made import finish
 from tests.marks import looped
 
@@ -286,8 +286,9 @@ def test_the_form_of_a_command_becomes_a_sweeps(browser: TestClient) -> None:
     counted = browser.post("/sweeps/command", data=FORM | {"key": key}).text
     assert "This queues <b>4 runs</b>, 2 at once" in counted
     assert browser.get("/api/v1/sweeps").json()["sweeps"] == []
+    confirmed = {"confirmed": find_confirmation(counted), "key": key}
     for _ in range(2):
-        begun = browser.post("/sweeps/command", data=FORM | {"confirmed": "4", "key": key})
+        begun = browser.post("/sweeps/command", data=FORM | confirmed)
         assert begun.headers["location"] == "/sweeps/1", begun.text
     sweep = browser.get("/api/v1/sweeps/1").json()
     assert sweep["space"] == {"lr": "0.1, 0.01", "batch": "16, 32"}
@@ -302,12 +303,12 @@ def test_the_form_of_a_command_becomes_a_sweeps(browser: TestClient) -> None:
     [
         (
             {"parameter.lr.value": "0.1, 2"},
-            "space.lr",
+            "config.lr",
             "2 is not valid; allowed: a number of at most 1",
         ),
-        ({"parameter.batch.value": "16, x"}, "space.batch", "x is not valid; allowed: a number"),
+        ({"parameter.batch.value": "16, x"}, "config.batch", "x is not valid; allowed: a number"),
         ({"parameter.opt.value": "lion"}, "config.opt", "one of adam, sgd"),
-        ({"parameter.lr.maximum": "much"}, "command.parameters.lr", "allowed: a number"),
+        ({"parameter.lr.maximum": "much"}, "config.lr", "allowed: a number"),
         ({"command.variables": "A"}, "command.variables", "allowed: NAME=value"),
         ({"runs": "many"}, "runs", "many is not valid; allowed: a whole number"),
         ({"at_once": ""}, "at_once", "it is empty; allowed: a whole number"),
@@ -318,7 +319,7 @@ def test_mistakes_appear_at_their_fields(
     browser: TestClient, changes: dict[str, str], path: str, message: str
 ) -> None:
     """The form is shown again with the entered values and the errors; nothing is begun."""
-    answer = browser.post("/sweeps/command", data=FORM | {"confirmed": "4"} | changes)
+    answer = browser.post("/sweeps/command", data=FORM | changes)
     assert answer.status_code == 422
     assert f'<a href="#{path}">' in answer.text
     assert message in answer.text.replace("&#39;", "'")

@@ -7,6 +7,7 @@ from starlette.testclient import TestClient
 
 from app.sweeps.new_agent_sweep_pages import _read
 from db.errors import Invalid
+from tests.app.conftest import find_confirmation
 from tests.marks import looped
 
 FORM = {
@@ -31,8 +32,9 @@ def test_a_sweep_for_agents_is_counted_then_begun(browser: TestClient) -> None:
     counted = browser.post("/sweeps/agents", data=FORM | {"key": key}).text
     assert "This offers <b>8 runs</b>." in counted
     assert browser.get("/api/v1/sweeps").json()["sweeps"] == []
+    confirmed = {"confirmed": find_confirmation(counted), "key": key}
     for _ in range(2):
-        begun = browser.post("/sweeps/agents", data=FORM | {"confirmed": "8", "key": key})
+        begun = browser.post("/sweeps/agents", data=FORM | confirmed)
         assert begun.headers["location"] == "/sweeps/1", begun.text
     sweep = browser.get("/api/v1/sweeps/1").json()
     assert sweep["source"] == "script"
@@ -83,7 +85,7 @@ def test_errors_stand_at_their_fields(
     browser: TestClient, changes: dict[str, str], field: str, message: str
 ) -> None:
     """The form is shown again with the entered values; nothing is begun."""
-    answer = browser.post("/sweeps/agents", data=FORM | {"confirmed": "8"} | changes)
+    answer = browser.post("/sweeps/agents", data=FORM | changes)
     assert answer.status_code == 422
     assert f'<a href="#{field}">' in answer.text
     assert f'id="{field}-error"' in answer.text
@@ -137,7 +139,7 @@ def test_what_a_database_cannot_store_is_rejected(
 ) -> None:
     """The error names the field, and no row is written."""
     settings = "lr = 0.1, 0.2"
-    data = FORM | {"settings": settings, "confirmed": "2"}
+    data = FORM | {"settings": settings}
     data[field] = f"{settings}\n{text}" if field == "settings" else text
     answer = browser.post("/sweeps/agents", data=data, follow_redirects=False)
     assert answer.status_code == 422

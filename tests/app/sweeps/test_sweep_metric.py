@@ -37,6 +37,9 @@ def test_a_metric_that_no_run_of_the_recipe_logged_is_a_warning(
     assert "has logged" not in browser.post("/sweeps", data=form).text
     log(database, submit(database, ada).id, val_accuracy=0.9, lr=0.1)
     assert f"{MEANT}Logged: lr, val/accuracy." in browser.post("/sweeps", data=form).text
+    unknown = browser.post("/sweeps", data=form | {"metric": "val/acuracy", "goal": ""}).text
+    assert '<a href="#metric">Metric</a>: No recent run of digits' in unknown
+    assert '<a href="#goal">Goal</a>: it is unknown whether a lower' in unknown
     assert "has logged" not in browser.post("/sweeps", data=form | {"metric": "lr"}).text
     begun = script.post("/api/v1/sweeps", json=SWEEP | {"metric": "val/acc"}).json()
     assert begun["warning"] == f"{MEANT}Logged: lr, val/accuracy."

@@ -13,7 +13,7 @@ from db.database import Database
 from db.sweeps import sweeps
 from db.tables import Run, Status, User
 from tests.app.compare.seeds_made import offer_seeds
-from tests.app.conftest import submit
+from tests.app.conftest import find_confirmation, submit
 from tests.app.sweeps.sweep_submission_made import begin, finish
 
 SWEEP: dict[str, Any] = {
@@ -133,18 +133,19 @@ def test_the_form_counts_before_it_queues(
     database: Database, offered: None, browser: TestClient
 ) -> None:
     """Lists in its fields are searched, others are one value; after the count it requests a
-    confirmation; changes are counted again; a repeated request begins one sweep."""
+    confirmation; any change is previewed again; a repeated request begins one sweep."""
     page = browser.get("/sweeps/new?recipe=digits").text
     key = re.findall(r'name="key" value="(\w+)"', page)[0]
     counted = browser.post("/sweeps", data=FORM | {"key": key}).text
     assert "This queues <b>4 runs</b>, 1 at once" in counted
-    assert 'name="confirmed" value="4"' in counted
     assert 'value="16, 32"' in counted
-    changed = FORM | {"confirmed": "4", "training.batch_size": "16", "key": key}
-    assert "This queues <b>2 runs</b>" in browser.post("/sweeps", data=changed).text
+    confirmed = {"confirmed": find_confirmation(counted), "key": key}
+    for change, runs in (({"training.batch_size": "16"}, 2), ({"metric": "val/acc"}, 4)):
+        page = browser.post("/sweeps", data=FORM | confirmed | change).text
+        assert f"This queues <b>{runs} runs</b>" in page
     assert browser.get("/api/v1/sweeps").json()["sweeps"] == []
     for _ in range(2):
-        begun = browser.post("/sweeps", data=FORM | {"confirmed": "4", "key": key})
+        begun = browser.post("/sweeps", data=FORM | confirmed)
         assert begun.headers["location"] == "/sweeps/1"
     sweep = browser.get("/api/v1/sweeps/1").json()
     assert sweep["space"] == {"training.batch_size": "16, 32", "training.fused": "true, false"}

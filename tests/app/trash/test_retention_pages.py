@@ -18,7 +18,7 @@ from db.runs.trash import DAY_SECONDS
 from db.settings import Settings
 from db.tables import AuditEvent, CheckpointFile, Status, User
 from tests.app.auth.permissions_made import script_of
-from tests.app.conftest import start_run, submit
+from tests.app.conftest import find_confirmation, start_run, submit
 from tests.db.files.checkpoints_made import make_saved
 from tests.marks import looped
 from tests.spool_made import checkpoint_of
@@ -46,10 +46,6 @@ def old(database: Database, ada: User, offered: None, settings: Settings) -> int
 def steps(database: Database, run_id: int) -> list[int]:
     with database.reading() as session:
         return sorted(row.step for row in checkpoints.of_run(session, run_id))
-
-
-def find_confirmation(page: str) -> str:
-    return page.partition('name="confirmed" value="')[2].partition('"')[0]
 
 
 def test_a_rule_is_previewed_before_it_is_set_and_then_acts(
