@@ -55,19 +55,6 @@ WHOLE_NUMBERS = {
 #: Path of a setting, with at most one group.
 PATH = re.compile(r"\w{1,100}(\.\w{1,100})?")
 FP32 = "modules.fp32"
-#: Labels of the form's fields in errors.
-RUN_TITLES = {
-    "name": "Name",
-    "tags": "Tags",
-    "project": "Project",
-    "nodes": "Nodes",
-    "devices_per_node": "Devices",
-    "priority": "Priority",
-    "preemptible": "Preemptible",
-    "after_id": "After run",
-    "recipe": "Recipe",
-    "preset": "Name of the preset",
-}
 #: filled_from: the run from which the form was prefilled.  initial: its values then, by form.js.
 RUN_FIELDS = ("name", "tags", "project", "preemptible", "filled_from", "initial", *WHOLE_NUMBERS)
 
@@ -304,7 +291,7 @@ def form(
         presets=presets.list_presets(session, projects, chosen["name"]) if chosen else [],
         values=dict.fromkeys((*RUN_FIELDS, "preset"), "") | values,
         errors=errors,
-        titles={field.path: field.title for field in config_schema.properties(schema)} | RUN_TITLES,
+        titles={field.path: field.title for field in config_schema.properties(schema)},
         refused=refused,
         largest_upload=weight_uploads.largest_bytes(context.request.app.state.settings),
     )

@@ -109,12 +109,11 @@ def _check_parent(
     lab = config.get("lab", {})
     if missing := [step for step in lab.get("checkpoints", ()) if int(step) not in steps]:
         message = f"{missing[0]} is not valid; run {parent_id} {has}"
-        raise Invalid({"config.lab.checkpoints": message})
+        raise Invalid({"lab.checkpoints": message})
     if lab.get("task", TRAIN) == TRAIN and config["training"]["steps"] <= parent_step:
-        message = (
-            f"{config['training']['steps']:,} is not beyond the checkpoint's step {parent_step:,}"
-        )
-        raise Invalid({"config.training.steps": message})
+        total = f"{config['training']['steps']:,} steps in all"
+        message = f"{total} are not beyond the checkpoint's step {parent_step:,}"
+        raise Invalid({"training.steps": message})
 
 
 def _show_fork(session: Session, parent_id: int, parent_step: int | None) -> None:

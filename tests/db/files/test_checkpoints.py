@@ -209,7 +209,10 @@ def test_the_last_checkpoint_before_a_spike_is_kept(database: Database, running:
     [
         ({"parent_step": 11}, "no checkpoint at step 11; run 1 has them at 10"),
         ({"recipe": "mlp"}, "mlp cannot start from a checkpoint of digits"),
-        ({"config": config(steps=10)}, "10 is not beyond the checkpoint's step 10"),
+        (
+            {"config": config(steps=10)},
+            "training.steps: 10 steps in all are not beyond the checkpoint's step 10",
+        ),
     ],
 )
 def test_a_fork_needs_a_checkpoint_that_fits(
