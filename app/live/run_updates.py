@@ -49,6 +49,7 @@ from halfstep.diagnosis.defect import Defect
 from halfstep.diagnosis.statements import text_of
 from halfstep.number_formats import count
 from halfstep.telemetry.plain_json import JsonObject
+from halfstep.telemetry.scaling_health import CALIBRATING_FOR
 
 #: Rows of the table of skipped steps; the API has all of them.
 SKIPS_SHOWN = 200
@@ -73,6 +74,7 @@ class SkippedStep:
     replay: dict[str, Any] | None  # event of the spool
     retry: dict[str, Any] | None  # event of the spool
     is_replaying: bool = False  # a replay is requested and not made yet
+    calibrated_scale: float | None = None  # of a skip of the calibration: the scale that it found
 
     @property
     def key(self) -> str:
@@ -381,12 +383,15 @@ def list_skipped_steps(
     shown = {skip.step for skip in skips}
     rows = artifacts.diagnoses(session, run_id, "replay", "retry", steps=shown)
     found = {(row.kind, row.step): row.content for row in rows}
+    is_early = any(step <= CALIBRATING_FOR for step in shown)
+    last = series.last_skip_of_calibration(session, run_id) if is_early else None
     return [
         SkippedStep(
             skip,
             found.get(("replay", skip.step)),
             found.get(("retry", skip.step)),
             skip.step in replaying,
+            last.scale_after if last and skip.step <= last.step else None,
         )
         for skip in skips
     ]

@@ -73,10 +73,10 @@ def new_run(
 ) -> Response:
     """Show the form, with the defaults or prefilled from another run.
 
-    step: start from this checkpoint of that run.  fp32: a module to run in fp32, compared with that
-    run and started from its last checkpoint before `before`, if any.  weights_step: start from the
-    weights of this step of that run.  changes: path=value in JSON, of changed settings.  preset:
-    prefill from this preset instead.
+    step: start from this checkpoint of that run.  before: or from its last checkpoint before this
+    step, if any.  fp32: a module to run in fp32, compared with that run.  weights_step: start from
+    the weights of this step of that run.  changes: path=value in JSON, of changed settings.
+    preset: prefill from this preset instead.
     """
     session = context.session
     if preset is not None:
@@ -105,7 +105,8 @@ def new_run(
         if fp32:
             config_schema.put(config, FP32, [*config_schema.get(config, FP32, []), fp32])
             values["compared_with"] = str(run.id)
-            step = checkpoints.newest_step(session, run.id, before=before) if before else None
+        if before is not None:
+            step = checkpoints.newest_step(session, run.id, before=before)
         if weights_step is not None:
             config["weights"] = {"run": run.id, "step": weights_step}
         if step is not None:

@@ -32,6 +32,7 @@ from db.telemetry.metric_blocks import News, Point
 from db.telemetry.pyramid import END
 from db.telemetry.step_rows import StepRow
 from halfstep.telemetry.plain_json import json_safe
+from halfstep.telemetry.scaling_health import CALIBRATING_FOR, find_settled_step
 
 SPARKLINE_POINTS = 60
 
@@ -231,6 +232,15 @@ def _skips_query(*, is_latest: bool) -> Select[ScalerEvent]:
     its = (ScalerEvent.run_id == bindparam("run_id"), ScalerEvent.kind == "skip")
     query = select(ScalerEvent).where(*its, step >= steps if is_latest else step.in_(steps))
     return query.order_by(step.desc(), ScalerEvent.optimizer).limit(bindparam("most"))
+
+
+def last_skip_of_calibration(session: Session, run_id: int) -> ScalerEvent | None:
+    """Return the last skip of the initial calibration of a run's scale; a fork has none."""
+    if session.get_one(Run, run_id).parent_id is not None:
+        return None
+    early = skips(session, run_id, steps=range(1, CALIBRATING_FOR + 1))
+    end = find_settled_step(CALIBRATING_FOR, sorted(skip.step for skip in early))
+    return next((skip for skip in early if end is None or skip.step < end), None)
 
 
 def first_skip_of_latest(session: Session, run_id: int, *, most: int) -> int:

@@ -164,7 +164,7 @@ def count(
     """
     last = skips[-1] if skips else last
     streaks = _streaks(skips)
-    settled_from = _find_settled_step(attempts, skips)
+    settled_from = find_settled_step(attempts, skips)
     first = max(attempts - SETTLED + 1, settled_from or attempts + 1, 1)
     return Figures(
         attempts=attempts,
@@ -195,7 +195,7 @@ def _streaks(skips: list[int]) -> list[int]:
     return lengths
 
 
-def _find_settled_step(attempts: int, skips: list[int]) -> int | None:
+def find_settled_step(attempts: int, skips: list[int]) -> int | None:
     """Return the first step after the search for a scale; None if it has not ended.
 
     In a run longer than the window it has ended, with or without a result.

@@ -85,6 +85,11 @@ const withValue = (field, text) => {
   return /^.[a-z]/.test(words) ? words.charAt(0).toLowerCase() + words.slice(1) : words
 }
 
+// The setting that a link leads to.
+const linked = document.getElementById(location.hash.slice(1))
+linked?.closest('details')?.setAttribute('open', '')
+linked?.focus()
+
 if (form) {
   form.addEventListener('input', showSettings)
   addEventListener('pageshow', showSettings) // a browser that goes back fills in what was typed

@@ -1,5 +1,6 @@
 """Findings on a run, on its page and in the API."""
 
+import re
 from typing import Any
 
 import pytest
@@ -7,10 +8,12 @@ from starlette.testclient import TestClient
 
 from app.live import run_updates
 from db.database import Database
+from db.files import checkpoints
 from db.queue import queue
 from db.settings import Settings
 from db.tables import ControlRequest, Diagnosis, Run, Status, User
 from tests.app.conftest import CONFIG, submit
+from tests.db.files.checkpoints_made import make_saved
 from tests.db.telemetry.telemetry_made import (
     make_headroom,
     make_histogram,
@@ -22,6 +25,7 @@ from tests.db.telemetry.telemetry_made import (
     make_steps,
     record,
 )
+from tests.spool_made import checkpoint_of
 
 
 def test_header_and_list_show_the_verdict(
@@ -86,7 +90,19 @@ def test_replay_that_is_not_exact_says_why(
     page = browser.get("/runs/1").text
     assert "Nothing overflowed this time." in page
     assert "Not exact: dropout draws anew" in page
-    assert 'href="/runs/new?from=1&amp;before=7">Fork before this step</a>' in page
+    assert "start from scale" in page
+    assert 'href="/runs/new?from=1&amp;set=scaler.init_scale=524288.0#scaler.init_scale"' in page
+    replay = make_replay(70, found=False, exact=False, notes=["dropout draws anew"])
+    record(database, running, events=[make_skip(70, "a.b"), replay])
+    page = browser.get("/runs/1").text
+    link = "/runs/new?from=1&before=70&set=diagnosis.replay_skips=100"
+    assert f'href="{link.replace("&", "&amp;")}#diagnosis.replay_skips">Fork before' in page
+    checkpoint = checkpoint_of(make_saved(40))
+    with database.writing() as session:
+        checkpoints.publish(session, running.id, 1, checkpoint, ["key-40"])
+    form = browser.get(link).text
+    assert 'name="parent_step" value="40"' in form
+    assert re.search(r'name="diagnosis.replay_skips"[^>]*value="100"', form)
 
 
 @pytest.mark.parametrize(
