@@ -152,9 +152,14 @@ class RunSummary(BaseModel):
         return self.status in ACTIVE
 
     @property
+    def reached(self) -> int:
+        """The last step; that of its checkpoint until a fork has its own."""
+        return max(self.step, self.parent_step or 0) if self.steps_total else self.step
+
+    @property
     def progress(self) -> float:
         """Progress in per cent."""
-        return 100 * min(self.step / self.steps_total, 1.0) if self.steps_total else 0.0
+        return 100 * min(self.reached / self.steps_total, 1.0) if self.steps_total else 0.0
 
     @property
     def is_watched(self) -> bool:

@@ -374,12 +374,16 @@ def test_no_name_is_markup_to_plotly(database: Database, running: Run, page: Pag
 def test_metrics_of_a_script_that_only_logs_are_not_written_over(
     database: Database, running: Run, page: Page
 ) -> None:
-    """The hint over empty axes disappears with the first metric, and is not on a page that is
-    opened later. A long name is cut, and complete in its tooltip.
+    """The hint lies over empty axes until the first metric, and is not on a page that is opened
+    later. A long name is cut, and complete in its tooltip.
     """
     page.goto("/runs/1")
     said = page.locator("[data-starting]")
     expect(said).to_contain_text("no step received yet")
+    box, panel = said.bounding_box(), page.locator("[data-hero] .chart-panel").first.bounding_box()
+    assert box
+    assert panel
+    assert panel["y"] < box["y"] < panel["y"] + panel["height"] - box["height"]
     name = "a" * 200
     record(database, running, events=[make_metric(step, 1.0, name) for step in (1, 2)])
     expect(said).to_be_hidden()

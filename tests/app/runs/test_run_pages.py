@@ -238,7 +238,9 @@ def test_parent_and_child_link_each_other(
     with database.writing() as session:
         checkpoints.publish(session, running.id, running.attempt, checkpoint_of(event), ["key"])
     fork = submit(database, ada, parent_id=running.id, parent_step=40)
-    assert 'from <a href="/runs/1">run 1</a>, step 40' in browser.get(f"/runs/{fork.id}").text
+    page = browser.get(f"/runs/{fork.id}").text
+    assert 'from <a href="/runs/1">run 1</a>, step 40' in page
+    assert 'data-fact="step">40</b>' in page  # its checkpoint's, until it has its own
     page = browser.get("/runs/1").text
     assert re.search(rf'Used by <a href="/runs/{fork.id}"\s+title="{fork.name}">', page)
 
