@@ -122,7 +122,9 @@ def labels_of(page: Page, selector: str) -> list[tuple[str, float, float, float]
 def test_gradients_stand_in_two_columns(
     database: Database, ada: User, offered: None, page: Page
 ) -> None:
-    """Labels are whole, do not meet and follow their lines; a row lifts its layer."""
+    """Labels and heads are whole, do not meet and follow their lines; a heat map has a color key; a
+    row lifts its layer.
+    """
     config = {**CONFIG, "diagnosis": {"histogram_every_steps": 100}}
     running = start_run(database, ada, config=config)
     names = [f"model.block.{n}.attention.input" for n in range(15)]
@@ -159,6 +161,12 @@ def test_gradients_stand_in_two_columns(
         expect(page.locator("#layers header")).to_contain_text("10 of 15 layers")
         page.locator("#layer-map").scroll_into_view_if_needed()
         page.wait_for_selector('#layer-map [data-drawn="2"]')
+        keys = page.locator(".chart-panel .ramp:visible").all_inner_texts()
+        ends = [key.split() for key in keys]
+        assert ends == [["0.0001", "%", "100", "%"], ["0", "16+"], ["1", "1.28"]]
+        cut = "all => all.filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.innerText)"
+        heads = page.locator(".chart-panel header:visible > :is(h2, h3, .cut)")
+        assert heads.evaluate_all(cut) == []
         rows = labels_of(page, "#layer-map .ytick text")
         assert len(rows) == 15
         left = page.locator("#layer-map").evaluate("e => e.getBoundingClientRect().left")

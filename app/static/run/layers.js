@@ -223,10 +223,12 @@ export const createLayers = (section, api) => {
   const plot = fittedPlot(/** @type {Found} */ (section.querySelector('[data-layers-plot]')), (wanted, colors) => {
     const figure = layersFigure(wanted, colors)
     shown.hidden = figure.data.length === wanted.layers.length
-    shown.querySelector('a').textContent = `${figure.data.length} of ${wanted.layers.length} layers`
+    shown.querySelector('a').textContent =
+      `${figure.data.length} of ${wanted.layers.length} layers, from the largest norm to the smallest`
     return figure
   })
   const map = createRowsMap(page.querySelector('#layer-map'), '[data-map-plot]')
+  const ends = page.querySelectorAll('#layer-map .ramp span')
   /** @type {LayerNorms|null} */
   let found = null
   /** @type {string|undefined} */
@@ -247,6 +249,9 @@ export const createLayers = (section, api) => {
     const { steps, layers, norms } = found
     if (!steps.length) return
     draw()
+    positiveExtent(norms.flat().map(drawable)).forEach((norm, i) => {
+      ends[i].textContent = number(norm)
+    })
     map.draw({
       steps,
       rows: layers,
