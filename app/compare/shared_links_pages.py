@@ -45,8 +45,9 @@ def make_link(
     ids: list[int] = []
     if report_id is None:
         ids = check_shareable(session, as_run_ids("runs", runs, most=MOST_RUNS))
+        subject = "Comparison" if len(ids) > 1 else session.get_one(Run, ids[0]).name
     else:
-        reports.check_shareable(session, report_id)
+        subject = reports.check_shareable(session, report_id).title
     secret, errors = "", dict[str, str]()
     try:
         secret, _link = shared_links.make(
@@ -63,6 +64,7 @@ def make_link(
         sharing=sharing,
         errors=errors,
         back=sharing["back"],
+        subject=subject,
     )
 
 

@@ -206,6 +206,7 @@ def test_links_are_made_by_those_who_may(
     other = submit(database, ada)
     client = browser_of(app, database, member)
     page = client.post("/links", data={"runs": str(run.id), "days": "30"}).text
+    assert f'<a class="crumb" href="/runs/{run.id}">{run.name}</a><h1>Share</h1>' in page
     assert 'class="secret">http://localhost/shared#' in page
     panel = client.get(f"/runs/{run.id}").text.partition("Share…")[2].partition("</details>")[0]
     assert "/links/1/revocation" in panel
