@@ -124,6 +124,15 @@ def test_what_is_changed_is_marked_as_it_is_typed(offered: None, page: Page) -> 
     )
 
 
+def test_a_link_to_a_setting_shows_it(offered: None, page: Page) -> None:
+    """Its group is open, and the field is marked as changed and has the focus."""
+    setting = "scaler.init_scale"
+    page.goto(f"/runs/new?recipe=digits&set={setting}=65536#{setting}")
+    expect(page.get_by_label("Initial scale")).to_be_focused()
+    expect(page.get_by_label("Initial scale")).to_be_in_viewport()
+    expect(page.locator(".field.changed")).to_contain_text("Default: 16777216")
+
+
 def test_the_command_follows_the_form(offered: None, page: Page) -> None:
     """The command submits the same run, with the options that differ from the recipe's defaults."""
     page.goto("/runs/new?recipe=digits")
