@@ -60,9 +60,10 @@ def find_warning(session: Session, metric: str, recipe: str, line: str, own: lis
         return ""
     runs = "this sweep" if own else recipe or default_name(line)
     more = f", … ({len(known)})" if len(known) > LISTED else ""
+    meant = did_you_mean(metric, known)
     return (
-        f"No recent run of {runs} has logged {metric[:METRIC_CHARACTERS]}; "
-        f"{did_you_mean(metric, known)}Logged: {', '.join(known[:LISTED])}{more}."
+        f"No recent run of {runs} has logged {metric[:METRIC_CHARACTERS]}"
+        f"{'; ' + meant if meant else '. '}Logged: {', '.join(known[:LISTED])}{more}."
     )
 
 
