@@ -80,7 +80,7 @@ def create_app(settings: Settings, database: Database) -> FastAPI:
     app.state.active_requests = ActiveRequests(database)
     app.state.request_metrics = RequestMetrics()
     app.state.assets = assets.Assets(settings.path_prefix)
-    app.state.shows_folder = False  # `halfstep show`: only runs of a folder, to be viewed
+    app.state.shown_folder = None  # the Mirror of `halfstep show`: its runs can only be viewed
     app.add_middleware(http_errors.Failures)
     app.add_middleware(DamageHeader)
     app.add_middleware(Compact)

@@ -9,8 +9,9 @@ import socket
 import tempfile
 import threading
 import webbrowser
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +29,9 @@ from halfstep.api_client.errors import ApiError
 from halfstep.cli.output import print_result, say
 from halfstep.process import close_to_others
 from halfstep.telemetry.ingest import Ingest
-from halfstep.telemetry.sender import RunSending
+from halfstep.telemetry.run_folder import read_run
+from halfstep.telemetry.sender import RunSending, describe
+from halfstep.telemetry.spool import spool_files
 from halfstep.telemetry.upload import run_folders
 
 HOST = "127.0.0.1"
@@ -67,7 +70,6 @@ def show(
         database = open_database(settings)
         database.migrate()
         server = make_server(settings, database)
-        server.app.state.shows_folder = True
         handle_signals(server)
         with database.writing() as session:
             viewer = accounts.make_user(session, "viewer")
@@ -77,9 +79,9 @@ def show(
             owner = accounts.make_user(session, "halfstep show", is_admin=True)
             token, _row = accounts.make_api_token(session, owner, "show", WRITE)
         credentials = Credentials(f"http://{HOST}:{settings.port}", token)
-        with Mirror(folder, credentials, database, viewer.id).following():
-            runs = "1 run" if count == 1 else f"{count} runs"
-            text = f"\n  {runs} of {folder}: {link}\n\n  Read-only. Ctrl-C ends it.\n"
+        mirror = server.app.state.shown_folder = Mirror(folder, credentials, database, viewer.id)
+        with mirror.following():
+            text = f"\n  {_count(count)} of {folder}: {link}\n\n  Read-only. Ctrl-C ends it.\n"
             print_result({"link": link}, text, as_json=False)
             if opens and any(os.environ.get(display) for display in DISPLAYS):
                 webbrowser.open(link)
@@ -92,6 +94,18 @@ def _settings(data: Path, port: int) -> Settings:
     return Settings(data=data, host=HOST, port=port, **own)  # type: ignore[arg-type]
 
 
+def _spool_bytes(folder: Path) -> int:
+    """Return the size of a run's spool; 0 if it cannot be read."""
+    try:
+        return sum(path.stat().st_size for path in spool_files(folder / "spool"))
+    except OSError:
+        return 0
+
+
+def _count(runs: int) -> str:
+    return "1 run" if runs == 1 else f"{runs} runs"
+
+
 class Mirror:
     """Sends the server the data of a folder's runs that it lacks."""
 
@@ -100,9 +114,20 @@ class Mirror:
     ) -> None:
         self._folder, self._server = folder, server
         self._database, self._viewer_id = database, viewer_id
+        self._runs = run_folders(folder)
         self._sendings: dict[Path, RunSending] = {}
+        self._read: set[Path] = set()  # runs that have been read to their end once
         self._complaints: set[str] = set()
         self._stopping = threading.Event()
+
+    @property
+    def progress(self) -> str:
+        """Which runs are being read, and how many have been; "" if all have been."""
+        read = len(self._read.intersection(self._runs))
+        if read == len(self._runs):
+            return ""
+        done = "1 is complete" if read == 1 else f"{read} are complete"
+        return f"{_count(len(self._runs))} of {self._folder}: {done}"
 
     @contextmanager
     def following(self) -> Iterator[None]:
@@ -119,26 +144,47 @@ class Mirror:
         with Ingest(self._server) as ingest:
             while not self._stopping.is_set():
                 try:
-                    for folder in run_folders(self._folder):
-                        if not self._stopping.is_set():
-                            self._send(folder, ingest)
-                    self._let_view()
+                    self._runs = run_folders(self._folder)
+                    self._send_all(ingest)
                 except Exception as error:  # a folder or database that is away; tried again
                     self._complain(f"{self._folder}: {type(error).__name__}: {error}")
                 self._stopping.wait(POLL_SECONDS)
 
-    def _send(self, folder: Path, ingest: Ingest) -> None:
-        sending = self._sendings.get(folder) or RunSending(
+    def _send_all(self, ingest: Ingest) -> None:
+        """List new runs by their start, then send what they hold, small ones first."""
+        new = [folder for folder in self._runs if folder not in self._sendings]
+        for folder in new:
+            self._try(folder, partial(self._list, folder, ingest))
+        if new:
+            self._let_view()
+        unread = [folder for folder in self._runs if folder not in self._read]
+        for folder in (*sorted(unread, key=_spool_bytes), *self._read.intersection(self._runs)):
+            self._try(folder, partial(self._send, folder))
+
+    def _list(self, folder: Path, ingest: Ingest) -> None:
+        ingest.open(describe(folder, read_run(folder).attempts[0].attempt))
+        self._sendings[folder] = RunSending(
             folder, ingest, self._complain, remembers=False, sidecar_seconds=0.0
         )
-        self._sendings[folder] = sending
-        try:
+
+    def _send(self, folder: Path) -> None:
+        if sending := self._sendings.get(folder):
             sending.send()
+            self._read.add(folder)
+
+    def _try(self, folder: Path, action: Callable[[], None]) -> None:
+        if self._stopping.is_set():
+            return
+        try:
+            action()
         except ApiError as error:
-            if error.status:  # 0: the server is about to start, or stops
-                self._complain(f"{folder}: {error}")
+            if not error.status:  # the server is about to start, or stops
+                return
+            self._complain(f"{folder}: {error}")
+            self._read.add(folder)
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             self._complain(f"{folder} cannot be read: {error}")
+            self._read.add(folder)
 
     def _let_view(self) -> None:
         """Let the viewer see the projects of all runs."""

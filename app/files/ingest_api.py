@@ -210,8 +210,11 @@ async def send_sidecar_spool(position: AtPosition, request: Request, body: Piece
 
 
 async def _take(request: Request, position: SpoolPosition, body: bytes) -> Position:
+    state = request.app.state
+
     def work() -> int:
-        return pieces.take_spool(request.app.state.database, position, _unpack(request, body))
+        piece, at_once = _unpack(request, body), state.shown_folder is not None
+        return pieces.take_spool(state.database, position, piece, at_once=at_once)
 
     return Position(sequence=position.sequence, offset=await ingesting(request, work))
 

@@ -122,7 +122,7 @@ def page(
         path=request.url.path,
         root=prefix,
         damage=damage.describe_collected(),
-        shows_folder=request.app.state.shows_folder,
+        shown_folder=request.app.state.shown_folder,
         **values,
     )
     return HTMLResponse(with_prefix(text, prefix), status_code=status_code)

@@ -73,6 +73,8 @@ class ActiveRequest:
             return True
         if now is None or not now.covers(self.grants):
             return False
+        if self.kind == STREAM and now.projects != self.grants.projects:
+            return False  # its browser reconnects, and gets runs of the new projects too
         permission = (
             Permission.DOWNLOAD_FILES if self.kind in (DOWNLOAD, EXPORT) else Permission.VIEW_RUN
         )

@@ -93,7 +93,7 @@ class RunSending:
             if number not in self._sendings:
                 self._sendings[number] = AttemptSending(
                     AttemptFiles(self.folder, number),
-                    partial(_describe, self.folder, number),
+                    partial(describe, self.folder, number),
                     partial(lives, attempt),
                     self._ingest,
                     self._say,
@@ -404,7 +404,7 @@ class SpoolSending:
         return self._ingest.put_spool(recorded, self._writer, here, data)
 
 
-def _describe(folder: Path, number: int) -> dict[str, Any]:
+def describe(folder: Path, number: int) -> dict[str, Any]:
     """Return an attempt's description for the server, within the server's limits."""
     run = read_run(folder)
     [attempt] = [entry for entry in run.attempts if entry.attempt == number]

@@ -16,9 +16,10 @@ from starlette.testclient import TestClient
 
 from app import dependencies
 from app.http import active_requests
+from app.http.active_requests import DOWNLOAD, STREAM
 from app.http.credentials import cookie_name
 from db.access import accounts, projects
-from db.access.permissions import MEMBER
+from db.access.permissions import MEMBER, PERMISSIONS_OF, Grants
 from db.database import Database
 from db.settings import Settings
 from db.tables import ApiToken, Run, User
@@ -256,3 +257,16 @@ def _client_of(app: FastAPI, headers: dict[str, str], address: str = "192.0.2.1"
         return str(client)
 
     return asyncio.run(wait())
+
+
+@pytest.mark.one_database
+def test_a_stream_begins_again_when_its_user_sees_another_project() -> None:
+    """Its browser reconnects and gets runs of that project too; a download goes on."""
+    before, now = (
+        Grants(1, False, dict.fromkeys(names, PERMISSIONS_OF[MEMBER]))
+        for names in ((PROJECT,), (PROJECT, "speech"))
+    )
+    for kind, is_allowed in ((STREAM, False), (DOWNLOAD, True)):
+        request = active_requests.ActiveRequest(grants=before, kind=kind)
+        assert request.is_allowed(before, PROJECT)
+        assert request.is_allowed(now, PROJECT) is is_allowed
