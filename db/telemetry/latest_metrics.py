@@ -89,6 +89,8 @@ class NamesPage(NamedTuple):
     total: int  # names on all pages
     every: int  # names of the run
     next: str | None  # None on the last page
+    before: int  # names on earlier pages
+    previous: str | None  # what the page before comes after; None on the first page
 
 
 def page_of_names(
@@ -116,12 +118,16 @@ def page_of_names(
         query = query.where(column.icontains(word, autoescape=True))
     total = session.scalar(select(func.count()).select_from(query.subquery())) if search else every
     found = sorted(session.scalars(query), key=natural_key) if limit else []
-    matching = found[bisect_right(found, natural_key(after), key=natural_key) if after else 0 :]
+    before = bisect_right(found, natural_key(after), key=natural_key) if after else 0
+    matching = found[before:]
+    previous = found[before - limit - 1] if before > limit else ""
     further = matching[limit - 1] if 0 < limit < len(matching) else None
     there = session.scalars(of_runs.where(column.in_(named))) if named else ()
     names = matching[:limit]
     shown = sorted({*names, *there}, key=natural_key)
-    return NamesPage(shown, names, total or 0, every, further)
+    return NamesPage(
+        shown, names, total or 0, every, further, before, previous if before else None
+    )
 
 
 def losses(session: Session, run_id: int, *, most: int) -> list[str]:

@@ -134,7 +134,10 @@ def test_a_metric_in_view_is_live(database: Database, many: Run, page: Page) -> 
 def test_a_search_filters_panels_and_table(
     database: Database, ada: User, many: Run, page: Page
 ) -> None:
-    """Panels are filtered while the user types, and by the URL; pinned metrics are always shown."""
+    """Panels are filtered while the user types, and by the URL; pinned metrics are always shown.
+
+    The table has pages, and the rows of the shown one are live.
+    """
     search = page.get_by_role("searchbox", name="Search metrics by name")
     search.press_sequentially("UNIT07")
     expect(page.locator("[data-metric-count]")).to_have_text("40 of 2,000 metrics")
@@ -164,6 +167,14 @@ def test_a_search_filters_panels_and_table(
     expect(rows).to_have_count(MOST_SHOWN)
     log(database, many, 4)
     expect(rows.last).to_contain_text("-0.0004938")
+    table = page.locator("[data-metric-table]")
+    table.get_by_role("link", name="Next").click()
+    expect(table).to_contain_text("101–200 of 2,000 metrics")
+    expect(rows.first).to_contain_text(NAMES[100])
+    log(database, many, 5)
+    expect(rows.first).to_contain_text("-0.0006172")
+    table.get_by_role("link", name="Previous").click()
+    expect(rows.first).to_contain_text(NAMES[0])
 
 
 def test_folded_sections_request_nothing(many: Run, page: Page, asked: list[str]) -> None:

@@ -1,4 +1,5 @@
-// The table of metrics. Of many metrics it has those that match the search, and is up to date while it is in view.
+// The table of metrics. Of many metrics it has a page of those that match the search, and is up to date while it is
+// in view.
 import { insisted } from 'http'
 import { mergeRows } from 'rows'
 import { addressOf } from 'url_state'
@@ -17,14 +18,18 @@ export const createMetricTable = (article, view, { metricQuery, onceReached }, o
   /** Rows that came since the newest request. @type {any[]} */
   const received = []
   let [isInView, searched, timer] = [false, view.search ?? '', 0]
+  /** The page comes after this name. */
+  let after = new URLSearchParams(location.search).get('metric_after') ?? ''
   let requests = 0
   const refresh = async () => {
+    if (searched !== (view.search ?? '')) after = ''
     searched = view.search ?? ''
     onNeed() // first, so that nothing is lost between the two
     received.length = 0
     const number = ++requests
     const address = new URL(location.href)
     address.searchParams.set('metric_search', searched)
+    address.searchParams.set('metric_after', after)
     const page = await (await insisted(addressOf(address))).text()
     const fresh = new DOMParser().parseFromString(page, 'text/html')
     const show = () => {
@@ -48,9 +53,17 @@ export const createMetricTable = (article, view, { metricQuery, onceReached }, o
     update()
   }).observe(box)
   article.querySelector('[data-metric-search]')?.addEventListener('input', update)
+  box.addEventListener('click', async (event) => {
+    const link = event.target.closest('[data-after]')
+    if (!link) return
+    event.preventDefault()
+    after = link.dataset.after
+    await refresh()
+    box.querySelector('[data-fragment=metrics]').focus({ preventScroll: true })
+  })
   return {
     /** Return the stream's parameters. @returns {Record<string, string>} */
-    query: () => (isInView ? { metric_search: searched, metric_limit: '100' } : {}),
+    query: () => (isInView ? { metric_search: searched, metric_after: after, metric_limit: '100' } : {}),
     /** @param {any} changed rows, as mergeRows takes them */
     merge: (changed) => {
       received.push(changed)
