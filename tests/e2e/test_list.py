@@ -92,7 +92,7 @@ def test_the_list_is_filtered_sorted_and_configured_by_keyboard(
     page.get_by_role("button", name="Apply", exact=True).click()
     page.wait_for_url("**columns=*")
     heads = page.locator("thead th").all_inner_texts()
-    place = heads.index("Skipped") + 1
+    place = heads.index("Status") + 1
     assert [head.strip() for head in heads[place : place + 2]] == ["val/accuracy", "batch_size"]
     assert "Tags" not in heads
     row = page.locator('[data-key="1"]')

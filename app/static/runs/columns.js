@@ -5,6 +5,8 @@ import { root } from 'root'
 const form = document.querySelector('[data-columns-form]')
 const choices = form?.querySelector('[data-choices]')
 const own = form?.querySelector('[data-own]')
+/** Where columns are added: in sight at any width, next to the status. */
+const place = choices?.children[1]
 
 /** Name the ticked columns in the address; the name comes first in any case. */
 const write = () => {
@@ -21,11 +23,29 @@ const move = (choice, step, button) => {
   write()
 }
 
-/** Add a setting or a metric where those that are shown by default stand: in sight, after the run's state. */
+/** Why there is no such setting or metric, with the nearest name; empty if there is. @param {string} name */
+const mistakeIn = async (name) => {
+  const answer = await fetched(`${root}/runs?${new URLSearchParams({ columns: name })}`)
+  const page = new DOMParser().parseFromString(await answer.text(), 'text/html')
+  return page.querySelector('#filter-status .warn')?.textContent ?? ''
+}
+
+/** Resolves to whether the last name exists, once it is added. */
+let added = Promise.resolve(true)
 const add = () => {
   const name = own.value.trim().replaceAll(',', '')
-  if (!name) return
+  own.value = ''
+  if (name) added = added.then(() => addColumn(name))
+}
+
+/** Add a setting or a metric, for which columns without room are left out. @param {string} name */
+const addColumn = async (name) => {
   const known = choices.querySelector(`[data-choice="${CSS.escape(name)}"]`)
+  const mistake = known ? '' : await mistakeIn(name)
+  form.querySelector('[data-own-error]').textContent = mistake
+  if (mistake) own.value ||= name
+  if (mistake) return false
+  for (const out of choices.querySelectorAll('[data-no-room] input')) out.checked = false
   const choice = known ?? choices.firstElementChild.cloneNode(true)
   if (!known) {
     choice.dataset.choice = name
@@ -37,10 +57,11 @@ const add = () => {
   }
   const box = choice.querySelector('input')
   Object.assign(box, { checked: true, value: name })
-  choices.querySelector('[data-choice=precision]').before(choice)
+  choice.removeAttribute('data-no-room')
+  choices.insertBefore(choice, place)
   choice.scrollIntoView({ block: 'nearest' })
-  own.value = ''
   write()
+  return true
 }
 
 /** Settings and metrics to choose from. */
@@ -72,8 +93,11 @@ if (form) {
     event.preventDefault()
     add()
   })
-  form.addEventListener('submit', () => {
-    if (own.value.trim()) add()
+  form.addEventListener('submit', async (event) => {
+    event.preventDefault()
+    add()
+    if (await added) form.submit()
+    else added = Promise.resolve(true)
   })
   own.addEventListener('focus', offer, { once: true })
 }
