@@ -88,6 +88,7 @@ def test_the_list_is_filtered_sorted_and_configured_by_keyboard(
         own.fill(name)
         own.press("Enter")
     page.get_by_label("Tags", exact=True).uncheck()
+    page.get_by_label("Steps/s", exact=True).check()
     page.get_by_role("button", name="val/accuracy further left").click()
     page.get_by_role("button", name="Apply", exact=True).click()
     page.wait_for_url("**columns=*")
