@@ -31,7 +31,7 @@ RULE: dict[str, Any] = {
     **{"scope": rules.MINE, "condition": "", "value": "", "metric": ""},
     **{"run_id": "", "project": "", "channels": None},
 }
-CHANNEL = {"kind": channels.WEBHOOK, "name": ""}
+CHANNEL = {"kind": channels.WEBHOOK, "name": "", "address": ""}
 
 
 @dataclass
@@ -140,13 +140,12 @@ def make_channel(
     address: Annotated[str, Form()] = "",
 ) -> Response:
     """Create a channel; a webhook's secret is shown once."""
-    fields = {"kind": kind, "name": name}
+    fields = {"kind": kind, "name": name, "address": address}
     try:
         key_file = context.settings.secrets_key
-        checked = {**fields, "address": address, "forbidden": forbidden}
+        checked = {**fields, "forbidden": forbidden}
         _row, secret = channels.make(context.session, key_file, context.user, **checked)
     except Invalid as error:
-        # The address may be a secret, so the form does not repeat it.
         entered = Entered(channel=fields, errors=error.errors)
         return _alerts(context, entered)
     if secret:

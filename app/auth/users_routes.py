@@ -136,7 +136,8 @@ def post_invitation(
             user = people.invite(context.session, name, project=project, role=role)
             token = accounts.make_link_token(context.session, user)
     except Invalid as error:
-        return _people(context, name=name, errors=error.errors)
+        typed = {"name": name, "role": role, "project": project}
+        return _people(context, typed=typed, errors=error.errors)
     return _people(context, invited=user.name, token=token)
 
 
@@ -159,7 +160,7 @@ def change(
 def _people(
     context: Context,
     *,
-    name: str = "",
+    typed: dict[str, str] | None = None,
     invited: str = "",
     token: str = "",
     errors: dict[str, str] | None = None,
@@ -170,7 +171,7 @@ def _people(
         people=people.list_people(context.session),
         projects=[row.name for row in projects.list_projects(context.session)],
         roles=ROLES,
-        name=name,
+        typed=typed or {"role": MEMBER},
         invited=invited,
         link=f"{public_address(context.request)}/?token={token}" if token else "",
         errors=errors,

@@ -258,10 +258,9 @@ def post_role(
     """Grant a user a role in a project."""
     try:
         projects.set_role(context.session, people.named(context.session, user), project, role)
-    except Invalid as error:
-        return _projects(context, errors=error.errors, at=project)
-    except NotFound as error:
-        return _projects(context, errors={"user": str(error)}, at=project)
+    except (Invalid, NotFound) as error:
+        errors = error.errors if isinstance(error, Invalid) else {"user": str(error)}
+        return _projects(context, errors=errors, at=project, typed={"user": user, "role": role})
     return context.redirect("/projects", "The role is granted.")
 
 

@@ -46,6 +46,7 @@ def test_rules_and_channels_are_made_switched_and_deleted(
         "/alerts/channels", data={"kind": "webhook", "address": URL, "name": "ops"}
     )
     assert "is already one of your channels" in again.text
+    assert f'value="{URL}"' in again.text  # what was typed
     assert browser.get("/alerts/channels").headers["location"] == "/alerts#channels"
     rule = {"scope": "run", "run_id": "1", "condition": "scale_below", "value": "1", "channel": "1"}
     assert post(browser, "/alerts/rules", **rule) == 303
@@ -72,7 +73,7 @@ def test_rules_and_channels_are_made_switched_and_deleted(
 
 
 def test_errors_appear_at_their_fields(browser: TestClient) -> None:
-    """Input is preserved, except a URL, which may be a secret."""
+    """Input is preserved, and no browser stores a URL of it."""
     wrong: list[tuple[str, dict[str, Any], str]] = [
         ("rules", {"scope": "run", "run_id": "x", "condition": "ended"}, "'x' is not valid"),
         ("rules", {"scope": "all", "condition": "loss_above", "value": "y"}, "'y' is not valid"),
@@ -84,7 +85,8 @@ def test_errors_appear_at_their_fields(browser: TestClient) -> None:
         answer = browser.post(f"/alerts/{kind}", data=fields)
         assert answer.status_code == 422
         assert message in answer.text.replace("&#39;", "'")
-        assert "hush" not in answer.text
+        assert fields.get("address", "") in answer.text
+        assert answer.headers["Cache-Control"] == "no-store"
     assert browser.get("/alerts?run=%22%3E%3Cscript%3E").text.count("<script>") == 0
 
 

@@ -38,6 +38,9 @@ def test_an_admin_invites_and_removes_users(
     assert "Send Bob this link" in page.text
     token = page.text.partition("token=")[2].partition('"')[0].partition("<")[0]
     assert "token=" not in browser.get("/people").text
+    refused = browser.post("/people", data={"name": "bob", "role": "viewer"}).text
+    assert 'value="bob"' in refused
+    assert "<option selected>viewer</option>" in refused
     assert stranger.post("/", data={"token": token}).headers["location"] == "/runs"
     assert stranger.get("/runs").status_code == 200
     assert stranger.get("/people").status_code == 403
