@@ -59,15 +59,10 @@ export const createRunPanel = (element, { view, runsOf = (_, runs) => runs, onPo
       const cell = values.children[i].lastElementChild
       if (cell.innerHTML !== text) cell.innerHTML = text
     })
-    // Where a panel has no room for labels, the numbers of the runs stand for them in all panels.
-    const panels = /** @type {Found} */ (element.parentElement)
+    // Where a panel has no room for labels, the numbers of the runs stand for them.
     if (!isNew) return
-    panels.classList.remove('numbered')
-    const legends = [...panels.querySelectorAll('[data-values]')]
-    panels.classList.toggle(
-      'numbered',
-      legends.some((each) => each.scrollHeight > each.clientHeight),
-    )
+    element.classList.remove('numbered')
+    element.classList.toggle('numbered', values.scrollHeight > values.clientHeight)
   }
   /** The run that is pointed at is seen before the others. */
   const arrange = () => {
