@@ -21,6 +21,7 @@ from app.telemetry import precision_plans
 from app.telemetry.precision_plans import Measurement
 from db.access.permissions import Permission
 from db.runs import runs
+from db.sweeps import sweeps
 from db.tables import PRECISION_PLAN
 from db.telemetry import series
 
@@ -63,8 +64,11 @@ def show_plan(run_id: RunId, context: Context) -> HTMLResponse:
     may_queue = (
         run.task == PRECISION_PLAN and Permission.SUBMIT_RUN in context.principal.permissions(run)
     )
+    known = sweeps.earlier_metrics(context.session, run.recipe, "") if may_queue else []
+    logged = [name for name in known if name != sweeps.LOSS and not name.startswith("run/")]
     return context.render(
         "precision/plan.html",
+        metrics=[(sweeps.LOSS, "Last loss"), *((name, name) for name in logged)],
         may_queue=may_queue,
         run=summarise(context.session, run, owner, context.settings),
         config=run.config,

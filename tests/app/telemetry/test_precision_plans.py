@@ -16,7 +16,7 @@ from db.database import Database
 from db.files import checkpoints
 from db.queue import claims, queue, workers
 from db.runs import runs, trash
-from db.tables import AuditEvent, CheckpointFile, Diagnosis, LogLine, Run, Status, User
+from db.tables import AuditEvent, CheckpointFile, Diagnosis, LatestMetric, LogLine, Run, Status, User
 from halfstep.client import Client
 from halfstep.config_groups import RecipeConfig
 from halfstep.run_config import config_model, config_schema
@@ -209,8 +209,13 @@ def test_plan_of_the_api(database: Database, planned: Run, browser: TestClient) 
     assert browser.get("/api/v1/runs/99/precision-plan").status_code == 404
 
 
-def test_page_of_a_plan(planned: Run, browser: TestClient) -> None:
-    """Its points with bounds, how costs were found, and the modules with what is unknown."""
+def test_page_of_a_plan(planned: Run, database: Database, browser: TestClient) -> None:
+    """Its points with bounds, how costs were found, and the modules with what is unknown.
+
+    Its runs can be compared by each metric that runs of the recipe have logged.
+    """
+    with database.writing() as session:
+        session.add(LatestMetric(run_id=1, name="val/accuracy", step=1, value=0.5))
     page = " ".join(browser.get(f"/runs/{planned.id}/precision-plan").text.split())
     assert FASTEST in page
     assert "predicted for a GPU from counted operations" in page
@@ -218,6 +223,8 @@ def test_page_of_a_plan(planned: Run, browser: TestClient) -> None:
     assert page.count('"bounds">outside</td>') == 1
     assert ">NaN</td>" in page  # the cosine of a gradient that overflows
     assert "<code>model.head</code>" in page
+    choices = page.partition('name="metric"')[2].partition("</select>")[0]
+    assert re.findall('value="(.*?)"', choices) == ["loss", "val/accuracy"]
     run_page = browser.get("/runs/1?tab=gradients").text
     assert f"/runs/{planned.id}/precision-plan" in run_page
 
