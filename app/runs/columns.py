@@ -102,7 +102,12 @@ def chosen(text: str) -> list[Column]:
             text = f"{name[:100]!r} has {len(name)} characters; allowed: at most {NAME_CHARACTERS}"
             raise Invalid({"columns": text})
     names = ["name", *(name for name in names if name != "name")]
-    return [BUILT_IN.get(name) or Column(name, name, name, "number") for name in names]
+    return [BUILT_IN.get(name) or Column(name, _label(name), name, "number") for name in names]
+
+
+def _label(name: str) -> str:
+    """Return the header of a setting or a metric; both names of the learning rate have one."""
+    return "lr" if name == "learning_rate" else name
 
 
 def usual(some_runs: Sequence[Run], metrics: Sequence[str]) -> list[Column]:

@@ -1,6 +1,6 @@
 """The columns of the list of runs."""
 
-from app.runs.columns import usual
+from app.runs.columns import chosen, usual
 from db.tables import Run
 from tests.app.conftest import CONFIG
 
@@ -26,6 +26,7 @@ def test_the_usual_columns_go_by_the_listed_runs() -> None:
         metrics=("val/accuracy", "loss", "loss", "val/accuracy", "val/accuracy"),
     )
     assert [name for name in shown if name not in plain] == ["val/accuracy", "learning_rate"]
+    assert [column.label for column in chosen("lr,learning_rate")[1:]] == ["lr", "lr"]
     assert [*names(run(seed=1, steps=5), run(seed=2, steps=9))] == plain
     odd = names(run(), metrics=("a, b", "step"))  # a comma would be two columns
     assert [name for name in odd if name not in plain] == ["metrics.step"]

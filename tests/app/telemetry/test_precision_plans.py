@@ -16,7 +16,16 @@ from db.database import Database
 from db.files import checkpoints
 from db.queue import claims, queue, workers
 from db.runs import runs, trash
-from db.tables import AuditEvent, CheckpointFile, Diagnosis, LatestMetric, LogLine, Run, Status, User
+from db.tables import (
+    AuditEvent,
+    CheckpointFile,
+    Diagnosis,
+    LatestMetric,
+    LogLine,
+    Run,
+    Status,
+    User,
+)
 from halfstep.client import Client
 from halfstep.config_groups import RecipeConfig
 from halfstep.run_config import config_model, config_schema
