@@ -112,10 +112,12 @@ export const chosenRange = (name, view, linesOf, stretch, isLog) => {
 export const logTicks = (low, high) => {
   if (!(low > 0 && low <= high)) return []
   const [first, last] = [Math.floor(Math.log10(low)), Math.ceil(Math.log10(high))]
-  const every = Math.max(1, Math.ceil((last - first) / LOG_LABELS))
+  const most = Math.max(1, Math.ceil((last - first) / LOG_LABELS))
   const powers = Array.from({ length: last - first + 1 }, (_, i) => first + i)
   const candidates = [
-    powers.filter((power) => power % every === 0).map((power) => 10 ** power),
+    ...Array.from({ length: most }, (_, i) => powers.filter((power) => power % (most - i) === 0)).map((some) =>
+      some.map((power) => 10 ** power),
+    ),
     powers.flatMap((power) => [1, 2, 5].map((n) => Number(`${n}e${power}`))),
   ].map((ticks) => ticks.filter((tick) => tick >= low && tick <= high))
   return candidates.find((ticks) => ticks.length >= 3) ?? ticksOf([low, high], LOG_LABELS * LABEL, false)

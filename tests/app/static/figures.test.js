@@ -116,6 +116,7 @@ test('labels of a logarithmic axis stand apart', () => {
   assert.deepEqual(logTicks(0.08, 1), [0.1, 0.2, 0.5, 1])
   assert.deepEqual(logTicks(1e-3, 1).map(Math.log10).map(Math.round), [-3, -2, -1, 0])
   assert.deepEqual(logTicks(1e-12, 1).map(Math.log10).map(Math.round), [-12, -9, -6, -3, 0])
+  assert.deepEqual(logTicks(9e-4, 9.9), [1e-3, 1e-2, 0.1, 1])
   assert.ok(logTicks(0.69, 0.71).length >= 3)
   assert.ok(logAxis([0.5, 0.5]).ticktext.length >= 3)
   assert.ok(logAxis([1, 1000], [2, 2.01]).ticktext.length >= 3)
