@@ -96,7 +96,7 @@ if (form) {
   form.addEventListener('submit', async (event) => {
     event.preventDefault()
     add()
-    if (await added) form.submit()
+    if (await added) /** @type {any} */ (form).submit()
     else added = Promise.resolve(true)
   })
   own.addEventListener('focus', offer, { once: true })

@@ -76,8 +76,8 @@ const refresh = inTurn(async () => {
   } else if (empty) {
     const answer = await insisted(location.href)
     const page = new DOMParser().parseFromString(await answer.text(), 'text/html')
-    const watched = !document.querySelector('[data-reading]') && page.querySelector('tr[data-watched] .name a')
-    if (watched) return location.assign(watched.href)
+    const watched = page.querySelector('tr[data-watched] .name a')
+    if (watched && !document.querySelector('[data-reading]')) return location.assign(watched.href)
     still(() => {
       showFirst(page)
     })
