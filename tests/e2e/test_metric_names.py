@@ -1,5 +1,6 @@
 """A run with many metrics in a real browser: panels of all, those in view with their points."""
 
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -239,3 +240,23 @@ def test_a_panel_that_was_moved_resized_and_zoomed_stays_so_out_of_view(
     assert first.locator(".panel-lines .value").get_attribute("title") == NAMES[0]
     rows = page.locator("[data-plot]").evaluate_all(ROWS)
     assert rows == [[row, row] for row, _ in rows]
+
+
+def test_only_the_first_of_many_panels_are_open(
+    database: Database, running: Run, page: Page
+) -> None:
+    """Groups of more than 60 panels in all are folded, on a phone of more than 30; the tabs that
+    go on beyond its edge fade there.
+    """
+    log(database, running, 1, [f"{group}/{n}" for group in "abc" for n in range(40)])
+    for width, opened in ((1440, ["gradients", "a/"]), (390, ["gradients"])):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.goto("/runs/1")
+        page.wait_for_selector("[data-drawn]")
+        groups = page.locator(".panel-group[data-group$='/'], .panel-group[data-group=gradients]")
+        expect(groups).to_have_count(4)
+        shown = groups.evaluate_all(
+            "all => all.filter(({ open }) => open).map(({ dataset }) => dataset.group)"
+        )
+        assert shown == opened
+    expect(page.locator(".tabs").first).to_have_css("mask-image", re.compile("gradient"))

@@ -31,8 +31,8 @@ const headOf = ({ title, group, head }) =>
 /** The name of a line, without the title of its panel. @param {string} name @param {import('figure').Row} row */
 const shortened = (name, { title }) => (name.startsWith(title) ? name.slice(title.length).replace(', ', '') : name)
 
-/** Panels of the groups that are open until the user unfolds others. */
-const OPEN = 60
+/** Panels of the groups that are open until the user unfolds others; on a phone they stand one below the other. */
+const OPEN = innerWidth < 640 ? 30 : 60
 /** Pixels of a plot below which a legend of several lines has no names, which would hide values. */
 const NARROW = 400
 /**
@@ -254,8 +254,8 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
     element.setAttribute('aria-label', row.title)
     return { element, row, shell: null, drawn: null }
   }
-  /** Where the panels of a group are. @param {string} group */
-  const boxOf = (group) => {
+  /** Where the panels of a group are. @param {string} group @param {import('figure').Row[]} rows */
+  const boxOf = (group, rows) => {
     if (!group) return hero
     if (!groups.has(group)) {
       const box = made(
@@ -270,7 +270,9 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
         lower.delete(group)
         onFold(group, !box.open)
       })
-      if (group !== 'pinned' && below.querySelectorAll('.chart-panel').length > OPEN) lower.add(group)
+      const above = below.querySelectorAll('.chart-panel').length
+      const own = rows.filter((row) => row.group === group).length
+      if (group !== 'pinned' && above && above + own > OPEN) lower.add(group)
       groups.set(group, box)
       below.append(box)
     }
@@ -290,7 +292,7 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
     for (const row of rows) {
       const panel = panels.get(row.name) ?? create(row)
       panels.set(row.name, panel)
-      const box = boxOf(row.group)
+      const box = boxOf(row.group, rows)
       if (panel.element.parentElement !== box) box?.append(panel.element)
       if (row.group) seen.observe(panel.element)
       else mount(panel)
