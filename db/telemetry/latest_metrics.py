@@ -125,9 +125,7 @@ def page_of_names(
     there = session.scalars(of_runs.where(column.in_(named))) if named else ()
     names = matching[:limit]
     shown = sorted({*names, *there}, key=natural_key)
-    return NamesPage(
-        shown, names, total or 0, every, further, before, previous if before else None
-    )
+    return NamesPage(shown, names, total or 0, every, further, before, previous if before else None)
 
 
 def losses(session: Session, run_id: int, *, most: int) -> list[str]:
