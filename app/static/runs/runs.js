@@ -77,7 +77,7 @@ const refresh = inTurn(async () => {
     const answer = await insisted(location.href)
     const page = new DOMParser().parseFromString(await answer.text(), 'text/html')
     const watched = page.querySelector('tr[data-watched] .name a')
-    if (watched && !document.querySelector('[data-reading]')) return location.assign(watched.href)
+    if (watched && empty.matches('.first-run')) return location.assign(watched.href)
     still(() => {
       showFirst(page)
     })
