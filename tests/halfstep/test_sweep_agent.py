@@ -23,7 +23,7 @@ from db.database import Database
 from db.settings import Settings
 from db.sweeps import agent_claims, sweeps
 from db.tables import Membership, Project, Run, Status, Trial, User
-from halfstep import ApiError, Client
+from halfstep import ApiError, Client, sweep_agent
 from halfstep.cli import main as cli
 from halfstep.session import active_run
 from halfstep.sweep_agent import Agent, run_command
@@ -34,6 +34,7 @@ from tests.site import SECONDS, is_running, until
 SCRIPT = """
 import sys
 import halfstep
+from halfstep import sweep_agent
 
 watch = halfstep.watch(config={"lr": 9.0, "depth": 3})
 assert watch.config == {"lr": float(sys.argv[1]), "depth": 3, "seed": 7}, watch.config
@@ -46,6 +47,7 @@ if len(sys.argv) > 2:
 ENDLESS = """
 import time
 import halfstep
+from halfstep import sweep_agent
 
 watch = halfstep.watch(system=False)
 for step in range(6000):
@@ -216,11 +218,26 @@ def test_sigterm_ends_the_command_and_gives_the_point_back(database: Database) -
     assert signal.getsignal(signal.SIGTERM) is handler
 
 
+def hear(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list of what the agent says from now on.
+
+    pytest's own may lose what another thread writes while one reads it.
+    """
+    sayings: list[str] = []
+    say = sweep_agent.say
+
+    def note(text: str) -> None:
+        say(text)
+        sayings.append(text)
+
+    monkeypatch.setattr(sweep_agent, "say", note)
+    return sayings
+
+
 def test_an_agent_outlives_an_outage_of_the_server(
     settings: Settings,
     database: Database,
     monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """It takes a point once the server is there, and reports its end after another outage."""
     sweep_id = begin()
@@ -228,9 +245,11 @@ def test_an_agent_outlives_an_outage_of_the_server(
         monkeypatch.setenv("HALFSTEP_URL", address)
     port = urlsplit(address).port or 0
     servers = []
+    sayings = hear(monkeypatch)
 
     def revive() -> None:
-        until(lambda: "retrying" in capfd.readouterr().err)
+        until(lambda: any("retrying" in said for said in list(sayings)))
+        sayings.clear()
         servers.append(serving(settings, database, port))
         servers[-1].__enter__()
 
@@ -276,7 +295,6 @@ def test_an_interrupted_agent_gives_its_point_back_after_an_outage(
     settings: Settings,
     database: Database,
     monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Ctrl-C while the server is away: the request is repeated until it is back."""
     sweep_id = begin()
@@ -284,9 +302,11 @@ def test_an_interrupted_agent_gives_its_point_back_after_an_outage(
     servers = [serving(settings, database)]
     address = servers[0].__enter__()[1]
     monkeypatch.setenv("HALFSTEP_URL", address)
+    sayings = hear(monkeypatch)
 
     def revive() -> None:
-        until(lambda: "retrying" in capfd.readouterr().err)
+        until(lambda: any("retrying" in said for said in list(sayings)))
+        sayings.clear()
         servers.append(serving(settings, database, urlsplit(address).port or 0))
         servers[-1].__enter__()
 
