@@ -171,7 +171,7 @@ def _people(
         people=people.list_people(context.session),
         projects=[row.name for row in projects.list_projects(context.session)],
         roles=ROLES,
-        typed=typed or {"role": MEMBER},
+        typed=typed or {"name": "", "role": MEMBER, "project": ""},
         invited=invited,
         link=f"{public_address(context.request)}/?token={token}" if token else "",
         errors=errors,

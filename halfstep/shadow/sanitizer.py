@@ -242,7 +242,7 @@ class Sanitizer:
 
     def record_step(self, optimizer: Optimizer) -> None:
         """Note that an optimizer has stepped: weights are no scaled values, whatever it did."""
-        for parameter in parameters_of(optimizer):
+        for parameter in filter(is_readable, parameters_of(optimizer)):
             if (entry := self.mode.memory.find(parameter)) is not None:
                 entry.power = 0
         self._changes.record_step(optimizer)

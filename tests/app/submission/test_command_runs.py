@@ -189,9 +189,9 @@ def test_the_form_queues_a_command_and_a_clone_has_what_it_had(
         ),
         ({"parameter.lr.value": "9" * 5000}, "config.lr", "allowed: a number"),
         ({"parameter.lr.value": ""}, "config.lr", "{lr} is empty; enter a number of at most 1"),
-        ({"parameter.lr.maximum": "much"}, "command.parameters.lr", "'much'; allowed: a number"),
-        ({"parameter.lr.maximum": "inf"}, "command.parameters.lr", "finite"),
-        ({"parameter.opt.choices": ""}, "command.parameters.opt", "1 to 100"),
+        ({"parameter.lr.maximum": "much"}, "config.lr", "'much'; allowed: a number"),
+        ({"parameter.lr.maximum": "inf"}, "config.lr", "finite"),
+        ({"parameter.opt.choices": ""}, "config.opt", "1 to 100"),
         (
             {"parameter.amp.value": "maybe"},
             "config.amp",

@@ -197,7 +197,7 @@ def test_plan_is_plain_values() -> None:
         "scaler": {"init_scale": 65536},
     }
     assert values["batch_deviation"] > 0.1
-    assert "<td>1 in fp32</td>" in plan._repr_html_()
+    assert "<td>module 1 in fp32</td>" in plan._repr_html_()
 
 
 @pytest.mark.slow
