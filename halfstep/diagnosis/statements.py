@@ -196,8 +196,8 @@ def _rounding(observation: Observation) -> str:
         text += f"its input is {number(actual)}, which is {number(exact, 8)} in fp32"
     elif defect.value is None and defect.origin is not None:
         return (
-            f"{text}its input was drawn at random in {_dtype(defect)}, where numbers near a bound "
-            f"are rounded to it, in {named(defect.origin)}{_in_fp32(defect)}."
+            f"{text}a 0 was drawn at random in {_dtype(defect)}, which has few numbers, in "
+            f"{named(defect.origin)}{_in_fp32(defect)}."
         )
     else:
         text += f"a value that is {number(defect.value)} in fp32 becomes 0 by rounding"

@@ -17,6 +17,7 @@ from halfstep.shadow.operations import OUTSIDE, Input, Operation
 from halfstep.shadow.operators import (
     CLEARING,
     DIFFERENCES,
+    DRAWS,
     MOVES,
     PRODUCTS_OF_TWO,
     RESULTS,
@@ -229,7 +230,8 @@ class Call:
         if not self._is_rerun:
             is_random = self.operator.draws(self._actual, self._kwargs)
             has_half = any(map(is_half, self.tensors))
-            made.is_drawn = is_random and (has_half or any(map(is_half, outputs)))
+            is_draw = self.operator.name in DRAWS
+            made.is_zero_drawn = is_draw and any(is_half(t) and not t.all() for t in outputs)
             made.is_unknown = not (self._may_run or is_random) and has_half
             return None
         try:

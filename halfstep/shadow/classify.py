@@ -106,7 +106,8 @@ def classify(
     if operation.has_nan_argument:
         return replace(defect, kind="nonfinite_input", count=0)  # of a tensor
     latest = (operand.writers[-1] for operand in operation.inputs)
-    if (drawn := next((writer for writer in latest if writer.is_drawn), None)) is not None:
+    drawn = next((writer for writer in latest if writer.is_zero_drawn), None)
+    if drawn is not None and not facts.nan:  # which a 0 alone does not make
         return replace(defect, kind="rounding", origin=site_of(drawn), helps=("fp32",))
     return defect
 

@@ -85,7 +85,7 @@ class Operation:
     has_nan_argument: bool = False  # a number of Python, as of a clip by a NaN
     is_tainted: bool = False  # something is wrong in its result, or in what led to it
     is_unknown: bool = False  # it could not be run again
-    is_drawn: bool = False  # at random, in half precision
+    is_zero_drawn: bool = False  # at random, in half precision
     is_first: bool = False  # half precision lost values here that were there before
     #: A value that an element-wise operator lost: its input, and what that is in fp32.
     sample: tuple[float, float] | None = None

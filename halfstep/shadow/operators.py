@@ -34,6 +34,8 @@ OPAQUE = frozenset({"_cudnn_rnn", "miopen_rnn"})
 NAMESPACES = frozenset({"aten", "prims"})
 #: Operators in which a difference or a bound becomes 0, whatever their inputs are.
 DIFFERENCES = frozenset({"add", "sub", "rsub", "clamp", "clamp_min", "add_", "sub_"})
+#: Operators that draw numbers from 0 on.
+DRAWS = frozenset({"uniform_", "uniform", "rand", "rand_like"})
 #: Operators whose last input is a divisor: only if it is 0 do they make an infinity.
 DIVISIONS = frozenset({"div", "div_", "addcdiv", "addcdiv_"})
 #: Operators that take rows of their first argument, which may be a whole data set.

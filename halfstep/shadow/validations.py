@@ -41,9 +41,12 @@ class Validations:
         self._next = LOOK_FACTOR * self._seen
 
     def end(self) -> Sequence[Defect]:
-        """Return what it has shown: numbers that half precision has lost."""
+        """Return what it has shown: numbers that half precision has lost.
+
+        Nothing, if a backward pass began in it: the loop trains a module in evaluation mode.
+        """
         mode = self._sanitizer.mode
-        if mode.is_over_budget:
+        if mode.is_over_budget or self._sanitizer.has_loss:
             return []
         with self._sanitizer.apart():
             lost = next(filter(is_bad_number, mode.scalars), None)

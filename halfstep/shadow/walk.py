@@ -9,7 +9,8 @@ from halfstep.shadow.scale import is_unknown
 
 MOST_STEPS = 10_000
 MOST_ANCESTORS = 100_000
-ROOTS = frozenset({"sqrt", "rsqrt", "log", "log2", "log10", "pow"})
+ROOTS = frozenset({"sqrt", "rsqrt", "log", "log2", "log10"})
+SUBTRACTIONS = frozenset({"sub", "rsub"})
 
 
 def first_defect(operation: Operation) -> Operation:
@@ -88,7 +89,7 @@ def has_root_of_difference(operation: Operation, before: Operation) -> bool:
     open_, seen = [(operation, False)], {(operation.number, False)}
     while open_ and len(seen) < MOST_STEPS:
         current, is_of_root = open_.pop()
-        if is_of_root and current.name.rstrip("_") in DIFFERENCES:
+        if is_of_root and current.name.rstrip("_") in SUBTRACTIONS:
             return True
         is_of_root = is_of_root or current.name.rstrip("_") in ROOTS
         for source in writers(current, lambda facts: bool(facts.nonfinite)):

@@ -141,12 +141,10 @@ def _is_free_of_scale(optimizer: Optimizer) -> bool:
 
     An L2 penalty is added to the gradients, and has no factor.
     """
-    has_moments = all("exp_avg_sq" in state for state in optimizer.state.values() if state)
+    has_moments = "exp_avg_sq" in next(iter(optimizer.state.values()), ())
     is_decoupled = isinstance(optimizer, AdamW)
-    return (
-        has_moments
-        and bool(optimizer.state)
-        and all(is_decoupled or not group.get("weight_decay") for group in optimizer.param_groups)
+    return has_moments and all(
+        is_decoupled or not group.get("weight_decay") for group in optimizer.param_groups
     )
 
 

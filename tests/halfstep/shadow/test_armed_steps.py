@@ -21,7 +21,7 @@ from db.health.shadow_findings import explaining, first_step, observe, others
 from halfstep.check.session import CheckedLoop, CheckedSteps
 from halfstep.diagnosis.defect import Defect
 from halfstep.diagnosis.statements import text_of
-from halfstep.shadow import armed_steps, mode
+from halfstep.shadow import armed_steps, mode, validations
 from halfstep.shadow.armed_steps import EARLY_STEPS, ArmedSteps
 from halfstep.shadow.sanitizer import Sanitizer
 from halfstep.telemetry import event_codec as codec
@@ -413,6 +413,26 @@ def test_a_validation_that_is_undefined_in_fp32_is_no_fault(tmp_path: Path) -> N
                 torch.ones(2, dtype=torch.float16)[2:].mean()
             net.train()
     assert not Written(tmp_path / "it").of("shadow_step")
+
+
+def test_a_module_that_trains_in_evaluation_mode_is_no_validation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with frozen statistics of batch norms: what overflows in its passes is not stated so."""
+    monkeypatch.setattr(validations, "MOST_BATCHES", 2)
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-12)
+    with halfstep.watch(net, folder=tmp_path, name="it"):
+        for step in range(6):
+            optimizer.zero_grad()
+            net.eval()
+            for _ in range(4):
+                with torch.autocast("cpu", torch.float16):
+                    out = net(torch.ones(2, 8), 1e6 if step > 1 else 1.0)
+                out.sum().backward()
+            optimizer.step()
+    defects = [d for event in Written(tmp_path / "it").of("shadow_step") for d in event["defects"]]
+    assert "validation" not in {defect["symptom"] for defect in defects}
 
 
 def test_a_step_that_a_loop_without_a_scaler_leaves_out_is_judged(tmp_path: Path) -> None:

@@ -1425,6 +1425,21 @@ def test_bf16_is_not_advised_where_a_root_of_a_difference_follows() -> None:
     assert "bf16" in first(check(lambda weight: ((weight.half() * 400) ** 2).sum().float())).advice
 
 
+@pytest.mark.parametrize("name", ["root of a mean", "square of a difference"])
+def test_bf16_is_advised_where_no_difference_is_rounded_below_0(name: str) -> None:
+    """A sum below a root may have an eps, and a square is never negative."""
+
+    def loss(weight: Tensor) -> Tensor:
+        x = weight.half() * 400
+        if name == "root of a mean":
+            return ((x * x).mean() + 1e-5).sqrt()
+        return (((x * x) - 1.0) ** 2).float().mean()
+
+    row = first(check(lambda weight: loss(weight).float().sum()))
+    assert (row.kind, row.is_fault) == ("overflow", True)
+    assert "bf16" in row.advice
+
+
 def test_a_scaled_loss_that_is_never_unscaled_is_healthy_with_adam() -> None:
     """Its step does not depend on a constant factor; that of SGD does."""
 
@@ -1476,15 +1491,19 @@ def test_copies_of_weights_in_fp32_lose_nothing() -> None:
     assert not [row for row in rows_of_loop(train) if row.is_fault]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
 def test_a_0_that_is_drawn_in_half_precision_has_its_line(dtype: torch.dtype) -> None:
-    """bf16 draws one in a few hundred numbers as 0, whose logarithm is infinite."""
+    """bf16 draws one in a few hundred numbers as 0, whose logarithm is infinite.
+
+    The logarithm of a negative number is NaN in any precision, here with those drawn in fp16.
+    """
 
     def train() -> None:
         weight = nn.Parameter(torch.ones(4))
         optimizer = torch.optim.SGD([weight], lr=0.1)
         for _ in range(2):
-            drawn = torch.empty(4096, dtype=dtype).uniform_(0, 16)  # drawn
+            least = -1.0 if dtype is torch.float16 else 0.0
+            drawn = torch.empty(4096, dtype=dtype).uniform_(least, 16)  # drawn
             if dtype is torch.float32:
                 drawn[:1].fill_(0.0)
             (weight.sum() * drawn.log().float().mean()).backward()
