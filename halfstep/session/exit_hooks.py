@@ -26,10 +26,10 @@ from halfstep.telemetry.attempt_messages import WatchedStatus
 #: Signals that end a process by default: from users, batch systems, limits and timers. For SIGUSR1
 #: and SIGUSR2 see `UserSignalFiles`.
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU, signal.SIGALRM)
-#: Modules on the stack of a pool's worker that waits for a task or exits.
-POOLS = ("multiprocessing.", "concurrent.futures.", "threading", "copyreg")
+#: Modules on the stack of a worker of a pool that waits for a task or exits, ours among them.
+POOLS = ("multiprocessing.", "concurrent.futures.", "threading", "copyreg", "halfstep.")
 #: Functions that call them: they wait for a task, or exit after the last one.
-IDLE = {"worker", "_process_worker", "_exit_function"}
+IDLE = {"worker", "_process_worker", "_bootstrap", "_exit_function"}
 
 #: Module and class of the wrapper in which a pool's worker sends a task's exception.
 TASK_ERRORS = (

@@ -149,6 +149,20 @@ def closed_pool(task):
         workers.close()  # the worker exits; leaving the block sends it SIGTERM
         while not os.path.exists(sys.argv[1] + ".exits"): time.sleep(0.01)
 
+def terminated_pool(at):
+    with mp.get_context("fork").Pool(1) as workers:
+        workers.apply(trained_then_terminated, (at,))
+        workers.close()
+        workers.join()
+
+def trained_then_terminated(at):
+    train()  # then SIGTERM comes as soon as the worker enters or leaves a function
+    code = ("def profile(frame, now, _argument):\\n if (frame.f_code.co_name, now) == at:\\n"
+            "  sys.setprofile(None); os.kill(os.getpid(), 15)")
+    module = {"__name__": "threading", "at": tuple(at.split()), "sys": sys, "os": os}
+    exec(code, module)  # a frame of the script would be one of its task
+    sys.setprofile(module["profile"])
+
 def exits_slowly(path):
     train()
     mp.util.Finalize(None, os.open, (path, os.O_CREAT), exitpriority=9)
@@ -176,6 +190,7 @@ if __name__ == "__main__":
     elif kind == "pool": pool(end, ["task 0", "task 1"], 2)
     elif kind == "failing pool": pool(end, ["raises first", "task 1", "raises last"], 1)
     elif kind == "closed pool": closed_pool(exits_slowly)
+    elif kind == "terminated pool": terminated_pool(end)
     elif kind == "torch.spawn": torch_spawn(end)
     else: child_of(kind, end)
 """
@@ -315,6 +330,16 @@ def test_the_tasks_of_a_pool_have_finished(script: Path, how: str) -> None:
 def test_a_worker_of_a_pool_that_is_terminated_at_its_exit_has_finished(script: Path) -> None:
     """SIGTERM comes after the last task, before the exit is reported."""
     done = run(script, "closed pool", "")
+    assert done.returncode == 0, done.stderr
+    assert (outcome(script).status, outcome(script).error) == ("finished", None)
+
+
+@pytest.mark.parametrize("at", ["run return", "_exit_function call", "_child_ends call"])
+def test_a_worker_of_a_pool_has_finished_wherever_sigterm_meets_its_exit(
+    script: Path, at: str
+) -> None:
+    """Between its last task and the moment at which our own hook reports its end, too."""
+    done = run(script, "terminated pool", at)
     assert done.returncode == 0, done.stderr
     assert (outcome(script).status, outcome(script).error) == ("finished", None)
 
