@@ -1,14 +1,18 @@
 """Audit log, for admins: routes and page."""
 
+import inspect
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime, time
 from typing import Annotated, Any
 
 from fastapi import Query
 from fastapi.responses import HTMLResponse, StreamingResponse
+from fastapi.routing import iter_route_contexts
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
+from starlette.routing import BaseRoute
 
 from app.auth.permissions import ADMIN
 from app.auth.routing import Router
@@ -24,6 +28,8 @@ from db.tables import AuditEvent
 
 api = Router(prefix="/audit", tags=["people"])
 pages = Router()
+
+API = "/api/v1"
 
 
 class AuditEventRow(BaseModel):
@@ -110,9 +116,37 @@ def show_audit_log(
     except Invalid as error:
         errors = error.errors
     run, user, since = run.strip(), user.strip(), since.strip()
+    actions = {action.action for action, _name in events.rows}
     return context.render(
-        "auth/audit.html", events=events, errors=errors, run=run, user=user, since=since
+        "auth/audit.html",
+        events=events,
+        words=describe_actions(context.request.app.routes, actions),
+        errors=errors,
+        run=run,
+        user=user,
+        since=since,
     )
+
+
+def describe_actions(routes: Sequence[BaseRoute], actions: set[str]) -> dict[str, str]:
+    """Return what requests do, by action: "Pause a run" for "POST /runs/3/pause".
+
+    The words are those that describe the route in the API, or else the route of the page. Commands
+    on the server, and routes of earlier versions, have none.
+    """
+    words: dict[str, str] = {}
+    for route in iter_route_contexts(routes):
+        description = inspect.getdoc(route.endpoint)
+        if not description or not route.path:
+            continue
+        is_api = route.path.startswith(API)
+        for action in actions if is_api else actions - words.keys():
+            method, _, path = action.partition(" ")
+            if is_api and not path.startswith(API):
+                path = API + path
+            if method in (route.methods or ()) and route.path_regex.match(path):
+                words[action] = re.split(r"[.,:;]", description, maxsplit=1)[0]
+    return words
 
 
 def _run(text: str) -> int | None:

@@ -270,7 +270,7 @@ def compare(
     principal: SignedIn,
     body: ComparedPrecisions | None = None,
 ) -> QueuedComparison:
-    """Queue a run's configuration and seed as fp32, fp16 without a scaler, fp16, and bf16.
+    """Queue a run in each precision: fp32, fp16 without a scaler, fp16, and bf16.
 
     Precisions that no worker offers are left out, and listed in the response. If all possible
     devices support TF32, fp32 is queued a second time with training.tf32; if some support fp8, fp8

@@ -238,7 +238,7 @@ def _detail(session: Session, run_id: int, settings: Settings) -> RunDetail:
 def edit_run(
     run_id: RunId, body: Labels, session: Db, settings: TheSettings, principal: SignedIn
 ) -> RunDetail:
-    """Change name, tags or note of a run, whatever its status."""
+    """Change a run's name, tags or note, whatever its status."""
     changes = body.model_dump(exclude_none=True, exclude={"seen"})
     if errors := flaws(changes):
         raise Invalid(errors)

@@ -39,7 +39,7 @@ class QueuedRuns(BaseModel):
 def queue_measurement(
     run_id: RunId, body: Measurement, session: Db, settings: TheSettings, principal: SignedIn
 ) -> RunSummary:
-    """Queue a precision plan, or precision diffs, of a run's checkpoints, as a run of its own.
+    """Measure a run's checkpoints: a precision plan, or precision diffs, as a run of its own.
 
     The run trains nothing. A worker measures in the run's sandbox; `precision-plan` and
     `precision-diffs` of that run return the result.

@@ -102,6 +102,22 @@ def test_an_event_names_the_action_and_its_runs(
         assert why in page
 
 
+def test_the_page_says_what_each_request_did(
+    database: Database, ada: User, browser: TestClient
+) -> None:
+    """A request of a page has the words of the same request of the API."""
+    run_id = submit(database, ada).id
+    for path in (f"/runs/{run_id}/pause", f"/api/v1/runs/{run_id}/resumption", "/reports"):
+        assert browser.post(path, follow_redirects=False).status_code in (200, 303)
+    page = browser.get("/audit").text
+    for words, action in (
+        ("Pause a run", f"POST /runs/{run_id}/pause"),
+        ("Queue a paused run again", f"POST /api/v1/runs/{run_id}/resumption"),
+        ("Create a report", "POST /reports"),
+    ):
+        assert f'{words} <code class="quiet">{action}</code>' in page
+
+
 def test_sign_ins_and_failed_attempts_are_recorded(
     app: FastAPI, database: Database, ada: User, browser: TestClient, stranger: TestClient
 ) -> None:
@@ -134,7 +150,7 @@ def test_sign_ins_and_failed_attempts_are_recorded(
         given = {name: str(value) for name, value in asked.items()}
         count = browser.get("/api/v1/audit", params=given).json()["total"]
         page = browser.get("/audit", params=given | {"run": ""}).text
-        assert page.count('data-called="event"><code>') == count
+        assert page.count('data-called="event">') == count
         return int(count)
 
     assert found() == len(browser.get("/api/v1/audit/export").text.splitlines()) == 6
