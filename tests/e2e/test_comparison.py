@@ -319,7 +319,9 @@ def test_every_metric_of_a_comparison_is_found(database: Database, ada: User, pa
         record(database, run, make_steps([1.0] * 3), events=[make_metric(1, 1.0, n) for n in MANY])
     page.goto("/compare?runs=1,2")
     _wait_for(page, "named.length === 2")
-    assert _drawn_rows(page)[:2] == ["loss", LAST]
+    drawn = page.locator(".run-panels [data-row]")
+    for place, row in enumerate(["loss", LAST]):
+        expect(drawn.nth(place)).to_have_attribute("data-row", row)
     page.get_by_role("button", name="Panels").click()
     panels = page.locator("#panels")
     expect(panels.get_by_role("checkbox").first).to_be_checked()
@@ -329,24 +331,18 @@ def test_every_metric_of_a_comparison_is_found(database: Database, ada: User, pa
     expect(panels.get_by_role("checkbox")).to_have_count(1)
     page.keyboard.press("Enter")
     expect(panels.get_by_role("checkbox", name="unit/277")).to_be_checked()
-    assert _drawn_rows(page)[-1] == "unit/277"
+    expect(drawn.last).to_have_attribute("data-row", "unit/277")
     expect(page.locator("#table")).to_contain_text("unit/277")
     page.wait_for_url("**draw=unit**")
     page.reload()
     _wait_for(page, "named.length === 2")
-    assert _drawn_rows(page)[-1] == "unit/277"
+    expect(drawn.last).to_have_attribute("data-row", "unit/277")
     with database.writing() as session:
         secret = shared_links.make(session, ada, [1, 2], 1)[0]
     page.goto(f"/shared#{secret}")
     page.get_by_role("button", name="Panels").click()
     page.keyboard.type("277")
     expect(panels.get_by_role("checkbox")).to_have_count(1)
-
-
-def _drawn_rows(page: Page) -> list[str]:
-    panels = "document.querySelectorAll('.run-panels [data-row]')"
-    rows: list[str] = page.evaluate(f"[...{panels}].map((each) => each.dataset.row)")
-    return rows
 
 
 def test_a_legend_names_its_lines(database: Database, ada: User, page: Page) -> None:
