@@ -1,5 +1,6 @@
 """A training loop whose first steps run with their shadows. This module imports torch."""
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,9 @@ from halfstep.check.rows import rows_of
 from halfstep.diagnosis.defect import Defect
 from halfstep.diagnosis.observations import NONFINITE, Observation, Observations
 from halfstep.diagnosis.statements import named, statement_of
+from halfstep.shadow.classify import site_of
 from halfstep.shadow.hooks import ShadowHooks
+from halfstep.shadow.operations import Operation, Place
 from halfstep.shadow.sanitizer import Sanitizer
 
 NO_HALF_AFTER = 2  # steps with a scaler and without an operator in half precision
@@ -64,6 +67,8 @@ class CheckedLoop:
         self._observations = Observations()
         self._sanitizer = Sanitizer(self._observe)
         self._sanitizer.mode.keeps_inputs = keeps_inputs
+        self._sanitizer.mode.on_scaled_read = self._record_scaled_read
+        self._scaled_reads: dict[Place, int] = {}  # the latest step
         self._hooks = ShadowHooks(self._sanitizer, self._step_ended, self._on_error, is_eager=True)
         self.calls = Calls(self._sanitizer, self._on_error)
         self._is_observed = False
@@ -139,6 +144,25 @@ class CheckedLoop:
         self._has_skipped |= any(
             defect.kind in NONFINITE and defect.symptom in ("loss", "gradient")
             for defect in defects
+        )
+
+    def _record_scaled_read(self, place: Place, value: float) -> None:
+        """Note that the loop reads a number that is multiplied by the loss scale."""
+        scale, is_known = self._sanitizer.mode.scale, self._scaled_reads.get(place) == self._number
+        if is_known or scale == 1.0 or not math.isfinite(value):
+            return
+        self._scaled_reads[place] = self._number
+        self._observations.add(
+            [
+                Defect(
+                    step=self._number,
+                    kind="scaled_value_read",
+                    symptom="value",
+                    site=site_of(Operation(0, "item", place)),
+                    value=value,
+                    scale=scale,
+                )
+            ]
         )
 
     def _step_ended(self) -> None:

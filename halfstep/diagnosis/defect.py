@@ -28,6 +28,7 @@ Kind = Literal[
     "stale_weight_cache",
     "no_half_operators",
     "overflow_without_effect",
+    "scaled_value_read",
     "rejected",
     "kept_rounded",
 ]

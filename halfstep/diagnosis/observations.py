@@ -9,7 +9,7 @@ from msgspec import structs
 from halfstep.diagnosis.defect import Defect, Kind, Site
 
 #: Kinds of which one step may be a coincidence, or half precision as it always is.
-NOTES: frozenset[Kind] = frozenset({"overflow_without_effect"})
+NOTES: frozenset[Kind] = frozenset({"overflow_without_effect", "scaled_value_read"})
 #: What follows from a scale that has fallen, from numbers that are not finite, and from edits.
 CONSEQUENCES: frozenset[Kind] = frozenset({"gradients_underflow", "gradients_differ"})
 NONFINITE: frozenset[Kind] = frozenset(
@@ -18,7 +18,7 @@ NONFINITE: frozenset[Kind] = frozenset(
 #: Kinds that explain skips and losses that are not finite.
 EXPLAINING_SKIPS: frozenset[Kind] = NONFINITE | {"scale_too_large"}
 OVERFLOWS: frozenset[Kind] = frozenset({"overflow", "scale_too_large"})
-MILD: frozenset[Kind] = CONSEQUENCES | {"update_lost", "overflow_without_effect"}
+MILD: frozenset[Kind] = CONSEQUENCES | NOTES | {"update_lost"}
 #: Kinds from which gradients of 0 follow.
 ZEROING: frozenset[Kind] = NONFINITE | {"gradients_underflow"}
 LATE: frozenset[Kind] = frozenset({"gradients_cleared_before_step", "gradients_edited_after_step"})

@@ -36,6 +36,7 @@ TITLES: Mapping[Kind, str] = {
     "stale_weight_cache": "Autocast computes with weights from before they changed",
     "no_half_operators": "Nothing runs in half precision",
     "overflow_without_effect": "Overflow of {dtype} without effect",
+    "scaled_value_read": "A number that is read is still scaled",
     "kept_rounded": "A tensor that is kept is far from fp32",
     "rejected": "An operator rejects what half precision has computed",
 }
@@ -69,6 +70,7 @@ ADVICE: Mapping[Kind, str] = {
     "in each step, around the forward pass and the loss only. Or pass cache_enabled=False.",
     "no_half_operators": "Run the forward pass under torch.autocast, or remove the scaler.",
     "overflow_without_effect": "",
+    "scaled_value_read": "If it is logged, or compared with a number, divide it by the loss scale.",
     "kept_rounded": "Compute it in fp32, from inputs in fp32, and cast the result.",
     "rejected": "Compute it in fp32, or clamp it to what is accepted.",
 }
@@ -320,6 +322,16 @@ def _kept_rounded(observation: Observation) -> str:
     )
 
 
+def _scaled_value_read(observation: Observation) -> str:
+    defect = observation.first
+    value, scale = defect.value or 0.0, defect.scale or 1.0
+    return (
+        f"{steps_of(observation)} {named(defect.site)} reads a number that is multiplied by the "
+        f"loss scale: {_in_step(observation)}it is {number(value)}, and {number(value / scale)} "
+        f"without the scale of {scale_text(scale)}."
+    )
+
+
 def _rejected(observation: Observation) -> str:
     defect = observation.first
     value, value_fp32 = defect.sample or (None, None)
@@ -395,6 +407,7 @@ _TEXTS: Mapping[Kind, Callable[[Observation], str] | str] = {
     "bf16.",
     "overflow_without_effect": "{steps} {line} {beyond}. No operator passes it on to "
     "the loss or to a gradient.",
+    "scaled_value_read": _scaled_value_read,
     "kept_rounded": _kept_rounded,
     "rejected": _rejected,
 }

@@ -109,6 +109,8 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.on_write: Callable[[Entry, Operation, int], None] | None = None
         #: Called with a comparison that the loop reads, and that depends on the loss scale.
         self.on_decision: Callable[[Operation], None] | None = None
+        #: Called with a number that the loop reads, its place and value, if it is a scaled one.
+        self.on_scaled_read: Callable[[Place, float], None] | None = None
         self.casts = WeightCasts(lambda tensor: bool(variable(tensor)[0]))
         #: Called with an operator of the forward pass that uses a cast from before a change.
         self.on_stale_cast: Callable[[Operation], None] | None = None
@@ -296,7 +298,10 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             latest = entry.writers[-1]
             if tensor.dtype is not torch.bool:
                 if latest.name != OUTSIDE:  # not the scale itself
-                    self.scaled_read = replace(place_of_caller(), caller_file="", caller_line=0)
+                    place = place_of_caller()
+                    self.scaled_read = replace(place, caller_file="", caller_line=0)
+                    if entry.power == 1 and tensor.numel() == 1 and self.on_scaled_read is not None:
+                        self.on_scaled_read(place, float(tensor))
             elif self.on_decision is not None and entry.power is None:
                 self.on_decision(latest)
 

@@ -168,6 +168,8 @@ class Sanitizer:
         if is_first and len(roots) == len(gradients) == 1 and not self.mode.is_over_budget:
             with self.apart():
                 scale = self.mode.entry(roots[0]).writers[-1].loss_scale
+                if scale > 1.0:
+                    self.mode.entry(roots[0]).power = 1
             if scale > 1.0:
                 self.scale_by(scale, gradients[0])
 

@@ -1115,6 +1115,35 @@ def test_an_overflow_without_effect_is_no_mistake() -> None:
     assert not any(row.is_fault for row in rows)
 
 
+def test_a_number_that_is_read_while_it_is_scaled_is_noted() -> None:
+    """A log of scaled losses and norms is no mistake of the training; unscaled ones are no note."""
+
+    def train() -> None:
+        weight = nn.Parameter(torch.ones(4))
+        optimizer = torch.optim.SGD([weight], lr=1e-4)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss = (weight.half() * 2).float().sum()
+            scaled = scaler.scale(loss)
+            scaled.backward()
+            scaled.item()
+            weight.grad.norm().item()
+            scaler.unscale_(optimizer)
+            weight.grad.norm().item()
+            loss.item()
+            scaler.step(optimizer)
+            scaler.update()
+
+    rows = rows_of_loop(train)
+    assert not any(row.is_fault for row in rows)
+    assert [(row.source, row.count, row.value) for row in rows] == [
+        ("scaled.item()", 2, 8192.0),
+        ("weight.grad.norm().item()", 2, 4096.0),
+    ]
+    assert "it is 8,192, and 8 without the scale of 2^10" in rows[0].text
+
+
 def test_a_nan_that_is_swallowed_does_not_hide_the_overflow() -> None:
     """A masked row's gradient is NaN in fp32, too, and masked_fill takes it out."""
 
