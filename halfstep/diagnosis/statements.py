@@ -46,8 +46,9 @@ ADVICE: Mapping[Kind, str] = {
     "no elements. Neither precision nor loss scale helps.",
     "nonfinite_input": "If it is data, find such samples, and drop or mask them. If an earlier "
     "step has computed it, such as a statistic or a priority, look there.",
-    "nonfinite_weight": "An earlier step or the checkpoint has made it so: start from finite "
-    "weights.",
+    "nonfinite_weight": "An earlier step or the checkpoint has made it so, or it was so from the "
+    "start. Start from finite weights; let nothing be written to a running statistic in a step "
+    "that overflows.",
     "carried": "Reset it, and let nothing be written to it in a step that is skipped.",
     "scale_too_large": "Let the scaler find its scale: one scaler for the whole training, restored "
     "on resume, without a minimum.",

@@ -88,7 +88,13 @@ def classify(
         limit = FP32.max
         if (large := find_large(operation)) is not None:
             defect = _outside(large, facts, symptom, step)
-            return replace(defect, value=large.largest, limit=limit, origin=site_of(operation))
+            return replace(
+                defect,
+                kind="nonfinite_input",
+                value=large.largest,
+                limit=limit,
+                origin=site_of(operation),
+            )
         return replace(
             defect, kind="overflow", dtype="float32", value=operation.beyond_fp32, limit=limit
         )
@@ -115,14 +121,14 @@ def classify(
 def _outside(operation: Operation, facts: Facts, symptom: Symptom, step: int) -> Defect:
     defect = Defect(
         step=step,
-        kind="nonfinite_input",
+        kind="nonfinite_weight" if operation.held_as else "nonfinite_input",
         symptom=symptom,
         site=site_of(operation),
         count=facts.nonfinite,
         elements=facts.elements,
     )
     if operation.carried is None:
-        return replace(defect, kind="nonfinite_weight") if operation.is_weight else defect
+        return defect
     origin = operation.carried.origin
     if origin is not None and origin.name == OUTSIDE:
         return replace(defect, site=replace(site_of(origin), variable=operation.variable))

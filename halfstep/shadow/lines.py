@@ -15,7 +15,7 @@ from torch.nn.modules.module import (
 )
 
 from halfstep.shadow.loop_variables import tensors_of_callers, variables_of
-from halfstep.shadow.operations import Place
+from halfstep.shadow.operations import Held, Place
 from halfstep.shadow.operators import is_readable
 from halfstep.shadow.source_files import is_of_script, is_own
 
@@ -201,17 +201,17 @@ class ModuleNames:
             self.on_root(module)
         return type(module).__name__
 
-    def variable(self, tensor: Tensor) -> tuple[str, bool]:
-        """Return the name under which modules or the loop hold a tensor, and if it is a weight."""
+    def variable(self, tensor: Tensor) -> tuple[str, Held]:
+        """Return the name under which modules or the loop hold a tensor, and what it is there."""
         for prefix, module in self._all():
             for name, own in (*module._parameters.items(), *module._buffers.items()):
                 if own is not None and _is_same(own, tensor):
-                    is_weight = name in module._parameters
-                    return f"{prefix}.{name}" if prefix else name, is_weight
+                    held_as: Held = "weight" if name in module._parameters else "buffer"
+                    return f"{prefix}.{name}" if prefix else name, held_as
         for name, own in (*tensors_of_callers(), *_attributes()):
             if _is_same(own, tensor):
-                return name, False
-        return "", False
+                return name, ""
+        return "", ""
 
 
 def _named_modules(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:

@@ -28,7 +28,7 @@ from halfstep.shadow.facts import Facts, all_finite, examine
 from halfstep.shadow.lines import place_of_caller
 from halfstep.shadow.lost_updates import Lasting
 from halfstep.shadow.memory import ByStorage, Entry, OutOfMemory, ShadowMemory
-from halfstep.shadow.operations import OUTSIDE, Carried, Kept, Operation, Place, Rounded
+from halfstep.shadow.operations import OUTSIDE, Carried, Held, Kept, Operation, Place, Rounded
 from halfstep.shadow.operators import (
     PLAIN,
     READS,
@@ -79,11 +79,11 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self,
         budget_bytes: int,
         module: Callable[[], str],
-        variable: Callable[[Tensor], tuple[str, bool]],
+        variable: Callable[[Tensor], tuple[str, Held]],
     ) -> None:
         """module: returns the name of the module under way.
 
-        variable: returns the name of a tensor, and whether it is a weight.
+        variable: returns the name of a tensor, and what a module holds it as.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.memory = ShadowMemory(budget_bytes)
@@ -165,8 +165,8 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.read(tensor, entry, examine(tensor, None))
             entry.is_suspect = entry.is_suspect or not _is_whole_finite(tensor)
             if not entry.is_suspect and LARGE < largest < math.inf:
-                origin.variable, origin.is_weight = self._variable(tensor)
-                if not origin.is_weight:
+                origin.variable, origin.held_as = self._variable(tensor)
+                if origin.held_as != "weight":
                     origin.largest, origin.is_tainted = largest, True
                     origin.place = self._place_of_arrival(key)
         return entry
@@ -178,7 +178,7 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             origin.result, entry.is_suspect = facts, True
             key = tensor.untyped_storage()._cdata
             origin.place = self._place_of_arrival(key)
-            origin.variable, origin.is_weight = self._variable(tensor)
+            origin.variable, origin.held_as = self._variable(tensor)
             if facts.nan:
                 origin.carried = origin.carried or self.left_over.find(key)
 

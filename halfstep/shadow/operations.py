@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import CodeType
+from typing import Literal, TypeAlias
 
 import torch
 
 from halfstep.shadow.facts import Facts
+
+Held: TypeAlias = Literal["weight", "buffer", ""]  # what a module holds a tensor as
 
 SOURCE_CHARACTERS = 200
 SMALLEST_SCALE = 8.0  # that a loop without a GradScaler multiplies its loss by
@@ -99,7 +102,7 @@ class Operation:
     factor: float | None = None  # by which it has multiplied a single number
     largest: float = 0.0  # of OUTSIDE: the largest element, if it is beyond those of usual data
     variable: str = ""  # of OUTSIDE: the name under which the loop holds it
-    is_weight: bool = False  # of OUTSIDE
+    held_as: Held = ""  # of OUTSIDE
     carried: "Carried | None" = None  # of OUTSIDE
     kept: "Kept | None" = None  # of OUTSIDE
     #: The first operator that has led to it and whose result is in half precision.

@@ -1115,6 +1115,35 @@ def test_an_overflow_without_effect_is_no_mistake() -> None:
     assert not any(row.is_fault for row in rows)
 
 
+@pytest.mark.parametrize("held_as", ["weight", "running"])
+def test_a_weight_or_buffer_that_came_in_nonfinite_is_no_data(held_as: str) -> None:
+    """An earlier step or the checkpoint has made it so, and no sample of the data."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+            self.register_buffer("running", torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * self.weight * self.running).half().float().sum()
+
+    net = Net()
+    with torch.no_grad():
+        getattr(net, held_as)[1] = math.nan
+
+    def train() -> None:
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+        for _ in range(2):
+            optimizer.zero_grad()
+            net(torch.ones(4)).backward()
+            optimizer.step()
+
+    row = first(rows_of_loop(train))
+    assert (row.kind, row.title) == ("nonfinite_weight", f"{held_as} is not finite")
+    assert "data" not in row.advice
+
+
 def test_a_number_that_is_read_while_it_is_scaled_is_noted() -> None:
     """A log of scaled losses and norms is no mistake of the training; unscaled ones are no note."""
 
