@@ -20,10 +20,8 @@ from halfstep.run_labels import FAILURE_KINDS, HEALTHS, STATES
 
 memory = size  # of a device or an upload
 
-#: Words of a run's name, each with the space after it: key=value is one, and so is "no scaler".
-_WORD = re.compile(r"(?:(?:no|not|without)\s+)?\S+\s*")
-#: Characters of a word beyond which it may be cut, and up to which a name's first one always stays.
-_LONG_WORD, _SHORT_WORD = 24, 12
+#: The last words of a run's name, or else its last letters.
+_TAILS = re.compile(r"(?<=[-_/.\s]).{3,14}$"), re.compile(r".{6}$")
 
 #: Last parts of a setting's path that say nothing without the part before.
 UNSPECIFIC = frozenset({"enabled", "every", "kind", "name", "path"})
@@ -37,19 +35,18 @@ def scale(value: float | None) -> Markup:
     return Markup("2<sup>{}</sup>").format(str(power).replace("-", "−"))
 
 
-def name_parts(name: str) -> list[list[str]]:
-    """Split a run's name into words: a short first one, which always stays, and the others."""
-    words = [
-        part
-        for word in _WORD.findall(name)
-        for part in (
-            re.findall(r".+?(?:[-_/.]+\s*|$)", word)
-            if len(word) > _LONG_WORD and "=" not in word
-            else [word]
-        )
+def name_parts(name: str) -> list[tuple[str, bool]]:
+    """Split a run's name into parts, and whether a part gives way where the name is too long.
+
+    Names of settings give way, and their values stay; of another name its last words stay.
+    """
+    if "=" in name:
+        parts = [part for part in re.split(r"(=\S*\s*)", name) if part]
+        return [(part, not part.startswith("=")) for part in parts]
+    at = next((found.start() for tail in _TAILS if (found := tail.search(name))), 0)
+    return [
+        (part, gives_way) for part, gives_way in ((name[:at], True), (name[at:], False)) if part
     ]
-    first = int(len(words) > 1 and len(words[0]) <= _SHORT_WORD)
-    return [words[:first], words[first:]]
 
 
 def progress(value: float) -> str:

@@ -46,7 +46,7 @@ def test_nineteen_rows_stand_in_the_first_screen(many: Run, page: Page) -> None:
     expect(page.locator(".primary:visible")).to_have_text(["New run"])
     expect(page.locator(".band")).to_have_text(["Active · 2", "Ended · 58"])
     for row in rows.all()[:5]:
-        inner = row.locator("td.name bdi span").last.bounding_box()
+        inner = row.locator("td.name .run-name > span").last.bounding_box()
         outer = row.locator("td.name .run-name").bounding_box()
         assert inner
         assert outer
@@ -113,7 +113,7 @@ def test_names_have_the_room_of_bars_that_no_run_has(
     assert step
     assert step["width"] <= 100
     parts = page.locator("td.name .run-name span")
-    assert page.locator("td.name .run-name").inner_text() == name
+    assert page.locator("td.name .run-name").text_content() == name
     assert parts.evaluate_all("all => all.every((one) => one.scrollWidth <= one.clientWidth + 1)")
 
 

@@ -9,7 +9,7 @@ from sqlalchemy import select
 from starlette.testclient import TestClient
 
 from app.auth.audit import DETAIL_CHARACTERS, get_audited_fields
-from db.access import accounts, projects
+from db.access import accounts, audit, projects
 from db.database import Database
 from db.tables import AuditEvent, User
 from tests.app.auth.permissions_made import routes_of
@@ -105,8 +105,10 @@ def test_an_event_names_the_action_and_its_runs(
 def test_the_page_says_what_each_request_did(
     database: Database, ada: User, browser: TestClient
 ) -> None:
-    """A request of a page has the words of the same request of the API."""
+    """A request of a page has the words of the same request of the API; a command has none."""
     run_id = submit(database, ada).id
+    with database.writing() as session:
+        audit.note_typed(session, "link", "ada")
     for path in (f"/runs/{run_id}/pause", f"/api/v1/runs/{run_id}/resumption", "/reports"):
         assert browser.post(path, follow_redirects=False).status_code in (200, 303)
     page = browser.get("/audit").text
@@ -116,6 +118,7 @@ def test_the_page_says_what_each_request_did(
         ("Create a report", "POST /reports"),
     ):
         assert f'{words} <code class="quiet">{action}</code>' in page
+    assert '<code class="quiet">halfstep link</code>' in page
 
 
 def test_sign_ins_and_failed_attempts_are_recorded(

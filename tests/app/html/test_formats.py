@@ -7,6 +7,7 @@ import pytest
 
 import app
 from app.html import formats
+from tests.marks import looped
 
 
 @pytest.mark.parametrize(
@@ -24,15 +25,25 @@ def test_metrics_have_their_unit() -> None:
     assert [formats.metric(value, "a") for value in (None, float("nan"))] == ["–", "NaN"]
 
 
-def test_a_name_is_cut_between_words() -> None:
-    """A setting with its value is one word, and so is a negation with what it negates."""
-    first, others = formats.name_parts("first-run fp16 without scaler, steps=300")
-    assert (first, others) == (["first-run "], ["fp16 ", "without scaler, ", "steps=300"])
-    assert formats.name_parts("gpt2-small-fp16-lr3e-seed1-again") == [
-        ["gpt2-"],
-        ["small-", "fp16-", "lr3e-", "seed1-", "again"],
-    ]
-    assert formats.name_parts("learning_rate=0.001, steps=9")[0] == []
+@looped(
+    "name, stays, gives_way",
+    [
+        ("first-run fp16 without scaler seed 1", "scaler seed 1", "first-run fp16 without "),
+        ("gpt2-small-fp16-lr3e-seed1-again", "seed1-again", "gpt2-small-fp16-lr3e-"),
+        ("digits", "digits", ""),
+        ("averyveryverylongname", "ngname", "averyveryverylo"),
+        ("learning_rate=0.001, steps=9", "=0.001, =9", "learning_ratesteps"),
+        ("", "", ""),
+    ],
+)
+def test_a_name_keeps_its_end_and_the_values_of_settings(
+    name: str, stays: str, gives_way: str
+) -> None:
+    """What two runs differ in is mostly at the end, or a value."""
+    parts = formats.name_parts(name)
+    assert "".join(part for part, _ in parts) == name
+    assert "".join(part for part, is_cut in parts if not is_cut) == stays
+    assert "".join(part for part, is_cut in parts if is_cut) == gives_way
 
 
 def test_sparkline_leaves_gaps() -> None:
