@@ -119,6 +119,30 @@ def labels_of(page: Page, selector: str) -> list[tuple[str, float, float, float]
     return found
 
 
+def test_a_layer_that_was_infinite_is_the_first_and_marked(
+    database: Database, ada: User, offered: None, page: Page
+) -> None:
+    """It is no gap, which would look like the smallest norm."""
+    running = start_run(database, ada, config=CONFIG)
+    names = [f"body.{n}" for n in range(15)]
+    events: list[dict[str, object]] = []
+    for step in (50, 100):
+        norms = [1.0 + n for n in range(15)]
+        norms[3] = float("inf") if step == 100 else 0.001
+        events.append({"event": "layer_norms", "step": step, "layers": names, "norms": norms})
+    record(database, running, make_steps([1.0] * 100), events=events)
+    page.goto("/runs/1?tab=gradients")
+    page.wait_for_selector('[data-layers-plot][data-drawn="2"]')
+    assert labels_of(page, "#layers .annotation-text")[0][0] == names[3]
+    page.locator("#layer-map").scroll_into_view_if_needed()
+    page.wait_for_selector('#layer-map [data-drawn="2"]')
+    expect(page.locator("[data-odd]:visible")).to_have_text([" · ▲ ∞ or NaN", "■ ∞ or NaN"])
+    marks = page.locator("[data-layers-plot]").evaluate("e => e.data[1].x")
+    cells = page.locator("#layer-map [data-map-plot]").evaluate("e => e.data[1].z.map((r) => r[1])")
+    assert marks == [100]
+    assert [row for row, cell in enumerate(cells) if cell] == [3]
+
+
 def test_gradients_stand_in_two_columns(
     database: Database, ada: User, offered: None, page: Page
 ) -> None:
@@ -158,7 +182,9 @@ def test_gradients_stand_in_two_columns(
         assert all(right <= boxes["layers"]["right"] for *_, right in labels)
         if is_wide:
             assert labels[0][0] == names[14]
-        expect(page.locator("#layers header")).to_contain_text("10 of 15 layers")
+        expect(page.locator("#layers header")).to_contain_text(
+            "5 largest and 5 smallest of 15 layers"
+        )
         page.locator("#layer-map").scroll_into_view_if_needed()
         page.wait_for_selector('#layer-map [data-drawn="2"]')
         keys = page.locator(".chart-panel .ramp:visible").all_inner_texts()

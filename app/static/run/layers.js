@@ -17,6 +17,9 @@ const PLAIN = { paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)' }
 /** What Plotly can put on a logarithmic axis; inf and NaN are gaps. @param {number|string|null} norm */
 const drawable = (norm) => (typeof norm === 'number' && norm > 0 ? norm : null)
 
+/** Infinity or NaN, which are texts in JSON. @param {number|string|null} norm */
+const isOdd = (norm) => typeof norm === 'string'
+
 /**
  * Names as they fit next to a plot: without the parts that all begin with, then with initials of their first parts.
  * @param {string[]} names
@@ -42,23 +45,21 @@ const labelsOf = (names, width) => {
 }
 
 /**
- * Layers that are drawn as lines: from the largest norm to the smallest, over all steps, and some between. forward: that
- * must be among them.
+ * Layers that are drawn as lines, from the largest norm over all steps to the smallest: all, or one half from either
+ * end. Those that were infinite or NaN most often come first. forward: that must be among them.
  * @param {LayerNorms} found
  * @param {number} most
  * @param {string} [forward]
  * @returns {number[]}
  */
 export const chosenLayers = ({ layers, norms }, most, forward) => {
+  const odd = norms.map((row) => row.filter(isOdd).length)
   const sizes = norms.map((row) => {
     const logs = row.map(drawable).flatMap((norm) => (norm === null ? [] : [Math.log(norm)]))
-    return logs.length ? logs.reduce((a, b) => a + b) / logs.length : -Infinity
+    return logs.length ? logs.reduce((a, b) => a + b) / logs.length : -Number.MAX_VALUE
   })
-  const ranked = layers.map((_, i) => i).sort((a, b) => sizes[b] - sizes[a] || a - b)
-  const chosen =
-    ranked.length <= most
-      ? ranked
-      : Array.from({ length: most }, (_, i) => ranked[Math.round((i * (ranked.length - 1)) / (most - 1))])
+  const ranked = layers.map((_, i) => i).sort((a, b) => odd[b] - odd[a] || sizes[b] - sizes[a] || a - b)
+  const chosen = ranked.length <= most ? ranked : [...ranked.slice(0, most / 2), ...ranked.slice(-most / 2)]
   const wanted = layers.indexOf(forward ?? '')
   return wanted < 0 || chosen.includes(wanted) ? chosen : [...chosen.slice(0, -1), wanted]
 }
@@ -76,6 +77,7 @@ export const layersFigure = ({ steps, layers, norms, forward, height, width }, c
     color: colors[`run${i % FEW}`],
     dash: i < FEW ? 'solid' : 'dash',
     y: norms[layer].map(drawable),
+    odd: steps.filter((_, j) => isOdd(norms[layer][j])),
   }))
   const isForward = lines.some(({ layer }) => layers[layer] === forward)
   const [least, most] = positiveExtent(lines.flatMap(({ y }) => y))
@@ -85,9 +87,12 @@ export const layersFigure = ({ steps, layers, norms, forward, height, width }, c
   const margin = { l: 46, r: room, t: 8, b: 24 }
   const pixels = Math.max(height - margin.t - margin.b, 20)
   const named = lines
-    .map((line) => ({ ...line, last: line.y.findLast((norm) => norm !== null) }))
+    .map((line) => ({ ...line, last: norms[line.layer].findLast((norm) => isOdd(norm) || drawable(norm)) }))
     .filter(({ last }) => last)
-    .map((line) => ({ ...line, place: (pixels * (high - Math.log10(Number(line.last)))) / (high - low) }))
+    .map((line) => ({
+      ...line,
+      place: isOdd(line.last ?? 0) ? 0 : (pixels * (high - Math.log10(Number(line.last)))) / (high - low),
+    }))
     .sort((a, b) => a.place - b.place)
   const places = apart(
     named.map(({ place }) => place),
@@ -95,18 +100,35 @@ export const layersFigure = ({ steps, layers, norms, forward, height, width }, c
     pixels - 4,
   )
   return {
-    data: lines.map(({ layer, color, dash, y }) => ({
-      x: steps,
-      y,
-      name: escaped(layers[layer]),
-      type: 'scatter',
-      mode: steps.length > 1 ? 'lines' : 'markers',
-      opacity: isForward && layers[layer] !== forward ? 0.25 : 1,
-      line: { color, dash, width: layers[layer] === forward ? 3 : 1.6 },
-      marker: { color, size: 6 },
-      text: norms[layer].map((norm) => number(norm)),
-      hovertemplate: `${escaped(layers[layer])}, step %{x}: %{text}<extra></extra>`,
-    })),
+    data: lines.flatMap(({ layer, color, dash, y, odd }) => {
+      const opacity = isForward && layers[layer] !== forward ? 0.25 : 1
+      const line = {
+        x: steps,
+        y,
+        name: escaped(layers[layer]),
+        type: 'scatter',
+        mode: steps.length > 1 ? 'lines' : 'markers',
+        opacity,
+        line: { color, dash, width: layers[layer] === forward ? 3 : 1.6 },
+        marker: { color, size: 6 },
+        text: norms[layer].map((norm) => number(norm)),
+        hovertemplate: `${escaped(layers[layer])}, step %{x}: %{text}<extra></extra>`,
+      }
+      if (!odd.length) return [line]
+      return [
+        line,
+        {
+          ...line,
+          x: odd,
+          y: odd.map(() => 10 ** high),
+          text: odd.map((step) => number(norms[layer][steps.indexOf(step)])),
+          mode: 'markers',
+          marker: { color, size: 9, symbol: 'triangle-up' },
+          cliponaxis: false,
+        },
+      ]
+    }),
+    lineCount: lines.length,
     layout: {
       height,
       margin,
@@ -141,11 +163,12 @@ export const layersFigure = ({ steps, layers, norms, forward, height, width }, c
 }
 
 /**
- * A heat map of rows by step, whose cells are read in the head of its panel.
+ * A heat map of rows by step, whose cells are read in the head of its panel. odd: 1 in cells that are not finite.
  * @param {{
  *   steps: number[],
  *   rows: string[],
  *   z: (number|null)[][],
+ *   odd?: (number|null)[][],
  *   words: string[][],
  *   height: number,
  *   width: number,
@@ -153,23 +176,24 @@ export const layersFigure = ({ steps, layers, norms, forward, height, width }, c
  * }} wanted
  * @param {Record<string, string>} colors
  */
-export const rowsFigure = ({ steps, rows, z, words, height, width, more }, colors) => {
+export const rowsFigure = ({ steps, rows, z, odd, words, height, width, more }, colors) => {
   const { labels, room } = labelsOf(rows, width)
   const every = Math.ceil((LINE * rows.length) / Math.max(height, LINE * Math.min(rows.length, ROWS)))
   const named = rows.map((_, i) => i).filter((i) => i % every === 0)
+  const cells = {
+    type: 'heatmap',
+    x: steps,
+    y: rows.map((_, i) => i),
+    hoverongaps: false,
+    showscale: false,
+    hoverinfo: 'none',
+    customdata: words,
+  }
+  const oddColors = [0, 1].map((end) => [end, colors.skip])
   return {
     data: [
-      {
-        type: 'heatmap',
-        x: steps,
-        y: rows.map((_, i) => i),
-        z,
-        hoverongaps: false,
-        showscale: false,
-        hoverinfo: 'none',
-        customdata: words,
-        ...more(colors),
-      },
+      { ...cells, z, ...more(colors) },
+      ...(odd ? [{ ...cells, z: odd, zmin: 0, zmax: 1, colorscale: oddColors }] : []),
     ],
     layout: {
       height,
@@ -222,13 +246,14 @@ export const createLayers = (section, api) => {
   const shown = /** @type {Found} */ (section.querySelector('[data-shown]'))
   const plot = fittedPlot(/** @type {Found} */ (section.querySelector('[data-layers-plot]')), (wanted, colors) => {
     const figure = layersFigure(wanted, colors)
-    shown.hidden = figure.data.length === wanted.layers.length
-    shown.querySelector('a').textContent =
-      `${figure.data.length} of ${wanted.layers.length} layers, from the largest norm to the smallest`
+    const half = figure.lineCount / 2
+    shown.hidden = figure.lineCount === wanted.layers.length
+    shown.querySelector('a').textContent = `the ${half} largest and ${half} smallest of ${wanted.layers.length} layers`
     return figure
   })
   const map = createRowsMap(page.querySelector('#layer-map'), '[data-map-plot]')
   const ends = page.querySelectorAll('#layer-map .ramp span')
+  const oddKeys = page.querySelectorAll('[data-odd]')
   /** @type {LayerNorms|null} */
   let found = null
   /** @type {string|undefined} */
@@ -249,6 +274,7 @@ export const createLayers = (section, api) => {
     const { steps, layers, norms } = found
     if (!steps.length) return
     draw()
+    for (const key of oddKeys) key.hidden = !norms.flat().some(isOdd)
     positiveExtent(norms.flat().map(drawable)).forEach((norm, i) => {
       ends[i].textContent = number(norm)
     })
@@ -256,6 +282,7 @@ export const createLayers = (section, api) => {
       steps,
       rows: layers,
       z: norms.map((row) => row.map(drawable).map((norm) => norm && Math.log10(norm))),
+      odd: norms.map((row) => row.map((norm) => (isOdd(norm) ? 1 : null))),
       words: norms.map((row, i) => row.map((norm, j) => `${layers[i]}, step ${count(steps[j])}: ${number(norm)}`)),
       more: (colors) => ({
         colorscale: [
