@@ -20,7 +20,8 @@ from halfstep.run_labels import FAILURE_KINDS, HEALTHS, STATES
 
 memory = size  # of a device or an upload
 
-#: The last words of a run's name, or else its last letters.
+#: Characters up to which a run's name has room; the last words of another one, or its last letters.
+_SHORT_NAME = 16
 _TAILS = re.compile(r"(?<=[-_/.\s]).{3,14}$"), re.compile(r".{6}$")
 
 #: Last parts of a setting's path that say nothing without the part before.
@@ -40,6 +41,8 @@ def name_parts(name: str) -> list[tuple[str, bool]]:
 
     Names of settings give way, and their values stay; of another name its last words stay.
     """
+    if len(name) <= _SHORT_NAME:
+        return [(name, False)] if name else []
     if "=" in name:
         parts = [part for part in re.split(r"(=\S*\s*)", name) if part]
         return [(part, not part.startswith("=")) for part in parts]

@@ -105,12 +105,12 @@ def test_numbers_in_names_are_in_order(database: Database, running: Run, page: P
     assert page.evaluate(PANELS) == ordered
     rows = page.get_by_role("region", name="Table of metrics").locator("tbody tr td:first-child")
     assert rows.all_inner_texts() == ordered[:MOST_SHOWN]
-    expect(page.locator(".panel-group[open]")).to_have_count(7)
+    expect(page.locator(".panel-group[open]")).to_have_count(6)
     page.locator("[data-group='layer11/'] summary").click()
-    expect(page.locator(".panel-group[open]")).to_have_count(8)
+    expect(page.locator(".panel-group[open]")).to_have_count(7)
     log(database, running, 3, ["layer7/new"])
     wait_until(page, f"({PANELS})().includes('layer7/new')")
-    expect(page.locator(".panel-group[open]")).to_have_count(8)
+    expect(page.locator(".panel-group[open]")).to_have_count(7)
     page.get_by_role("searchbox", name="Search metrics by name").press_sequentially("layer7/m")
     expect(page.locator(".panel-group[open]")).to_have_count(1)
     expect(rows).to_have_text(["layer7/max", "layer7/mean"])

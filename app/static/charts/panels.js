@@ -28,6 +28,20 @@ const titleOf = (group) => GROUPS[group] ?? (group === '/' ? 'Metrics' : group.s
 const headOf = ({ title, group, head }) =>
   group !== '/' && group.endsWith('/') && title.startsWith(group) ? title.slice(group.length) : (group && head) || title
 
+/** The last words of a title, which stay where it is too long: titles of related metrics differ at the end. */
+const TAIL = /(?<=.{8}[-_/.\s]).{1,12}$/
+
+/** Return the title of a panel, of which all but the last words give way. @param {import('figure').Row} row */
+const titled = (row) => {
+  const head = headOf(row)
+  const at = head.search(TAIL)
+  const parts =
+    at < 0
+      ? [head]
+      : [made('span', { className: 'cut', textContent: head.slice(0, at) }), made('span', {}, head.slice(at))]
+  return made('h3', { title: row.title }, ...parts)
+}
+
 /** The name of a line, without the title of its panel. @param {string} name @param {import('figure').Row} row */
 const shortened = (name, { title }) => (name.startsWith(title) ? name.slice(title.length).replace(', ', '') : name)
 
@@ -199,7 +213,7 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
     const { plot } = (panel.shell = shell ?? createShell(element))
     plot.dataset.plot = row.name
     plot.setAttribute('aria-label', `${row.title} by step`)
-    Object.assign(element.querySelector('h3'), { textContent: headOf(row), title: row.title })
+    element.querySelector('h3').replaceWith(titled(row))
     element.querySelector('[data-full]').setAttribute('aria-label', `${row.title}: full screen`)
     element.querySelector('[data-more]').setAttribute('aria-label', `${row.title}: more`)
     layout.showHandles(element)
@@ -223,10 +237,7 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
     Object.assign(panel, { shell: null, drawn: null })
   }
   /** Return the contents of a panel out of view. @param {import('figure').Row} row */
-  const blanksOf = (row) => [
-    made('header', {}, made('h3', { textContent: headOf(row), title: row.title })),
-    made('div', { className: 'plot' }),
-  ]
+  const blanksOf = (row) => [made('header', {}, titled(row)), made('div', { className: 'plot' })]
   const seen = new IntersectionObserver(
     (entries) => {
       for (const { target, isIntersecting } of entries) {
@@ -335,7 +346,7 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
       for (const row of rows) {
         const panel = panels.get(row.name)
         if (!panel) continue
-        if (panel.row.group !== row.group) panel.element.querySelector('h3').textContent = headOf(row)
+        if (panel.row.group !== row.group) panel.element.querySelector('h3').replaceWith(titled(row))
         panel.row = row
       }
       for (const panel of panels.values()) draw(panel)

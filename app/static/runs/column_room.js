@@ -15,11 +15,12 @@ export const createColumnRoom = (list) => {
     note.hidden = !out.length
     note.textContent = `${out.length} more ${out.length === 1 ? 'column' : 'columns'}${isUsual ? '' : ' →'}`
     note.title = isUsual ? `No room for ${names.join(', ')}: show all, and scroll` : `Scroll to ${names.join(', ')}`
-    for (const choice of document.querySelectorAll('[data-choice]')) {
-      choice.toggleAttribute(
-        'data-no-room',
-        isUsual && out.some(({ dataset }) => dataset.column === choice.dataset.choice),
-      )
+    for (const choice of document.querySelectorAll('[data-choices] > *')) {
+      const isLeftOut = isUsual && out.some(({ dataset }) => dataset.column === choice.dataset.choice)
+      if (choice.hasAttribute('data-no-room') === isLeftOut) continue
+      choice.toggleAttribute('data-no-room', isLeftOut)
+      choice.classList.toggle('chosen', !isLeftOut)
+      choice.querySelector('input').checked = !isLeftOut
     }
   }
   note.addEventListener('click', (event) => {

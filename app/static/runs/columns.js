@@ -38,14 +38,13 @@ const add = () => {
   if (name) added = added.then(() => addColumn(name))
 }
 
-/** Add a setting or a metric, for which columns without room are left out. @param {string} name */
+/** Add a setting or a metric. @param {string} name */
 const addColumn = async (name) => {
   const known = choices.querySelector(`[data-choice="${CSS.escape(name)}"]`)
   const mistake = known ? '' : await mistakeIn(name)
   form.querySelector('[data-own-error]').textContent = mistake
   if (mistake) own.value ||= name
   if (mistake) return false
-  for (const out of choices.querySelectorAll('[data-no-room] input')) out.checked = false
   const choice = known ?? choices.firstElementChild.cloneNode(true)
   if (!known) {
     choice.dataset.choice = name
@@ -96,6 +95,7 @@ if (form) {
   form.addEventListener('submit', async (event) => {
     event.preventDefault()
     add()
+    write()
     if (await added) /** @type {any} */ (form).submit()
     else added = Promise.resolve(true)
   })
