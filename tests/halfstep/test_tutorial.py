@@ -2,12 +2,12 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.halfstep.watching.watch_made import Written
 
 pytestmark = pytest.mark.slow
@@ -22,8 +22,9 @@ def test_the_loop_of_the_tutorial_is_watched(tmp_path: Path) -> None:
     [code] = re.findall(r"```python\n(.*?)```", TUTORIAL.read_text(), re.S)
     script = tmp_path / "train.py"
     script.write_text(code)
-    environment = {**os.environ, "HALFSTEP_MODE": "offline", "PYTHONPATH": str(TUTORIAL.parents[2])}
-    subprocess.run([sys.executable, script], check=True, cwd=tmp_path, env=environment)
+    environment = {**os.environ, "HALFSTEP_MODE": "offline"}
+    ended = warm.run([sys.executable, str(script)], cwd=tmp_path, env=environment)
+    assert ended.returncode == 0, ended.stderr
     [folder] = (tmp_path / "halfstep-runs").iterdir()
     steps = Written(folder).steps
     assert len(steps) == 50
@@ -38,13 +39,6 @@ def test_the_mistake_of_the_tutorial_is_found_and_repaired(tmp_path: Path) -> No
     for script, text, exit_code in ((code, shown[0], 1), (mended, shown[1], 0)):
         (tmp_path / "train.py").write_text(script)
         command = [sys.executable, "-m", "halfstep.cli.main", "check", "train.py"]
-        ended = subprocess.run(
-            command,
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            text=True,
-            stdout=subprocess.PIPE,
-            check=False,
-        )
+        ended = warm.run(command, cwd=tmp_path)
         assert ended.returncode == exit_code
         assert ended.stdout.split() == text.split()

@@ -1,11 +1,11 @@
 import json
-import subprocess
 import sys
 
 import jsonschema
 import pytest
 from msgspec import to_builtins
 
+from tests import warm
 from trainer import probe
 from trainer.registry import (
     MissingRequirementError,
@@ -72,10 +72,9 @@ def test_a_listed_recipe_that_is_not_there_says_why(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_the_probe_prints_devices_recipes_and_versions():
     """One JSON object on stdout has the worker's capabilities."""
-    output = subprocess.run(
-        [sys.executable, "-m", "trainer.probe"], capture_output=True, text=True, check=True
-    ).stdout
-    answer = json.loads(output)
+    ended = warm.run([sys.executable, "-m", "trainer.probe"])
+    assert ended.returncode == 0, ended.stderr
+    answer = json.loads(ended.stdout)
     assert answer["devices"][0].keys() == {
         "kind", "index", "name", "memory_bytes", "compute_capability", "fp16", "bf16",
         "tf32", "fp8",

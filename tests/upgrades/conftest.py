@@ -34,6 +34,7 @@ class Old:
         self.commit, self.root, self.url = commit, root, url
         self.data, self.offline = root / "data", root / "offline"
         self.readings: dict[str, Any] = json.loads((root / "readings.json").read_text())
+        self.environment = {"HALFSTEP_DATA": str(self.data), "HALFSTEP_DATABASE_URL": url}
 
     def rows(self) -> Rows:
         """Return all rows by table."""

@@ -59,7 +59,6 @@ def test_the_estimate_of_what_still_waits_ends_with_the_conversion(old: Old) -> 
 
 
 def _check(old: Old, *options: str) -> str:
-    environment = {"HALFSTEP_DATA": str(old.data), "HALFSTEP_DATABASE_URL": old.url}
-    ended = halfstep("migrate", "--check", *options, **environment)
+    ended = halfstep("migrate", "--check", *options, **old.environment)
     assert ended.returncode == 0, ended.stderr
     return str(ended.stdout)

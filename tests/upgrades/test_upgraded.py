@@ -4,6 +4,8 @@ Runs go on from their checkpoints, equal to those that the earlier version train
 on a processor like that of the installation.
 """
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,8 +13,9 @@ from typing import Any
 import httpx2
 import pytest
 
+from tests import warm
 from tests.marks import extended
-from tests.site import halfstep, until, up
+from tests.site import answers, free_port, halfstep, until, up
 from tests.upgrades.build import RECIPE, RECIPES, STEPS
 from tests.upgrades.conftest import Old, upgrade_of
 
@@ -53,21 +56,37 @@ class Upgraded:
 def upgrade(old: Old) -> Iterator[Upgraded]:
     """Start server and worker of this version in an old data folder."""
     environment = {
-        "HALFSTEP_DATA": str(old.data),
-        "HALFSTEP_DATABASE_URL": old.url,
+        **old.environment,
         "HALFSTEP_RECIPES": f"{RECIPE}:Own",
         "HALFSTEP_ALLOW_COMMANDS": "yes",
         "HALFSTEP_CPU_DEVICES": "2",
         "HALFSTEP_WORKER_NAME": "box",
     }
-    headers = {"Authorization": f"Bearer {old.readings['token']}"}
-    with (
-        up(**environment) as (_process, link),
-        httpx2.Client(base_url=link.partition("/?")[0], headers=headers, timeout=60) as client,
-    ):
-        site = Upgraded(old, client)
+    with up(**environment) as (_process, link), sign_in(old, link.partition("/?")[0]) as site:
         until(lambda: len(site.send("GET", "/recipes")) >= len(RECIPES))
         yield site
+
+
+@contextmanager
+def serve(old: Old) -> Iterator[Upgraded]:
+    """Start the server of this version only, so that nothing trains the runs that wait."""
+    port = str(free_port())
+    environment = {**os.environ, **old.environment, "HALFSTEP_PORT": port}
+    command = [sys.executable, "-m", "halfstep.cli.main", "server"]
+    with warm.Popen(command, env=environment) as process:
+        try:
+            until(lambda: answers(f"http://127.0.0.1:{port}"))
+            with sign_in(old, f"http://127.0.0.1:{port}") as site:
+                yield site
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def sign_in(old: Old, address: str) -> Iterator[Upgraded]:
+    headers = {"Authorization": f"Bearer {old.readings['token']}"}
+    with httpx2.Client(base_url=address, headers=headers, timeout=60) as client:
+        yield Upgraded(old, client)
 
 
 @pytest.mark.parametrize("recipes", [("gpt", "wgan-gp", "own"), *extended([(tuple(RECIPES),)])])
@@ -122,7 +141,7 @@ def test_what_users_saved_still_works(old: Old) -> None:
     """Views find the same runs, tokens and links open the same pages, runs are readable, and
     watched runs that were never sent are sent whole.
     """
-    with upgrade(old) as site:
+    with serve(old) as site:
         views = {view["name"]: view for view in site.send("GET", "/views")}
         for name, found in old.readings["views"].items():
             query = {"filter": views[name]["filter"], "sort": views[name]["sort"], "limit": 200}

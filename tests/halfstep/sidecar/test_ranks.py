@@ -17,6 +17,7 @@ from halfstep.sidecar.process import LOCK
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.folder_lock import FolderLock
 from halfstep.telemetry.spool import SpoolReader
+from tests import warm
 from tests.marks import extended
 from tests.site import SECONDS, until
 from tests.spool_made import events_of
@@ -179,14 +180,11 @@ def test_variables_that_are_no_numbers_are_ignored(
     tmp_path: Path, variables: dict[str, str]
 ) -> None:
     """Such variables may belong to another program, so the script is watched as the first rank."""
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-c", "import halfstep\nprint(halfstep.watch(name='it').folder)"],
+        SECONDS,
         cwd=tmp_path,
         env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
     )
     assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'halfstep-runs' / 'it'}\n")
 
@@ -196,14 +194,11 @@ def test_a_rank_without_a_first_one_trains_on(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import halfstep\nwatch = halfstep.watch()\nprint('alone', watch.folder)"
     )
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "train.py"],
+        SECONDS,
         cwd=tmp_path,
         env={**os.environ, "HALFSTEP_CONSOLE": "yes", "RANK": "3", "WORLD_SIZE": "4"},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
     )
     assert (done.returncode, done.stdout) == (0, "alone None\n")
     assert not (tmp_path / "halfstep-runs").exists()

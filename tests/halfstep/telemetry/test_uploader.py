@@ -102,7 +102,7 @@ def upload(
     command = [sys.executable, "-m", "halfstep.cli.main", "upload", *map(str, words)]
     known = {"HALFSTEP_URL": site.url, "HALFSTEP_TOKEN": "token"}
     environment = {**os.environ, **known, **variables}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return warm.run(command, env=environment)
 
 
 def test_a_frame_larger_than_a_piece_is_sent(site: IngestServer, tmp_path: Path) -> None:

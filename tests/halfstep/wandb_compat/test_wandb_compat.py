@@ -25,6 +25,7 @@ from halfstep.session import active_run, run_start, run_upload, watched_run
 from halfstep.session.logged_values import files_of
 from halfstep.telemetry.run_folder import read_run
 from halfstep.wandb_compat import calls, unsupported
+from tests import preloaded
 from tests.db.telemetry.telemetry_made import read_logged_points
 from tests.halfstep.watching.watch_made import Written
 from tests.site import until
@@ -402,7 +403,7 @@ wandb.log({"acc": 0.5}, commit=False)
 wandb.summary["best"] = 3
 raise ValueError("it diverged")
 """
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    ended = preloaded.run([sys.executable, "-c", code])
     assert ended.stderr.count("halfstep:") == 1, ended.stderr
     assert read_logged("unfinished") == {"acc": [(0, 0.5)], "summary/best": [(0, 3.0)]}
     assert {row["name"] for row in table("unfinished", "summary")} == {"acc", "best"}
