@@ -30,6 +30,7 @@ def test_the_run_that_benchmarks_record_takes_steps(database: Database) -> None:
     assert (run.step, run.skipped) == (1000, 2)
 
 
+@pytest.mark.extended
 def test_environment_is_made_again_for_other_requirements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

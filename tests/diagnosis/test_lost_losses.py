@@ -70,7 +70,9 @@ def _far(out: Tensor, _y: Tensor, _number: int) -> Tensor:
 
 
 @pytest.mark.parametrize("is_unreadable", [False, *extended([True])])
-@pytest.mark.parametrize(("precision", "rate"), [("fp16", 0.5), ("bf16", 3.0), ("fp32", 3.0)])
+@pytest.mark.parametrize(
+    ("precision", "rate"), [("fp16", 0.5), ("bf16", 3.0), *extended([("fp32", 3.0)])]
+)
 def test_divergence_is_named_with_its_losses(
     precision: str, rate: float, *, is_unreadable: bool
 ) -> None:
@@ -121,7 +123,7 @@ class Attention(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("every", [1, 8])
+@pytest.mark.parametrize("every", [1, *extended([8])])
 def test_nan_of_a_row_that_is_all_masked_is_no_overflow(every: int) -> None:
     """A softmax over a row that is all masked is NaN in every precision."""
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.diagnosis import slices
-from tests.marks import looped
+from tests.marks import extended, looped
 
 TESTS = """
 import time
@@ -48,7 +48,8 @@ def test_a_slice_that_takes_too_long_is_killed(
 
 
 @pytest.mark.parametrize(
-    ("words", "has_passed"), [("test_passes", True), ("test_fails", False), ("missing", True)]
+    ("words", "has_passed"),
+    [("test_fails", False), ("missing", True), *extended([("test_passes", True)])],
 )
 def test_failures_alone_fail_a_slice(tmp_path: Path, words: str, has_passed: bool) -> None:
     """A slice without tests passes too: there may be more slices than loops."""

@@ -4,6 +4,7 @@ import torch
 from PIL import Image
 
 from halfstep.run_config import ConfigError, parse_config
+from tests.marks import extended
 from tests.trainer.conftest import CPU
 from trainer.console import parse_assignments
 from trainer.data.sources import drawn
@@ -28,7 +29,7 @@ def make(folder, **settings):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("precision", ["fp16", *extended(["fp32"])])
 def test_it_trains_on_the_streets_that_it_draws(run_loop, precision):
     """Without a folder the loss falls on generated streets, and mean IoU is reported."""
     values = {"recipe": TINY, "precision": precision, "training": {"steps": 8, "batch_size": 4}}

@@ -139,8 +139,8 @@ def test_curves_have_the_same_steps_whatever_their_values_are(
         assert not any(curves.have_same_steps(found[one], found[n]) for n in (6, 7, 8))
 
 
-@pytest.mark.parametrize("first", [1, 524_289, 2**40 + 1, *extended([64, 1_000, 1_048_577])])
-@pytest.mark.parametrize("count", [1_000, 1_024, 5_000, *extended([1_023, 1_025])])
+@pytest.mark.parametrize("first", [1, 2**40 + 1, *extended([64, 1_000, 524_289, 1_048_577])])
+@pytest.mark.parametrize("count", [1_024, 5_000, *extended([1_000, 1_023, 1_025])])
 def test_the_first_point_is_found_after_a_gap_of_steps(
     database: Database, run: Run, first: int, count: int
 ) -> None:

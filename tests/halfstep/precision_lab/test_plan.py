@@ -26,11 +26,11 @@ from tests.halfstep.precision_lab.models_made import (
 )
 from tests.halfstep.precision_lab.plans_made import PLANS, STRICT, cancel
 from tests.halfstep.precision_lab.test_preservation import STEPS, flat, train
-from tests.marks import looped, sampled
+from tests.marks import extended, looped, sampled
 
 pytestmark = pytest.mark.slow
 
-FURTHER = ("overflow of a layer", "weights that underflow", "every block")
+FURTHER = ("overflow of a layer", "weights that underflow", "every block", "one block of four")
 
 
 class Shift(nn.Module):
@@ -93,7 +93,7 @@ def test_planted_need_is_named(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    sampled(MODELS, USUAL),
+    sampled(MODELS, {*USUAL} - {"checkpointed"}),
 )
 def test_clean_model_is_in_fp16_everywhere(name: str) -> None:
     """A model that needs no more precision gets fp16 without exceptions."""
@@ -205,10 +205,7 @@ def test_plan_is_plain_values() -> None:
     "name",
     [
         "counting",
-        "convolutions",
-        pytest.param("checkpointed", marks=pytest.mark.extended),
-        pytest.param("spectral", marks=pytest.mark.extended),
-        pytest.param("trees", marks=pytest.mark.extended),
+        *extended(["convolutions", "checkpointed", "spectral", "trees"]),
     ],
 )
 def test_training_is_bit_identical(name: str) -> None:

@@ -29,6 +29,7 @@ from torch.utils.checkpoint import (
 from halfstep.shadow.operations import Operation
 from tests.halfstep.shadow.checked import Loop, assert_equal_and_healthy, check_loop, train
 from tests.halfstep.shadow.test_bits import Counting, net, of, squares
+from tests.marks import sampled
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -482,14 +483,24 @@ FAILING: dict[str, tuple[Loop, str]] = {
     "accumulated_in_a_thread": (accumulated_in_a_thread, "gradients_differ: a shadow is stale"),
     "through_numpy": (partial(with_value, through_numpy), "loss_differs: a shadow is stale"),
 }
+#: Loops under torch's own tracers and profiler, which take seconds; for `make test-all`.
+TOOLS = [traced_and_profiled, exported, conditional]
 
 
-@pytest.mark.parametrize("loop", BORNE, ids=lambda loop: loop.__name__)
+@pytest.mark.parametrize(
+    "loop",
+    sampled(BORNE, [each for each in BORNE if each not in TOOLS]),
+    ids=lambda loop: loop.__name__,
+)
 def test_an_unusual_loop_is_equal_to_the_bit(loop: Loop) -> None:
     assert_equal_and_healthy(loop)
 
 
-@pytest.mark.parametrize("loop", MENDED.values(), ids=MENDED)
+@pytest.mark.parametrize(
+    "loop",
+    sampled(MENDED.values(), [each for each in MENDED.values() if each not in TOOLS]),
+    ids=MENDED,
+)
 def test_a_loop_that_once_failed_is_equal_to_the_bit(loop: Loop) -> None:
     assert_equal_and_healthy(loop)
 
@@ -497,7 +508,14 @@ def test_a_loop_that_once_failed_is_equal_to_the_bit(loop: Loop) -> None:
 @pytest.mark.parametrize(
     "loop",
     [
-        pytest.param(loop, id=name, marks=pytest.mark.xfail(strict=True, reason=reason))
+        pytest.param(
+            loop,
+            id=name,
+            marks=[
+                pytest.mark.xfail(strict=True, reason=reason),
+                *([pytest.mark.extended] if loop in TOOLS else []),
+            ],
+        )
         for name, (loop, reason) in FAILING.items()
     ],
 )
@@ -545,7 +563,13 @@ def trained() -> None:
     [
         trained,
         evaluated,
-        pytest.param(stepped_by_hand, marks=pytest.mark.xfail(strict=True, reason="no step ends")),
+        pytest.param(
+            stepped_by_hand,
+            marks=[
+                pytest.mark.xfail(strict=True, reason="no step ends"),
+                pytest.mark.extended,
+            ],
+        ),
     ],
 )
 def test_memory_does_not_grow(loop: Loop) -> None:

@@ -90,6 +90,7 @@ COMPLETE = [
         train()
         """,
         id="like_freed_weights",
+        marks=pytest.mark.extended,
     ),
     pytest.param(
         """
@@ -144,6 +145,7 @@ COMPLETE = [
             print(pool.submit(train, 30).result())
         """,
         id="thread_pool",
+        marks=pytest.mark.extended,
     ),
     pytest.param(
         """

@@ -62,10 +62,9 @@ def scale_as_described(records, settings):
         {},
         {"ceiling": 2.0**19, "init_scale": 2.0**18},
         {"floor": 2.0**21},
-        {"hysteresis": 3},
-        {"tolerance": 0.05},
         {"tolerance": 0.3},  # of the whole run's steps fewer are skipped
         {"hysteresis": 2, "tolerance": 0.1, "floor": 2.0**10, "ceiling": 2.0**24},
+        *extended([{"hysteresis": 3}, {"tolerance": 0.05}]),
     ],
 )
 def test_the_scale_moves_as_the_settings_say(run_loop, settings, fused):
