@@ -479,9 +479,9 @@ def test_reentrant_checkpointing_is_rejected() -> None:
 
 @pytest.mark.slow
 def test_import_of_halfstep_loads_no_torch() -> None:
-    """The function is loaded on first use."""
+    """The functions of the lab are loaded on first use."""
     code = "import halfstep, sys; assert 'torch' not in sys.modules; halfstep.precision_diff"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", f"{code}; halfstep.precision_plan"], check=True)
 
 
 RANK = """

@@ -1,6 +1,5 @@
 """Every way in which a process ends, with real processes: outcome, exit code and last rows."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -9,10 +8,9 @@ from typing import Any
 
 import pytest
 
-import halfstep
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.run_folder import read_outcome, read_run
-from tests import preloaded
+from tests import preloaded, warm
 from tests.halfstep.telemetry.ingest_made import IngestServer
 from tests.halfstep.watching.watch_made import Written
 from tests.marks import extended, sampled
@@ -239,8 +237,8 @@ CHILDREN = [
 ]
 
 
-#: Kinds of children that load the script's file again, and an end without any of tests.preloaded.
-FRESH = {"spawn", "forkserver", "torch.spawn", "exit in except"}
+#: Kinds of children that load the script's file again.
+LOADING = {"spawn", "forkserver", "torch.spawn"}
 
 
 @pytest.fixture
@@ -253,13 +251,12 @@ def script(tmp_path: Path) -> Path:
 def run(script: Path, kind: str, end: str) -> "subprocess.CompletedProcess[str]":
     """Run the script; its runs lie next to it."""
     command = [sys.executable, str(script), str(script.parent / "runs"), kind, end]
-    environment = {**os.environ, "PYTHONPATH": str(Path(halfstep.__file__).parents[1])}
     with heed(signal.SIGINT), heed(signal.SIGQUIT), heed(signal.SIGHUP):
-        if {kind, end} & FRESH:
-            return subprocess.run(
-                command, capture_output=True, text=True, timeout=120, env=environment
-            )
-        return preloaded.run(command, timeout=120, env=environment)
+        if {kind, end} & LOADING:
+            return warm.run(command, timeout=120)
+        if end == "exit in except":  # without any frame of tests.preloaded
+            return subprocess.run(command, capture_output=True, text=True, timeout=120)
+        return preloaded.run(command, timeout=120)
 
 
 def outcome(script: Path, name: str = "it") -> dict[str, Any]:
