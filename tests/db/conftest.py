@@ -23,6 +23,9 @@ SAMPLED |= {"test_curves.py", "test_run_metadata.py", "test_runs.py", "test_tras
 SAMPLED |= {"test_metric_blocks.py", "test_metric_conversion.py", "test_quotas.py"}
 SAMPLED |= {"test_recorded_losses.py", "test_run_control.py", "test_step_blocks.py"}
 SAMPLED |= {"test_step_conversion.py"}
+#: Modules whose tests vary the values of one statement, or the shape of what it returns.
+SAMPLED |= {"test_comparisons.py", "test_environments.py", "test_export.py"}
+SAMPLED |= {"test_grouping.py", "test_log_lines.py", "test_series.py"}
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:

@@ -21,6 +21,10 @@ from trainer.setup import one_at_a_time, prepare_run
 from trainer.step import make_scaler
 
 
+#: Digits that skip and grow as often as those of the default width, in half the time.
+NARROW = {"recipe": {"width": 32}}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp16", *extended(["bf16", "fp32"])])
 def test_digits_reach_95_percent_in_every_precision(run_loop, precision):
@@ -36,7 +40,8 @@ def test_digits_reach_95_percent_in_every_precision(run_loop, precision):
 @pytest.mark.slow
 def test_the_scale_falls_exactly_at_skips_and_nowhere_else(run_loop):
     """In fp16 the next step's scale is half at a skip, double at a growth, else the same."""
-    run = run_loop(Digits)
+    values = {"training": {"steps": 150, "batch_size": 8}, "scaler": {"growth_interval": 30}}
+    run = run_loop(Digits, values | NARROW)
     scale, skipped = run.records["scale"], set(run.list_skipped())
     grown = {event["step"] for event in run.of("scaler", kind="growth")}
     assert len(skipped) > 1
@@ -71,8 +76,9 @@ def test_skip_flags_are_the_truth_and_skipped_steps_change_no_weight(monkeypatch
 
     monkeypatch.setattr(torch, "_amp_foreach_non_finite_check_and_unscale_", spy)
     values = {
-        "training": {"steps": 150, "fused": fused},
+        "training": {"steps": 150, "fused": fused, "batch_size": 8},
         "diagnosis": {"replay_skips": 0},  # a replay draws its batch again
+        **NARROW,
     }
     train(
         prepare_run(

@@ -14,7 +14,7 @@ from tests.app.conftest import csrf_token, submit
 from tests.app.submission.new_run_pages_made import FORM
 from tests.app.sweeps.sweep_submission_made import begin, members
 
-pytestmark = pytest.mark.sql
+pytestmark = pytest.mark.sql_sample
 
 RUN = {"recipe": "digits"}
 

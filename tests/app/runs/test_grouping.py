@@ -16,7 +16,7 @@ from tests.app.conftest import CONFIG, submit
 from tests.app.looks_made import collect_queries
 from tests.marks import looped
 
-pytestmark = pytest.mark.sql
+pytestmark = pytest.mark.sql_sample
 
 
 @pytest.fixture

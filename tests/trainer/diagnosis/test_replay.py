@@ -215,7 +215,8 @@ def test_a_replayed_loss_is_that_of_the_skipped_step(run_loop, monkeypatch):
         return losses[-1]
 
     monkeypatch.setattr(StepRepetition, "_repeat_passes", keeping)
-    run = run_loop(Digits, {"recipe": {"dropout": 0.3, "shift_pixels": 2}})
+    values = {"training": {"steps": 130}, "recipe": {"dropout": 0.3, "shift_pixels": 2}}
+    run = run_loop(Digits, values)
     steps = [event["step"] for event in run.of("replay")]
     assert len(steps) == 3
     assert [float(loss) for loss, _gradients in losses] == run.records["loss"][
@@ -225,9 +226,9 @@ def test_a_replayed_loss_is_that_of_the_skipped_step(run_loop, monkeypatch):
 
 def test_only_the_first_skips_are_replayed(run_loop):
     """After the number of replays in the setting no skip is observed any more."""
-    run = run_loop(Digits, {"diagnosis": {"replay_skips": 1}})
-    assert len(run.of("replay")) == 1
-    assert len(run.list_skipped()) > 5
+    run = run_loop(Digits, {"training": {"steps": 100}, "diagnosis": {"replay_skips": 1}})
+    [replayed] = (event["step"] for event in run.of("replay"))
+    assert any(step > replayed for step in run.list_skipped())
 
 
 @pytest.mark.parametrize("knows", [True, *extended([False])])
