@@ -20,7 +20,6 @@ from trainer.schedule import learning_rate_factor
 from trainer.setup import one_at_a_time, prepare_run
 from trainer.step import make_scaler
 
-
 #: Digits that skip and grow as often as those of the default width, in half the time.
 NARROW = {"recipe": {"width": 32}}
 
