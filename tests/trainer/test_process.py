@@ -174,11 +174,9 @@ def test_no_training_outlives_its_supervisor(tmp_path):
     write_job(tmp_path)
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    process = subprocess.run(
+    process = warm.run(
         [sys.executable, "-m", "trainer.process", str(tmp_path), "1"],
         env=os.environ | {"HALFSTEP_PARENT_PID": str(gone.pid)},
-        capture_output=True,
-        text=True,
     )
     assert process.returncode == 1
     assert "is gone" in process.stderr
@@ -188,7 +186,7 @@ def test_no_training_outlives_its_supervisor(tmp_path):
 def test_training_dies_with_the_process_that_started_it(tmp_path):
     """When the starter is killed, the kernel kills the training at once."""
     write_job(tmp_path, config={"training": {"steps": 10**8}})
-    starter = subprocess.Popen(
+    starter = warm.Popen(
         [
             sys.executable,
             "-c",
@@ -206,6 +204,7 @@ def test_training_dies_with_the_process_that_started_it(tmp_path):
     spool = SpoolReader(tmp_path / "spool")
     while starter.poll() is None and not spool.poll():  # until it trains
         os.sched_yield()
+    assert starter.poll() is None
     starter.kill()
     starter.communicate()
     assert select.select([training], [], [], 30)[0]  # a pidfd is readable once its process is dead
