@@ -146,9 +146,9 @@ class CheckedLoop:
             for defect in defects
         )
 
-    def _record_scaled_read(self, place: Place, value: float) -> None:
+    def _record_scaled_read(self, place: Place, value: float, scale: float) -> None:
         """Note that the loop reads a number that is multiplied by the loss scale."""
-        scale, is_known = self._sanitizer.mode.scale, self._scaled_reads.get(place) == self._number
+        is_known = self._scaled_reads.get(place) == self._number
         if is_known or scale == 1.0 or not math.isfinite(value):
             return
         self._scaled_reads[place] = self._number

@@ -109,8 +109,8 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.on_write: Callable[[Entry, Operation, int], None] | None = None
         #: Called with a comparison that the loop reads, and that depends on the loss scale.
         self.on_decision: Callable[[Operation], None] | None = None
-        #: Called with a number that the loop reads, its place and value, if it is a scaled one.
-        self.on_scaled_read: Callable[[Place, float], None] | None = None
+        #: Called with the place and value of a scaled number that the loop reads, and its scale.
+        self.on_scaled_read: Callable[[Place, float, float], None] | None = None
         self.casts = WeightCasts(lambda tensor: bool(variable(tensor)[0]))
         #: Called with an operator of the forward pass that uses a cast from before a change.
         self.on_stale_cast: Callable[[Operation], None] | None = None
@@ -293,17 +293,26 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _see_read(self, tensors: list[Tensor]) -> None:
         for tensor in filter(is_readable, tensors):
             entry = self.memory.find(tensor)
-            if entry is None or entry.power == 0:
+            if entry is None:
+                kept = self.kept.find(tensor.untyped_storage()._cdata)  # of an earlier step
+                if kept is not None and kept.origin.power == 1:
+                    self._see_scaled_read(tensor, place_of_caller(), kept.scale)
+                continue
+            if entry.power == 0:
                 continue
             latest = entry.writers[-1]
             if tensor.dtype is not torch.bool:
                 if latest.name != OUTSIDE:  # not the scale itself
                     place = place_of_caller()
                     self.scaled_read = replace(place, caller_file="", caller_line=0)
-                    if entry.power == 1 and tensor.numel() == 1 and self.on_scaled_read is not None:
-                        self.on_scaled_read(place, float(tensor))
+                    if entry.power == 1:
+                        self._see_scaled_read(tensor, place, self.scale)
             elif self.on_decision is not None and entry.power is None:
                 self.on_decision(latest)
+
+    def _see_scaled_read(self, tensor: Tensor, place: Place, scale: float) -> None:
+        if self.on_scaled_read is not None and tensor.numel() == 1:
+            self.on_scaled_read(place, float(tensor), scale)
 
     def _operation(self, name: str) -> Operation:
         self._number += 1

@@ -202,7 +202,7 @@ def test_actions_are_recorded_with_their_users(
     assert "hush" not in browser.get("/audit").text
     lines = browser.get("/api/v1/audit/export").text.splitlines()
     assert [json.loads(line)["id"] for line in lines] == [before["id"], newest["id"]]
-    assert browser.get(f"/audit?run={run.id}").text.count("<code>PUT") == 1
+    assert browser.get(f"/audit?run={run.id}").text.count('"quiet">PUT') == 1
     history = script.get(f"/api/v1/runs/{run.id}").json()["statuses"]
     assert history[-1]["reason"] == "priority 3, by ada"
     for change in (update(AuditEvent).values(action="x"), delete(AuditEvent)):

@@ -1163,12 +1163,14 @@ def test_a_number_that_is_read_while_it_is_scaled_is_noted() -> None:
             loss.item()
             scaler.step(optimizer)
             scaler.update()
+            float(scaled.detach())
 
     rows = rows_of_loop(train)
     assert not any(row.is_fault for row in rows)
     assert [(row.source, row.count, row.value) for row in rows] == [
         ("scaled.item()", 2, 8192.0),
         ("weight.grad.norm().item()", 2, 4096.0),
+        ("float(scaled.detach())", 2, 8192.0),
     ]
     assert "it is 8,192, and 8 without the scale of 2^10" in rows[0].text
 
