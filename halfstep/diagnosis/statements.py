@@ -32,7 +32,7 @@ TITLES: Mapping[Kind, str] = {
     "scaled_gradients_kept": "A state is computed from scaled gradients",
     "gradients_not_scaled": "A gradient is not multiplied by the loss scale",
     "gradients_cleared_before_step": "Gradients are cleared before the step",
-    "gradients_edited_after_step": "Gradients are edited after the step",
+    "gradients_edited_after_step": "Gradients are edited without effect",
     "stale_weight_cache": "Autocast computes with weights from before they changed",
     "no_half_operators": "Nothing runs in half precision",
     "overflow_without_effect": "Overflow of {dtype} without effect",
@@ -66,7 +66,8 @@ ADVICE: Mapping[Kind, str] = {
     "gradients_not_scaled": "Multiply it by grad_output, in the backward of the custom Function "
     "that makes it.",
     "gradients_cleared_before_step": "Clear them before the first backward pass of a step.",
-    "gradients_edited_after_step": "Edit or clip them before the step, after scaler.unscale_.",
+    "gradients_edited_after_step": "Edit or clip the gradients that the optimizer steps with, "
+    "before the step and after scaler.unscale_: of copies in fp32, not of the model.",
     "stale_weight_cache": "Leave the region of autocast before weights change, and enter it again: "
     "in each step, around the forward pass and the loss only. Or pass cache_enabled=False.",
     "no_half_operators": "Run the forward pass under torch.autocast, or remove the scaler.",
@@ -400,8 +401,8 @@ _TEXTS: Mapping[Kind, Callable[[Observation], str] | str] = {
     "too little by that factor.",
     "gradients_cleared_before_step": "{steps} {line} sets all gradients to 0 between the backward "
     "pass and the step: no weight moves.",
-    "gradients_edited_after_step": "{steps} {line} changes gradients after their optimizer has "
-    "stepped, and they are cleared before the next backward pass: it has no effect.",
+    "gradients_edited_after_step": "{steps} {line} changes gradients, and they are cleared before "
+    "a step uses them: it has no effect.",
     "stale_weight_cache": "{steps} {line} uses weights in half precision that have changed since: "
     "autocast keeps them as they were at their first use, until {origin} is left.",
     "no_half_operators": "A GradScaler is used, and no operator of the forward pass ran in fp16 or "

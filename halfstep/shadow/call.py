@@ -121,7 +121,7 @@ class Call:
                 mode.repair = None
 
     def _input(self, tensor: Tensor, entry: Entry) -> Input:
-        facts = None
+        facts, entry.writers[-1].is_read = None, True
         if entry.is_suspect and not entry.is_unread:
             facts = examine(tensor, self._mode.memory.shadow(tensor, entry))
             if facts is not None and facts.nonfinite and len(entry.writers) == 1:

@@ -40,6 +40,11 @@ class GradientChanges:
         #: Storages of gradients with which an optimizer has stepped, and changes of them since.
         self._used: dict[int, StorageWeakRef] = {}
         self._late_edits: dict[int, Operation] = {}
+        self._optimized: set[int] = set()  # ids of parameters that an optimizer steps
+        #: Of other parameters: their ids and gradients by these' storages, and changes of those.
+        self._others: dict[int, tuple[int, StorageWeakRef]] = {}
+        self._other_edits: dict[int, Operation] = {}
+        self._has_stepped = False  # an optimizer, since the pass
         self.begin()
 
     def begin(self) -> None:
@@ -77,12 +82,35 @@ class GradientChanges:
         self._passed = max(latest, default=0)
         self._pass = self._scalings.get(self._passed)
         for key, operation in self._late_edits.items():
-            entry = self._memory.entries.get(key)
-            is_cleared = entry is not None and entry.writers[-1].name in CLEARING
-            if is_cleared or self._used[key].expired():  # type: ignore[no-untyped-call]
+            if self._is_cleared(key, self._used[key]):
                 self._report("gradients_edited_after_step", operation)
+        unused = [
+            not operation.is_read
+            and self._others[key][0] not in self._optimized
+            and self._is_cleared(key, self._others[key][1])
+            for key, operation in self._other_edits.items()
+        ]
+        if self._has_stepped and unused and all(unused):
+            self._report("gradients_edited_after_step", next(iter(self._other_edits.values())))
         self._late_edits.clear()
+        self._other_edits.clear()
         self._used.clear()
+        self._has_stepped = False
+
+    def _is_cleared(self, key: int, storage: StorageWeakRef) -> bool:
+        """Return whether a gradient was set to 0 or to None."""
+        entry = self._memory.entries.get(key)
+        is_zero = entry is not None and entry.writers[-1].name in CLEARING
+        return is_zero or storage.expired()  # type: ignore[no-untyped-call]
+
+    def pass_ended(self, gradients: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """See the gradients that a pass has left, each after its parameter."""
+        self._others.clear()
+        for parameter, gradient in gradients:
+            if id(parameter) not in self._optimized:
+                storage = gradient.untyped_storage()
+                reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+                self._others[storage._cdata] = id(parameter), reference
 
     def are_scaled(self, entries: Iterable[Entry]) -> None:
         """See the gradients of a pass of a scaled loss."""
@@ -120,6 +148,7 @@ class GradientChanges:
 
     def stepping(self, optimizer: Optimizer) -> None:
         """Report that all gradients with which an optimizer steps were cleared after their pass."""
+        self._optimized.update(map(id, parameters_of(optimizer)))
         entries = list(map(self._memory.find, gradients_of(optimizer)))
         cleared = [self._cleared.get(id(entry)) for entry in entries]
         if cleared and cleared[0] is not None and None not in cleared:
@@ -129,6 +158,7 @@ class GradientChanges:
 
     def record_step(self, optimizer: Optimizer) -> None:
         """See that an optimizer has stepped: later changes of its gradients have no effect."""
+        self._has_stepped = True
         for gradient in gradients_of(optimizer):
             storage = gradient.untyped_storage()
             self._used[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
@@ -145,6 +175,8 @@ class GradientChanges:
             self._changed[id(entry)] = entry, operation
         if key in self._used and not is_clearing:
             self._late_edits[key] = self._add_caller(operation)
+        if key in self._others and not is_clearing:
+            self._other_edits[key] = self._add_caller(operation)
         is_scaled = self._scaled.pop(id(entry), None) is not None
         if is_scaled and operation.power is None and not is_clearing:
             self._report("scaled_gradients_edited", self._add_caller(operation))

@@ -89,6 +89,7 @@ class Operation:
     is_tainted: bool = False  # something is wrong in its result, or in what led to it
     is_unknown: bool = False  # it could not be run again
     is_zero_drawn: bool = False  # at random, in half precision
+    is_read: bool = False  # another operator has used its result
     is_first: bool = False  # half precision lost values here that were there before
     #: A value that an element-wise operator lost: its input, and what that is in fp32.
     sample: tuple[float, float] | None = None

@@ -186,10 +186,13 @@ class Sanitizer:
         self.mode.has_pass = self._passes > 0
         if self._passes:
             return
-        gradients = [
-            parameter.grad for parameter in self.names.parameters() if parameter.grad is not None
-        ]
-        found = map(self.mode.memory.find, filter(is_readable, gradients))
+        gradients = {
+            parameter: parameter.grad
+            for parameter in self.names.parameters()
+            if parameter.grad is not None and is_readable(parameter.grad)
+        }
+        self._changes.pass_ended(gradients.items())
+        found = map(self.mode.memory.find, gradients.values())
         entries = [entry for entry in found if entry is not None]
         if self._scaler is not None:
             self._changes.are_scaled(entries)

@@ -70,6 +70,7 @@ KINDS = {
     "diverges": {
         *("overflow", "undefined", "scale_too_large", "nonfinite_without_scaler"),
         *("forward_overflow", "undefined_forward", "backward_overflow"),
+        "gradients_edited_after_step",  # a clip without effect
     },
     "scaled gradients": {
         *("scaled_gradients_edited", "scaled_gradients_in_loss", "scaled_gradients_clipped"),
@@ -90,7 +91,7 @@ WORDS = {
     "carried": re.compile(
         "has not been finite since|held NaN when|may come from there|were already not finite"
     ),
-    "diverges": re.compile("the training diverge[sd]"),
+    "diverges": re.compile("the training diverge[sd]|it has no effect"),
 }
 UNKNOWN = {"nonfinite_without_scaler", "nonfinite_buffers"}  # what is seen, not its cause
 WITHOUT_LINE = {"underflow", "scale", "diverges", "call order"}

@@ -508,6 +508,31 @@ def test_a_clip_after_the_step_has_no_effect(*, set_to_none: bool) -> None:
     assert "gradients_edited_after_step" not in kinds
 
 
+@pytest.mark.parametrize("clipped", ["model", "copies"])
+def test_a_clip_of_gradients_that_no_step_uses_has_no_effect(clipped: str) -> None:
+    """Copies in fp32 have taken the model's gradients before, and are what the optimizer steps."""
+
+    def train() -> None:
+        net = nn.Linear(4, 1)
+        copies = [nn.Parameter(weight.detach().clone()) for weight in net.parameters()]
+        optimizer = torch.optim.SGD(copies, lr=0.01)
+        for _ in range(5):
+            net.zero_grad()
+            net(torch.ones(2, 4)).mean().backward()
+            for copy, weight in zip(copies, net.parameters(), strict=True):
+                copy.grad = weight.grad.clone()
+            parameters = net.parameters() if clipped == "model" else copies
+            nn.utils.clip_grad_norm_(parameters, 0.1)
+            optimizer.step()
+            with torch.no_grad():
+                for copy, weight in zip(copies, net.parameters(), strict=True):
+                    weight.copy_(copy)
+
+    found = [row.source for row in rows_of_loop(train) if row.kind == "gradients_edited_after_step"]
+    clips = ["nn.utils.clip_grad_norm_(parameters, 0.1)"]
+    assert found == (clips if clipped == "model" else [])
+
+
 def test_gradients_below_the_range_underflow() -> None:
     row = first(check(lambda w: w.half().float().mean() * 1e-8, scale=1.0, steps=4))
     assert (row.kind, row.share) == ("gradients_underflow", 1.0)
