@@ -37,6 +37,9 @@ MISSED = {
     "fourteenth/cell_cycling_weeks": "partly",  # the file is read by NumPy
     "sixteenth/glide_half_finetune": "partly",  # the step, not the optimizer with its eps
     "fourteenth/modrec_taylor_prune": "silent",  # a NaN of a state that only a comparison sees
+    "nineteenth/languini_grad_stats": "silent",  # scaled norms that are only logged: a note
+    "nineteenth/moe_dapo_policy": "partly",  # the step and the cast, not the optimizer
+    "nineteenth/rtmdet_rotated_iou": "partly",  # the line after the quotient
     "eighteenth/coqui_epoch_scheduler": "silent",  # a scheduler that is never stepped
     "eighteenth/fastai_accum_callbacks": "silent",  # a scaled loss that is only logged
     "eighteenth/lcn_aerial_segments": "partly",  # an overflow before the one that lasts
@@ -54,6 +57,9 @@ MISSED = {
 }
 #: The same of watched runs: silent where the failing step was not armed, or no weights are left.
 MISSED_WATCHED = {
+    "nineteenth/languini_grad_stats": "silent",
+    "nineteenth/moe_dapo_policy": "partly",
+    "nineteenth/rtmdet_rotated_iou": "partly",
     "eighteenth/coqui_epoch_scheduler": "silent",
     "eighteenth/fastai_accum_callbacks": "silent",
     "eighteenth/gated_deltanet_heads": "silent",  # a weight, in whose first step nothing is armed
