@@ -1,5 +1,6 @@
 """Charts embedded in notes: recognition of chart URLs, and charts as SVG images."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
@@ -14,6 +15,8 @@ from halfstep import number_formats
 MOST_RUNS = 10
 POINTS = 300
 WIDTH, HEIGHT = 480, 220
+#: Series whose axis is logarithmic, as `app/static/compare/comparison.js` has it.
+LOGARITHMIC = ("scale", "grad_norm", "grad_norm_clipped")
 #: The colours of runs on a light and on a dark ground, as base.css has them.
 LIGHT = (
     *("#0000ff", "#b7065e", "#115a00", "#9570ff", "#967704"),
@@ -86,33 +89,38 @@ def picture(
     places: Sequence[int],
     nonfinite: Sequence[Sequence[int]] = (),
     *,
-    is_scale: bool = False,
+    series: str = "loss",
 ) -> Markup:
     """Draw lines of steps and values by label; values that are not numbers are gaps.
 
     places: position of each line's run, which decides its colour.  nonfinite: of each line, the
-    buckets with values that are not finite; these have marks.  is_scale: of loss scales.
+    buckets with values that are not finite; these have marks.  A loss scale has steps.
     """
-    points = [
-        (x, y) for xs, ys in lines.values() for x, y in zip(xs, ys, strict=True) if _is_number(y)
-    ]
-    if not points:
+    is_scale, is_log = series == "scale", series in LOGARITHMIC
+
+    def is_drawn(y: float | str | None) -> TypeGuard[float]:
+        return isinstance(y, int | float) and (y > 0 or not is_log)
+
+    values = [y for _, ys in lines.values() for y in ys if is_drawn(y)]
+    if not values:
         return _svg(title, Markup('<text x="240" y="110" text-anchor="middle">no values</text>'))
     steps = [step for at in (*(xs for xs, _ in lines.values()), *nonfinite) for step in at]
     first, last = min(steps), max(steps)
-    low, high = min(y for _, y in points), max(y for _, y in points)
+    low, high = min(values), max(values)
+    at = math.log if is_log else float
     left, right, bottom = 70, WIDTH - 14, HEIGHT - 28
     labels, top = _legend(lines, places, left, right)
 
     def path(xs: Sequence[int], ys: Sequence[float | str | None]) -> str:
         drawn, pen = [], "M"
         for x, y in zip(xs, ys, strict=True):
-            if not _is_number(y):
+            if not is_drawn(y):
                 pen = "M"
                 continue
             across = left + (x - first) / ((last - first) or 1) * (right - left)
-            up = bottom - (y - low) / ((high - low) or 1.0) * (bottom - top)
-            drawn.append(f"{pen}{across:.1f} {up:.1f}")
+            up = bottom - (at(y) - at(low)) / ((at(high) - at(low)) or 1.0) * (bottom - top)
+            is_stepped = is_scale and pen == "L"
+            drawn.append(f"H{across:.1f}V{up:.1f}" if is_stepped else f"{pen}{across:.1f} {up:.1f}")
             pen = "L"
         return "".join(drawn)
 
@@ -124,8 +132,8 @@ def picture(
     )
     buckets = nonfinite or [()] * len(lines)
     for place, line, own in zip(places, lines.values(), buckets, strict=True):
-        values = values_of(*line, own)
-        for mark in marks(values, lambda step: (step - first) / ((last - first) or 1)):
+        nonfinite_values = values_of(*line, own)
+        for mark in marks(nonfinite_values, lambda step: (step - first) / ((last - first) or 1)):
             drawn += Markup('<text class="c{}" x="{:.0f}" y="{}" {}>{}</text>').format(
                 place % len(LIGHT),
                 left + mark.at * (right - left),
@@ -157,10 +165,6 @@ def _svg(title: str, content: Markup) -> Markup:
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {} {}" role="img">'
         "<title>{}</title><style>{}</style>{}</svg>"
     ).format(WIDTH, HEIGHT, title, _STYLE, content)
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float)
 
 
 def _legend(

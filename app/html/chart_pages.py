@@ -12,6 +12,7 @@ from app.compare.comparison_api import series_of
 from app.dependencies import Db
 from app.html import chart_links
 from app.http.parameters import Text, as_run_ids
+from db.health.scaling_health import has_scaler
 from db.runs import runs as runs_of
 
 router = Router()
@@ -32,13 +33,15 @@ def show_chart(
 def chart(session: Session, ids: list[int], series: str) -> Response:
     """Return the image of one series or metric of runs."""
     windows = series_of(session, ids, [series], 1, None, chart_links.POINTS).runs
-    names = {run.id: run.name for run, _owner in runs_of.with_owners(session, ids)}
+    known = [run for run, _owner in runs_of.with_owners(session, ids)]
+    names = {run.id: run.name for run in known}
+    unscaled = {run.id for run in known if not has_scaler(run)} if series == "scale" else set()
     labels = run_labels.label(list(names), list(names.values()), ()) if names else {}
     lines, drawn, nonfinite = {}, [], []
     for run_id, window in windows.items():
         recorded = window.series.get(series)
         line = recorded if recorded and recorded.y else window.metrics.get(series)
-        if line:
+        if line and run_id not in unscaled:
             xs = line.x if line.x is not None else window.x
             lines[labels[run_id]] = (xs, line.y)
             drawn.append(run_id)
@@ -46,11 +49,7 @@ def chart(session: Session, ids: list[int], series: str) -> Response:
     places = run_colors.places(ids)
     title = f"{series} of {', '.join(lines) or 'no run'}"
     picture = chart_links.picture(
-        title,
-        lines,
-        [places[run_id] for run_id in drawn],
-        nonfinite,
-        is_scale=series == "scale",
+        title, lines, [places[run_id] for run_id in drawn], nonfinite, series=series
     )
     headers = {"Content-Security-Policy": POLICY}
     return Response(str(picture), media_type="image/svg+xml", headers=headers)

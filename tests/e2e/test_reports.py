@@ -74,10 +74,14 @@ def test_a_report_is_written_drawn_live_and_shared(
     expect(preview.locator("strong")).to_have_text("bold words")
     expect(preview.get_by_text("<i>not</i>")).to_be_visible()
     expect(text).to_be_focused()
+    chart = preview.locator("[data-row=loss] .plot")
+    expect(chart).to_have_attribute("data-drawn", "40")
+    expect(chart.locator("[data-static-chart]")).to_have_count(0)
     table = preview.get_by_role("table").element_handle()
     page.keyboard.type(" more")
     expect(preview.get_by_text("not</i> more")).to_be_visible()
     assert table.evaluate("e => e.isConnected"), "what did not change stays"
+    expect(chart).to_have_attribute("data-drawn", "40")
     for width in (1440, 1024, 390):
         page.set_viewport_size({"width": width, "height": 900})
         boxes = [each.bounding_box() for each in (text, preview)]

@@ -4,6 +4,7 @@ import { inTurn } from 'http'
 import { toast } from 'page'
 import { createPicker } from 'panel_picker'
 import { createDraft } from 'report_draft'
+import { createReportPanel } from 'report_panels'
 
 const WAIT_MS = 300 // after the last key
 
@@ -30,18 +31,30 @@ const asked = async (action) => {
   }).catch(() => null)
   return answer?.ok || answer?.status === 422 ? new DOMParser().parseFromString(await answer.text(), 'text/html') : null
 }
-/** Show what a page has as preview; parts that are the same stay, with their pictures. @param {Document} page */
+const report = /** @type {Found} */ (preview.querySelector('.report'))
+/** The parts of the preview as the server sent them, before their panels were drawn. @type {WeakMap<Element, Node>} */
+const sent = new WeakMap()
+/** @param {Element} part */
+const draw = (part) => {
+  sent.set(part, part.cloneNode(true))
+  if (part.matches('[data-report-panel]')) createReportPanel(/** @type {Found} */ (part), report)
+  return part
+}
+;[...report.children].forEach(draw)
+/** Show what a page has as preview; parts that are the same stay, with their charts. @param {Document} page */
 const show = (page) => {
-  const [old, fresh] = [preview.querySelector('.report'), page.querySelector('#preview .report')]
+  const fresh = page.querySelector('#preview .report')
   if (!fresh) return
   const parts = [...fresh.children]
   parts.forEach((part, i) => {
-    const known = old.children[i]
-    if (known?.isEqualNode(part)) return
-    if (known && old.children.length >= parts.length) known.replaceWith(document.adoptNode(part))
-    else old.insertBefore(document.adoptNode(part), known ?? null)
+    const known = report.children[i]
+    if (known && sent.get(known)?.isEqualNode(part)) return
+    document.adoptNode(part)
+    if (known && report.children.length >= parts.length) known.replaceWith(part)
+    else report.insertBefore(part, known ?? null)
+    draw(part)
   })
-  while (old.children.length > parts.length) old.lastElementChild.remove()
+  while (report.children.length > parts.length) report.lastElementChild?.remove()
 }
 const refresh = inTurn(async () => {
   const page = await asked('preview')

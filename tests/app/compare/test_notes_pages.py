@@ -13,7 +13,7 @@ from db.database import Database
 from db.runs import notes
 from db.tables import User
 from tests.app.auth.permissions_made import script_of
-from tests.app.conftest import start_run, submit
+from tests.app.conftest import CONFIG, start_run, submit
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 
 
@@ -112,12 +112,30 @@ def test_a_chart_is_a_picture(
     assert "no values" in browser.get("/charts.svg?runs=1&series=none").text
 
 
+def test_a_picture_of_loss_scales_leaves_out_runs_without_a_scaler(
+    database: Database, ada: User, offered: None, browser: TestClient
+) -> None:
+    """They have no line at 1 beside the scales of the others."""
+    for name, is_scaled in (("with scaler", True), ("without", False)):
+        config = CONFIG | {"scaler": {"enabled": is_scaled}}
+        record(database, start_run(database, ada, name=name, config=config), make_steps([1.0] * 3))
+    picture = browser.get("/charts.svg?runs=1,2&series=scale").text
+    assert ">with scaler<" in picture
+    assert ">without<" not in picture
+
+
 def test_a_picture_has_whole_names_and_scales_as_powers() -> None:
-    """Its legend has a row more where names need it; a loss scale reads as on every page."""
+    """Its legend has a row more where names need it; a loss scale has steps of powers of two."""
     names = [f"fp16 without scaler seed {seed}" for seed in range(4)]
-    lines = {name: ([1, 2], [2.0**24, 4.0]) for name in names}
-    picture = str(chart_links.picture("scale", lines, range(4), is_scale=True))
+    lines = {name: ([1, 2, 3], [2.0**24, 4.0, 2.0**13]) for name in names}
+    picture = str(chart_links.picture("scale", lines, range(4), series="scale"))
     assert all(f">{name}<" in picture for name in names)
     assert '>2<tspan dy="-5" font-size="10">24</tspan><' in picture
     heights = re.findall(r'cy="(\d+)"', picture)
     assert len(set(heights)) == 4
+    path = re.search(r'class="c0" d="([^"]*)"', picture)
+    assert path
+    down = re.fullmatch(r"M70.0 ([\d.]+)H268.0V([\d.]+)H466.0V([\d.]+)", path[1])
+    assert down
+    high, low, middle = map(float, down.groups())
+    assert middle == pytest.approx((high + low) / 2, abs=0.1)
