@@ -91,7 +91,7 @@ def begin(context: Context, posted: Posted) -> HTMLResponse | RedirectResponse:
         submission = _submission(recipe, schema, typed, values)
         checked = sweep_submission.check(session, context.user, submission)
         if checked.errors:
-            raise Invalid(checked.errors)
+            raise Invalid(_explain(schema, submission, checked.errors))
     except NotFound as error:
         errors = {"recipe": str(error)}
         return _form(context, recipe, typed, values, errors)
@@ -183,6 +183,24 @@ def _submission(
         else:
             config_schema.put(config, field.path, _value(field, typed[field.path]))
     return SweepSubmission(recipe=recipe, config=config, space=space, **plan(values))
+
+
+def _explain(
+    schema: Schema, submission: SweepSubmission, errors: Mapping[str, str]
+) -> dict[str, str]:
+    """Return errors for the form, where a wrong single value may have been meant as several."""
+    fields = {
+        field.path: field
+        for field in config_schema.properties(schema)
+        if field.path in errors and search_space.is_searchable(field)
+    }
+    return {
+        path: search_space.with_notation(fields[path], text)
+        if path in fields and path not in submission.space
+        else text
+        for path, text in errors.items()
+        if path != "space" or not fields
+    }
 
 
 def plan(values: Mapping[str, str]) -> dict[str, Any]:

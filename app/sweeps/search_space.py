@@ -49,6 +49,8 @@ NOTATION = "comma-separated values, 1..9 step 2, uniform(a, b), loguniform(a, b)
 NOTATION += "integers(a, b), normal(mean, std), lognormal(mean, std); with 'step S' rounded to "
 NOTATION += "multiples, with 'when NAME = VALUES' only with values of another setting"
 
+SEVERAL = "to try several: 0.1, 0.01 with a comma in between, or loguniform(0.001, 0.1)"
+
 _RANGE = re.compile(r"^([^,()]+?)\.\.([^,()]+?)(?:\s+step\s+(\S+))?$")
 _DISTRIBUTION = re.compile(r"^(\w+)\s*\((.*)\)(?:\s+step\s+(\S+))?$")
 _WHEN = re.compile(r"^(.*?)\s+when\s+(\S+)\s*=\s*(.+)$")
@@ -64,6 +66,12 @@ class Unreadable(Exception):
 def is_searchable(field: Property) -> bool:
     """Whether the notation can express values of a setting; free text may contain commas."""
     return "enum" in field.rules or field.rules.get("type") in ("number", "integer", "boolean")
+
+
+def with_notation(field: Property, error: str) -> str:
+    """Return the error of a value with the notation of several ones, which it may have meant."""
+    is_number = field.rules.get("type") in ("number", "integer") and "enum" not in field.rules
+    return f"{error}; {SEVERAL}" if is_number else error
 
 
 def is_search(field: Property, text: str) -> bool:
@@ -264,7 +272,11 @@ def _of_text(field: Property, text: str) -> JsonObject:
         return _distribution(field, match[1], bounds[0], bounds[1], step)
     if match := _RANGE.match(text):
         return {"values": _check(field, _steps(field, text, *match.groups()))}
-    return {"values": _check(field, [_value(field, part) for part in text.split(",")])}
+    try:
+        values = [_parse_allowed(field, _value(field, part)) for part in text.split(",")]
+    except Unreadable as error:
+        raise Unreadable(with_notation(field, str(error))) from None
+    return {"values": _check(field, values)}
 
 
 def _value(field: Property, text: str) -> Any:
