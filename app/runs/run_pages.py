@@ -153,7 +153,7 @@ def show_run(run_id: RunId, context: Context, chosen: Chosen) -> HTMLResponse:
         task=run.task,
         measured=precision_plans.list_measurements(session, run_id),
         lab=lab_card(session, run),
-        list_measured_steps=checkpoints.list_measured_steps,
+        describe_weights=precision_plans.describe_weights,
         is_measurable=precision_plans.is_measurable(run),
         checkpoint_steps=precision_plans.checkpoint_steps(session, run_id),
     )

@@ -15,9 +15,11 @@ from app.runs.summary import Number
 from app.submission.submission import LENGTHS, Submission, most_priority, submit
 from db.errors import Conflict, Invalid
 from db.files import checkpoints
+from db.files.checkpoints import list_measured_steps
 from db.runs import groups, runs
 from db.tables import PRECISION_DIFF, PRECISION_PLAN, RECIPE, TRAIN, Run, User
 from db.telemetry.stored_events import StoredEvents
+from halfstep.number_formats import count
 from halfstep.precision_lab.plan_event import plan_from
 from halfstep.precision_lab.plan_result import PlanPoint as PlannedPoint
 from halfstep.precision_lab.plan_result import PrecisionPlan as Plan
@@ -228,6 +230,14 @@ def find_planned(session: Session, run: Run) -> tuple[Run, JsonObject]:
 def list_measurements(session: Session, run_id: int) -> list[Run]:
     """List the measurements of a run's checkpoints, the newest first."""
     return [fork for fork in runs.forks(session, run_id) if fork.task != TRAIN][::-1]
+
+
+def describe_weights(run: Run) -> str:
+    """Return the weights that a measurement is of, such as "initial weights, steps 200, 1000"."""
+    steps = list_measured_steps(run) if run.parent_id else []
+    is_fresh = run.task == PRECISION_PLAN and run.config["lab"].get("fresh_weights", True)
+    of_steps = f"step{'s' if len(steps) > 1 else ''} {', '.join(map(count, steps))}"
+    return ", ".join(["initial weights"] * (is_fresh or not steps) + [of_steps] * bool(steps))
 
 
 def is_measurable(run: Run) -> bool:

@@ -72,6 +72,7 @@ def show_plan(run_id: RunId, context: Context) -> HTMLResponse:
         may_queue=may_queue,
         run=summarise(context.session, run, owner, context.settings),
         config=run.config,
+        weights=precision_plans.describe_weights(run) if run.task == PRECISION_PLAN else "",
         plan=plan,
         log=[] if plan else series.log_lines(context.session, run_id, most=1),
         forms=[precision_plans.form(run, point) for point in plan.points] if plan else [],

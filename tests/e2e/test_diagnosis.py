@@ -8,14 +8,15 @@ from sqlalchemy import select
 
 from app.live.run_updates import SKIPS_SHOWN
 from db.database import Database
-from db.tables import ControlRequest, Run, User
-from tests.app.conftest import CONFIG, start_run
+from db.tables import ControlRequest, Run, Status, User
+from tests.app.conftest import CONFIG, start_run, submit
 from tests.browser import open_menu, open_tab, wait_until
 from tests.db.telemetry.telemetry_made import (
     make_events,
     make_headroom,
     make_histogram,
     make_module,
+    make_precision_diff,
     make_replay,
     make_skip,
     make_steps,
@@ -214,6 +215,28 @@ def test_gradients_stand_in_two_columns(
     expect(page.locator("#layers .annotation-text")).to_have_count(15)
     page.keyboard.press("Escape")
     expect(page.get_by_role("button", name="Plan precision", exact=True)).to_be_visible()
+
+
+def test_a_precision_diff_appears_when_it_is_recorded(
+    database: Database, running: Run, page: Page
+) -> None:
+    """Also the next one; nothing says then that the run has no gradient statistics."""
+    page.goto("/runs/1?tab=gradients")
+    expect(page.get_by_text("records no gradient statistics")).to_be_visible()
+    for step in (50, 60):
+        record(database, running, events=[make_precision_diff(step)])
+        expect(page.locator("#precision-diff .section-head")).to_contain_text(f"Step {step}")
+        expect(page.get_by_text("records no gradient statistics")).to_be_hidden()
+
+
+def test_page_of_a_plan_says_its_state(database: Database, ada: User, page: Page) -> None:
+    """A measurement that starts is no longer called queued."""
+    submit(database, ada, config={**CONFIG, "lab": {"task": "precision_plan"}})
+    page.goto("/runs/1/precision-plan")
+    expect(page.get_by_role("heading", level=2)).to_have_text("Queued")
+    with database.writing() as session:
+        session.get_one(Run, 1).status = Status.RUNNING
+    expect(page.get_by_role("heading", level=2)).to_have_text("Measuring")
 
 
 def test_comparison_is_one_click_and_draws_its_runs(

@@ -1,4 +1,5 @@
-// Tables of a precision diff: sorted by a column, and back in the order of the modules.
+// The newest precision diff, and its tables: sorted by a column, and back in the order of the modules.
+import { inTurn, insisted } from 'http'
 
 /**
  * Rows with their values in a column; empty ones last, infinite ones among the largest.
@@ -13,9 +14,9 @@ const compared = (column, direction) => (a, b) => {
   return x === y ? 0 : direction * (x < y ? -1 : 1)
 }
 
-/** @param {HTMLElement|null} section */
-export const createPrecisionDiff = (section) => {
-  section?.addEventListener('click', ({ target }) => {
+/** @param {Found} box */
+export const createPrecisionDiff = (box) => {
+  box.addEventListener('click', ({ target }) => {
     const cell = /** @type {Element} */ (target).closest('th:has(> button)')
     if (!(cell instanceof HTMLTableCellElement)) return
     const table = cell.closest('table')
@@ -27,4 +28,11 @@ export const createPrecisionDiff = (section) => {
     const [body] = table.tBodies
     body.append(...[...body.rows].sort(compared(cell.cellIndex, isDown ? -1 : 1)))
   })
+  return {
+    refresh: inTurn(async () => {
+      const page = new DOMParser().parseFromString(await (await insisted(location.href)).text(), 'text/html')
+      const fresh = page.querySelector('[data-diff]')
+      if (fresh) box.replaceChildren(...fresh.children)
+    }),
+  }
 }

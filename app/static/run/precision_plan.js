@@ -5,7 +5,6 @@ import { planFigure } from 'plan_figure'
 import { root } from 'root'
 
 const WAIT_MS = 2000
-const ENDED = ['finished', 'failed', 'cancelled']
 
 const frame = document.querySelector('[data-plan-of]')
 const api = `${root}/api/v1/runs/${frame.dataset.planOf}`
@@ -15,8 +14,7 @@ if (element) {
   plot.draw((await (await insisted(`${api}/precision-plan`)).json()).plan)
 } else if (frame.dataset.over === 'false') {
   const line = document.querySelector('[data-log-line]')
-  let status = ''
-  while (!ENDED.includes(status)) {
+  for (let status = frame.dataset.status; status === frame.dataset.status;) {
     await pause(WAIT_MS)
     const { log } = await (await insisted(`${api}/log?limit=1`)).json()
     if (log.length && line.textContent !== log[0].text) line.textContent = log[0].text

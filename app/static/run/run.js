@@ -51,7 +51,7 @@ createConfiguration(article.querySelector('[data-configuration]'), (kept) => {
 })
 const replays = createReplays(article.querySelector('[data-fragment=skips]'), document.querySelector('form#replay'))
 const environment = createEnvironment(article.querySelector('[data-fragment=environment]'), api)
-createPrecisionDiff(article.querySelector('#precision-diff'))
+const precisionDiff = createPrecisionDiff(article.querySelector('[data-diff]'))
 createGradientsTab(article.querySelector('[data-panel=gradients]'))
 const system = createSystem(article.querySelector('[data-system]'), api)
 /**
@@ -182,7 +182,7 @@ const showMessages = (revision) => {
 
 /** @param {string} kind of diagnosis */
 const diagnosed = (kind) => {
-  if (kind === 'precision_diff') article.querySelector('[data-new-diff]').hidden = false // rendered by the server
+  if (kind === 'precision_diff') precisionDiff.refresh()
   if (article.querySelector('[data-panel=gradients]').dataset.shown === undefined) missed.add(kind)
   else figures.get(kind)?.refresh()
 }

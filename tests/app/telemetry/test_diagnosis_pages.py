@@ -263,14 +263,14 @@ def test_page_has_the_last_precision_diff(
     database: Database, running: Run, browser: TestClient
 ) -> None:
     """Modules in order, with both parts of their errors, the suggestion and a fork with it."""
-    assert "No precision plan yet" in browser.get("/runs/1").text
+    assert "A precision plan names" in browser.get("/runs/1").text
     healthy = make_precision_diff(50, rows=[make_precision_row("body")], suggested=[])
     record(database, running, events=[healthy | {"causes": []}])
     assert "was not measured" in section_of(browser.get("/runs/1").text)
     record(database, running, events=[make_precision_diff(100)])
     page = browser.get("/runs/1").text
     section = section_of(page)
-    assert "No precision plan yet" not in page
+    assert "A precision plan names" not in page
     assert "in step 100: the gradient" in page  # the card of the lab
     assert "Step 100" in section
     assert section.index("<code>(loss)</code>") < section.index("<code>body</code>")

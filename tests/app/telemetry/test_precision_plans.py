@@ -302,7 +302,10 @@ def test_page_of_a_run_lists_its_measurements(
     browser.post("/api/v1/runs/1/measurements", json=lab | {"checkpoints": [50, 100]})
     page = browser.get("/runs/1").text
     listed = re.findall(r"Precision plan, queued, (.*?)<span", page)
-    assert listed == ["steps 50, 100", "step 200"]
+    assert [*map(str.strip, listed)] == [
+        "initial weights, steps 50, 100",
+        "initial weights, step 200",
+    ]
 
 
 def test_point_opens_the_form_of_a_training(
@@ -518,10 +521,17 @@ def lab_card_of(browser: TestClient) -> str:
 
 
 def test_card_of_the_lab_has_one_button_by_state(ended: Run, browser: TestClient) -> None:
-    """Measure, cancel while it is measured, and measure again if that failed."""
+    """Measure, cancel while it is measured, and measure again if that failed.
+
+    It says which weights are measured.
+    """
+    assert "with the initial weights and up to 3 checkpoints" in lab_card_of(browser)
     assert re.findall(r"<button title.*?>(.*?)<", lab_card_of(browser)) == ["Plan precision"]
     queued = browser.post("/api/v1/runs/1/measurements", json={"task": "precision_plan"}).json()
     assert re.findall(r"<button>(.*?)<", lab_card_of(browser)) == ["Cancel"]
+    weights = "initial weights, steps 50, 200, 300"
+    assert weights in lab_card_of(browser)
+    assert weights in browser.get(f"/runs/{queued['id']}/precision-plan").text
     browser.post(f"/api/v1/runs/{queued['id']}/cancellation")
     assert re.findall(r"<button title.*?>(.*?)<", lab_card_of(browser)) == ["Plan again"]
 
