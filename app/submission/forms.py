@@ -58,25 +58,6 @@ class Input:
         """The default as the control would show it."""
         return input_text(self.source.default)
 
-    @property
-    def attributes(self) -> dict[str, Any]:
-        """Hints for the browser; the server checks again.
-
-        In HTML, bounds are inclusive: an exclusive one is left to the server, except of integers.
-        """
-        rules = self.source.rules
-        if self.kind != "number":
-            return {}
-        step: int | str = "any"
-        bounds = {"min": rules.get("minimum"), "max": rules.get("maximum")}
-        if rules.get("type") == "integer":
-            step = 1
-            if "exclusiveMinimum" in rules:
-                bounds["min"] = rules["exclusiveMinimum"] + 1
-            if "exclusiveMaximum" in rules:
-                bounds["max"] = rules["exclusiveMaximum"] - 1
-        return {k: input_text(v) for k, v in bounds.items() if v is not None} | {"step": step}
-
 
 @dataclass
 class FieldSet:

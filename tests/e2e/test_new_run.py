@@ -27,6 +27,25 @@ def test_what_matters_is_in_sight_without_scrolling(offered: None, page: Page) -
     expect(page.locator(".primary:visible")).to_have_text(["Start run"])
 
 
+@pytest.mark.parametrize(
+    "path, name",
+    [
+        ("runs/new?recipe=digits", "training.max_grad_norm"),
+        ("sweeps/new?recipe=digits", "runs"),
+        ("account", "days"),
+    ],
+)
+def test_a_decimal_comma_is_refused(offered: None, page: Page, path: str, name: str) -> None:
+    """It reaches the server as it was typed: 0,003 is not 3."""
+    page.goto(f"/{path}")
+    field = page.locator(f'[id="{name}"]')
+    field.fill("")
+    field.press_sequentially("0,003")
+    field.evaluate("e => { e.form.noValidate = true; e.form.requestSubmit() }")
+    expect(field).to_have_attribute("aria-invalid", "true")
+    expect(field).to_have_value("0,003")
+
+
 @pytest.mark.parametrize("width", [768, pytest.param(1024, marks=pytest.mark.extended)])
 @pytest.mark.parametrize(
     "path", ["runs/new?recipe=digits", "sweeps/new?recipe=digits", "sweeps/new/command"]

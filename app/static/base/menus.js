@@ -40,7 +40,7 @@ document.addEventListener('fullscreenchange', () => {
 document.addEventListener('keydown', (event) => {
   const step = { ArrowDown: 1, ArrowUp: -1 }[event.key]
   const menu = document.querySelector('.menu:popover-open')
-  if (!step || !menu || event.target.matches('select, textarea, [type=number], [list]')) return
+  if (!step || !menu || event.target.matches('select, textarea, [list]')) return
   event.preventDefault()
   const items = [...menu.querySelectorAll('a, button, summary, input')].filter((item) => item.checkVisibility())
   const at = Math.max(

@@ -81,7 +81,7 @@ export const showTable = (title, lines, axis) => {
 export const askRange = (title, range, { isLog, isFixed }, onRange) => {
   const dialog = dialogOf(
     `Y range of ${title}`,
-    '<form><div class="inline"><label>From <input type="number" step="any" name="low" required></label><label>To <input type="number" step="any" name="high" required></label></div><p class="error" role="alert"></p><div class="inline"><button class="primary">Fix range</button><button type="button" data-automatic>Automatic</button><button type="button" data-cancel>Cancel</button></div></form>',
+    '<form><div class="inline"><label>From <input inputmode="decimal" name="low" required></label><label>To <input inputmode="decimal" name="high" required></label></div><p class="error" role="alert"></p><div class="inline"><button class="primary">Fix range</button><button type="button" data-automatic>Automatic</button><button type="button" data-cancel>Cancel</button></div></form>',
   )
   const form = dialog.querySelector('form')
   const { low, high } = form.elements
@@ -95,11 +95,14 @@ export const askRange = (title, range, { isLog, isFixed }, onRange) => {
   form.addEventListener('submit', (event) => {
     event.preventDefault()
     const [from, to] = [Number(low.value), Number(high.value)]
-    const problem = !(from < to)
-      ? `From = ${from}: must be less than ${to}.`
-      : isLog && from <= 0
-        ? `From = ${from}: must be greater than 0 on a log axis.`
-        : ''
+    const wrong = [low.value, high.value].find((value) => !Number.isFinite(Number(value)))
+    const problem = wrong
+      ? `'${wrong}' is not a number; allowed: 10, 0.5, 1e-3`
+      : !(from < to)
+        ? `From = ${from}: must be less than ${to}.`
+        : isLog && from <= 0
+          ? `From = ${from}: must be greater than 0 on a log axis.`
+          : ''
     dialog.querySelector('.error').textContent = problem
     if (problem) return
     dialog.close()

@@ -11,7 +11,9 @@ const SHARE = 0.25
 
 const article = document.querySelector('[data-report]')
 const { api, cursor } = article.dataset
-const panels = [...article.querySelectorAll('[data-report-panel]')].map((section) => createReportPanel(section, article))
+const panels = [...article.querySelectorAll('[data-report-panel]')].map((section) =>
+  createReportPanel(section, article),
+)
 
 const fetchTables = async () => {
   const tables = [...article.querySelectorAll('[data-report-table]')]

@@ -17,6 +17,8 @@ const ASKED = {
   priority: 'priority',
 }
 
+const NUMBERS = ['training.steps', 'training.batch_size', 'nodes', 'devices_per_node', 'priority']
+
 /** @param {FormData} typed */
 export const question = (typed) => {
   /** @param {string} name */
@@ -51,9 +53,8 @@ let timer = 0
 let asked = ''
 
 const ask = async () => {
-  const numbers = [...Object.values(ASKED), 'training.steps'].map((name) => form.elements.namedItem(name))
-  if (numbers.some((input) => input?.validity?.valid === false)) return // the form says so itself
   const data = new FormData(/** @type {any} */ (form))
+  if (NUMBERS.some((name) => Number.isNaN(Number(data.get(name))))) return // the server refuses the form
   const query = question(data)
   const measures = !['train', null].includes(/** @type {string|null} */ (data.get('lab.task')))
   const key = `${query} ${measures}`

@@ -17,7 +17,7 @@ const showPower = (input) => {
   note.innerHTML = Number.isInteger(exponent) ? ` = ${power(exponent)}` : ''
 }
 
-for (const input of document.querySelectorAll('[data-run-form] input[type=number]')) {
+for (const input of document.querySelectorAll('[data-run-form] [data-setting=number] input')) {
   if (!isScale(input)) continue
   showPower(input)
   input.addEventListener('input', () => showPower(input))
@@ -94,13 +94,3 @@ if (form) {
   form.addEventListener('input', showSettings)
   addEventListener('pageshow', showSettings) // a browser that goes back fills in what was typed
 }
-
-// A browser sends an invalid number as an empty value, so it is reported here.
-form?.addEventListener('submit', (event) => {
-  const bad = [...form.elements].find((input) => input.validity?.badInput)
-  if (!bad) return
-  event.preventDefault()
-  for (let each = bad.closest('details'); each; each = each.parentElement.closest('details')) each.open = true
-  bad.closest('.field').hidden = false
-  bad.reportValidity()
-})

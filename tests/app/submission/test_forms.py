@@ -53,7 +53,7 @@ def test_a_title_with_a_gap_has_its_value_there() -> None:
     assert "every step," in groups["training"].summary
 
 
-@looped("typed", ["many", "", "1e999", "1.5", "0x10"])
+@looped("typed", ["many", "", "1e999", "1.5", "0x10", "0,5"])
 def test_input_is_preserved(typed: str) -> None:
     """Invalid input stays in its field, with the error."""
     posted = _make_form(CONFIG) | {"training.steps": typed}
@@ -72,16 +72,13 @@ def test_whole_numbers_may_be_written_as_floats() -> None:
     assert config["training"]["steps"] == 1000
 
 
-def test_inputs_know_their_bounds() -> None:
-    """The browser can check as well: kind, bounds and step come from the schema.
-
-    A browser would take an exclusive bound for an allowed value.
-    """
+def test_inputs_have_the_kind_of_their_setting() -> None:
+    """Numbers and switches have controls of their own."""
     inputs = {
         each.source.path: each for group in field_sets(SCHEMA, CONFIG, {}) for each in group.inputs
     }
-    assert inputs["training.batch_size"].attributes == {"min": "1", "max": "1437", "step": 1}
-    assert inputs["training.max_grad_norm"].attributes == {"step": "any"}
+    assert inputs["training.batch_size"].kind == "number"
+    assert inputs["training.max_grad_norm"].kind == "number"
     assert inputs["training.fused"].kind == "checkbox"
 
 

@@ -19,10 +19,9 @@ from tests.marks import looped
 
 
 def test_form_is_drawn_from_the_schema(offered: None, browser: TestClient) -> None:
-    """Every field has its title, help text, bounds and default."""
+    """Every field has its title, help text and default."""
     page = browser.get("/runs/new", params={"recipe": "digits"}).text
     assert 'name="training.batch_size" value="64"' in page
-    assert 'max="1437"' in page
     assert "Examples a step." in page
     assert 'name="precision" value="fp16" checked' in page
 
