@@ -269,7 +269,10 @@ def test_panels_and_legend_fit_the_first_screen(
 def test_the_first_dot_plot_is_of_the_foremost_figure(
     database: Database, ada: User, offered: None, page: Page
 ) -> None:
-    """Also if it comes in while the page is open, unless the user has chosen one."""
+    """Also if it comes in while the page is open, unless the user has chosen one.
+
+    The address may name it, and one that fewer runs have is not foremost.
+    """
     runs = [start_run(database, ada, name=name) for name in ("a", "b")]
     page.goto("/compare?runs=1,2")
     figure = page.locator("[data-choice=figure]")
@@ -285,6 +288,12 @@ def test_the_first_dot_plot_is_of_the_foremost_figure(
     record(database, runs[0], make_steps([2.0], first=11), events=[make_metric(11, 0.6, "val/f1")])
     expect(page.locator("[data-fragment=comparison]")).to_contain_text("val/f1")
     expect(figure).to_have_value("Last loss")
+    third = start_run(database, ada, name="c")
+    record(database, third, make_steps([2.0] * 5))
+    page.goto("/compare?runs=1,2,3")
+    expect(figure).to_have_value("Lowest loss")
+    page.goto("/compare?runs=1,2,3&metric=val/accuracy")
+    expect(figure).to_have_value("val/accuracy")
 
 
 def test_the_seeds_of_a_configuration_have_one_mean(

@@ -207,6 +207,19 @@ def test_heads_and_controls_have_room(
     expect(page.locator("header .pill .status")).to_have_css("font-size", "12px")
 
 
+def test_the_time_of_a_run_is_whole_beside_a_long_name(
+    database: Database, ada: User, offered: None, page: Page
+) -> None:
+    """The name and the other facts share what is left of the header."""
+    submit(database, ada, name="a long name " * 16)
+    for width in (1440, 1024):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.goto("/runs/1")
+        time, header = _box(page, ".identity .when"), _box(page, ".identity")
+        assert time["width"] > 30
+        assert time["x"] + time["width"] <= header["x"] + header["width"] + 1
+
+
 def test_a_column_of_replays_without_any_is_narrow(
     database: Database, trained: Run, page: Page
 ) -> None:

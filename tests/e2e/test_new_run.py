@@ -28,7 +28,7 @@ def test_what_matters_is_in_sight_without_scrolling(offered: None, page: Page) -
 
 
 @pytest.mark.parametrize(
-    "path, name",
+    ("path", "name"),
     [
         ("runs/new?recipe=digits", "training.max_grad_norm"),
         ("sweeps/new?recipe=digits", "runs"),

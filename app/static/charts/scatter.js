@@ -219,10 +219,14 @@ export const createScatter = (article, ids, labels, { low, paint: color }) => {
     const names = [...columns.keys()]
     const numeric = names.find((name) => columns.get(name)?.every((value) => typeof value === 'number'))
     const runsWith = (name) => columns.get(name)?.filter((value) => typeof value === 'number').length ?? 0
-    const [metric] = [...figures.keys()]
-      .filter((name) => name.endsWith(', best'))
-      .sort((a, b) => runsWith(b) - runsWith(a))
-    const best = metric ?? (names.includes('Lowest loss') ? 'Lowest loss' : names.at(-1))
+    // The metric of the address, else what most runs have.
+    const asked = new URLSearchParams(location.search).get('metric')
+    const isAsked = (name) => Number(figures.get(name) === asked)
+    const bests = [...figures.keys()].filter((name) => isAsked(name) || name.endsWith(', best'))
+    const best =
+      [...bests, ...names.filter((name) => name === 'Lowest loss')].sort(
+        (a, b) => isAsked(b) - isAsked(a) || runsWith(b) - runsWith(a),
+      )[0] ?? names.at(-1)
     const usual = [numeric ?? names[0], names.includes('Lowest loss') ? 'Lowest loss' : names.at(-1), best]
     selects.forEach((select, i) => {
       const offered = select === figure ? [...figures.keys()] : names

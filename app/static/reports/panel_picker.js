@@ -17,7 +17,7 @@ export const createPicker = (picker, { text, insert }) => {
   const runRow = (id, name, isTicked) => {
     const row = document.createElement('label')
     const tick = Object.assign(document.createElement('input'), { type: 'checkbox', value: id, checked: isTicked })
-    const words = Object.assign(document.createElement('span'), { className: 'cut', textContent: name, title: name })
+    const words = Object.assign(document.createElement('span'), { textContent: name })
     row.append(tick, words, Object.assign(document.createElement('small'), { className: 'quiet', textContent: id }))
     return row
   }

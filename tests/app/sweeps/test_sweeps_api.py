@@ -167,8 +167,8 @@ def test_the_form_shows_errors_and_preserves_input(offered: None, browser: TestC
         "uniform(…) is not valid; allowed: integers(a, b), or comma-separated values" in page.text
     )
     assert 'value="uniform(1, 5)"' in page.text
-    for text in ("0.1; 0.01", "loguniform(1e-4", "0,001"):
-        page = browser.post("/sweeps", data=FORM | {"training.max_grad_norm": text})
+    for typed_text in ("0.1; 0.01", "loguniform(1e-4", "0,001"):
+        page = browser.post("/sweeps", data=FORM | {"training.max_grad_norm": typed_text})
         assert "to try several: 0.1, 0.01 with a comma in between, or loguniform" in page.text
         assert "settings are searched" not in page.text
     nothing = {"training.batch_size": "16", "training.fused": "true"}
