@@ -197,7 +197,13 @@ def _wrong(recipe: type[Configurable], error: ErrorDetails) -> str:
     for group in groups:
         inside = inside.get(group, {}).get("properties", {})
     if error["type"] == "extra_forbidden":
-        meant = did_you_mean(name, inside, "".join(f"{group}." for group in groups))
+        prefix = "".join(f"{group}." for group in groups)
+        paths = [
+            f"{group}.{field}"
+            for group, rules in config_schema(recipe)["properties"].items()
+            for field in rules.get("properties", ())
+        ]
+        meant = did_you_mean(name, inside, prefix) or did_you_mean(name, paths)
         return f"there is no such field; {meant}allowed: {', '.join(inside)}"
     if error["type"] == "model_type" and name in inside:
         return f"it is a group; allowed: {name}.FIELD, of {', '.join(inside[name]['properties'])}"

@@ -51,6 +51,8 @@ UNSERVED = (
     "util",
     "xgboost",
 )
+#: What to do instead of a call.
+INSTEAD = {"login": ": `halfstep login URL` in a shell stores a server's address and token"}
 imported_as = "wandb"  # the name under which the script has imported this package
 _messages = Messages(lambda text: say(f"as {imported_as}: {text}"))
 
@@ -73,7 +75,7 @@ class Unserved:
         self._name = name
 
     def __call__(self, *_: Any, **__: Any) -> "Unserved":  # noqa: D102
-        say_once(f"{self._name} is not supported and does nothing")
+        say_once(f"{self._name} is not supported and does nothing{INSTEAD.get(self._name, '')}")
         return self
 
     def __getattr__(self, name: str) -> "Unserved":

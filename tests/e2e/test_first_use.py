@@ -39,9 +39,12 @@ def test_a_panel_in_full_screen_has_its_menu(database: Database, running: Run, p
     more.click()
     expect(page.get_by_role("button", name="Full screen", exact=True)).to_be_visible()
     page.keyboard.press("Escape")
-    page.locator("[data-row=loss]").focus()
-    page.keyboard.press("f")
-    wait_until(page, "document.fullscreenElement?.dataset.row === 'loss'")
+    for place in ("[data-row=loss]", "[data-row=loss] [data-full]"):
+        page.locator(place).focus()
+        page.keyboard.press("f")
+        wait_until(page, "document.fullscreenElement?.dataset.row === 'loss'")
+        page.keyboard.press("f")
+        wait_until(page, "document.fullscreenElement === null")
 
 
 def test_the_search_finds_a_run_by_its_label_and_its_exact_name(

@@ -143,7 +143,8 @@ def test_a_search_filters_panels_and_table(
     search.press_sequentially("UNIT07")
     expect(page.locator("[data-metric-count]")).to_have_text("40 of 2,000 metrics")
     search.fill("layer7/nothing")
-    expect(page.locator("[data-metric-count]")).to_contain_text("No such name")
+    expect(page.locator("[data-metric-count]")).to_have_text("0 of 2,000 metrics")
+    expect(page.locator("[data-metric-table]")).to_contain_text("Search for a part of a name.")
     search.fill("UNIT07")
     found = [name for name in NAMES if "unit07" in name]
     assert page.evaluate(PANELS) == found

@@ -133,7 +133,7 @@ def test_what_is_changed_is_marked_as_it_is_typed(offered: None, page: Page) -> 
     summary.click()
     expect(summary).to_contain_text("enabled true, initial scale 65536")
     expect(tag).to_have_text("1 changed")
-    expect(page.locator(".all-settings")).to_contain_text("of which 1 differ from the defaults")
+    expect(page.locator(".all-settings")).to_contain_text("settings, 1 of them changed")
     summary.click()
     expect(group.locator(".field.changed")).to_contain_text("Default: 16777216")
     scale.fill("16777216.0")

@@ -54,7 +54,9 @@ def test_form_keeps_what_was_typed_and_submits(
     page.get_by_label("Find a setting").fill("largest clip")
     expect(page.locator("[data-found]")).to_have_text("No matching setting.")
     page.get_by_label("Find a setting").fill("BATCH examples")
-    expect(page.locator(".group .field:visible")).to_have_count(1)
+    expect(page.locator("details.group .field:visible")).to_have_count(0)
+    expect(page.locator("[data-found]")).to_have_text("1 found, the others are hidden")
+    expect(page.get_by_label("Steps", exact=True)).to_be_visible()  # a main setting
     page.get_by_label("Find a setting").press("Enter")
     expect(page.get_by_label("Batch size")).to_be_focused()
     page.get_by_label("Batch size").fill("5000")

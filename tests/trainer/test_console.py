@@ -147,6 +147,10 @@ def test_a_run_prints_its_story(capsys, tmp_path):
             ["digits", "--set", "recipe.nope=1"],
             "recipe.nope is 1: there is no such field; allowed: learning_rate, width",
         ),
+        (
+            ["digits", "--set", "lr=1"],
+            "lr is 1: there is no such field; did you mean recipe.learning_rate? allowed: ",
+        ),
         (["digits", "--set", "nope=1"], "no such field; allowed: precision, training, data,"),
         (
             ["digits", "--set", "training=5"],

@@ -1,6 +1,6 @@
 // Keys of every page: j, k and x go through the list of runs, c compares those selected, j and k go through
-// the marked lines of a check, [ and ] to the neighbouring runs, g and a letter to a page, / to the search,
-// ? lists the keys, Ctrl+K leads anywhere, Ctrl+Enter starts the run of the page's form. A single key does nothing
+// the marked lines of a check, [ and ] to the neighbouring runs, g and a letter to a page, / to the search of the
+// page or of all pages, Escape out of it, ? lists the keys, Ctrl+K leads anywhere, Ctrl+Enter starts the run of the page's form. A single key does nothing
 // while the user types or a dialog is open, and can be switched off, as WCAG 2.1.4 requires.
 import { openPalette } from 'palette'
 import { root } from 'root'
@@ -59,14 +59,12 @@ const move = (step) => {
 const showKeys = () => {
   for (const each of dialog.querySelectorAll('[data-needed]')) {
     const { needed } = each.dataset
-    each.hidden = !(needed === 'search' ? searchBox() : document.querySelector(needed))
+    each.hidden = !document.querySelector(needed)
   }
   dialog.showModal()
 }
 
 const SEARCHES = '#filter, [data-find-key], [data-metric-search] input, [data-log-search], [data-setting-search]'
-/** The search box in view, of all that the page has. */
-const searchBox = () => [...document.querySelectorAll(SEARCHES)].find((each) => each.checkVisibility())
 /** Page of each key after g. @type {Record<string, string>} */
 const PLACES = { r: '/runs', s: '/sweeps', e: '/reports', a: '/alerts', w: '/workers', n: '/runs/new' }
 const AWAIT_MS = 1500
@@ -100,9 +98,10 @@ const keys = {
     return Boolean(link)
   },
   '/': () => {
-    const box = searchBox()
-    box?.focus()
-    return Boolean(box)
+    const box = [...document.querySelectorAll(SEARCHES)].find((each) => each.checkVisibility())
+    if (box) box.focus()
+    else openPalette(showKeys)
+    return true
   },
   '[': () => follow('prev'),
   ']': () => follow('next'),
@@ -128,6 +127,14 @@ document.addEventListener('keydown', (event) => {
     event.preventDefault()
     return start.click()
   }
+  // Of a search box with text the browser takes Escape.
+  if (
+    key === 'Escape' &&
+    !event.defaultPrevented &&
+    target.matches(SEARCHES) &&
+    !(target.type === 'search' && target.value)
+  )
+    target.blur()
   if (ctrlKey || metaKey || altKey || !wish.checked || target.closest(FIELDS)) return
   const place = performance.now() - awaited < AWAIT_MS && PLACES[key]
   awaited = -Infinity

@@ -28,7 +28,8 @@ document.addEventListener('keydown', ({ key, target, ctrlKey, metaKey, altKey })
     !ctrlKey &&
     !metaKey &&
     !altKey &&
-    element.matches(`${FRAME}, ${FRAME} .plot, ${FRAME}.media :not([type=search])`)
+    element.closest(FRAME) &&
+    !element.matches('input:not([type=range]), select, textarea')
   )
     toggleFullScreen(/** @type {Element} */ (element.closest(FRAME)))
 })

@@ -16,6 +16,8 @@ const AXIS = { type: 'linear', zeroline: false, ticklabeloverflow: 'allow' }
 /** Names of our rows and lines, which scripts may log metrics by. */
 const SAME = 1e-5 // share by which a number differs that went through fp32
 const OURS = new Set(['loss', 'scale', 'norm', 'data', 'examples', 'lr'])
+/** Lines that scripts log again: a metric of the name and the same values has no panel of its own. */
+const COPIED = new Set(['loss', 'scale'])
 /** @param {string} name of a metric */
 const labelOf = (name) => (OURS.has(name) ? `${name}, logged` : name)
 const MARKED = 100 // points of a metric drawn as marks: each mark is an element
@@ -163,7 +165,7 @@ export const rowsOf = (points, view, { scaled, proven = true, examples, onlyMetr
       metric: name,
       title: labelOf(name),
       group: view.pinned.includes(name) ? 'pinned' : prefixOf(name),
-      has: true,
+      has: !COPIED.has(name) || !isCopy(points.metrics.get(name), points.lines[name]),
       axis: linearAxis,
       lines: (screen, colors) => measured(screen, name, colors.val),
     })),
@@ -199,16 +201,18 @@ export const rowsOf = (points, view, { scaled, proven = true, examples, onlyMetr
 }
 
 /**
- * Return whether a metric has the values of the steps' losses, which a script may log again, with steps from 1 or from
- * 0.
+ * Return whether a metric has the values of a line of the steps, which a script may log again, with steps from 1 or from
+ * 0; or a scale after its update, which is that of the next step.
  * @param {import('points').Line|undefined} metric
- * @param {import('points').Line} loss
+ * @param {import('points').Line} line
  */
-const isCopy = (metric, loss) => {
+const isCopy = (metric, line) => {
   if (!metric?.x.length) return false
-  const at = new Map(loss.x.map((step, i) => [step, loss.y[i]]))
+  const at = new Map(line.x.map((step, i) => [step, line.y[i]]))
+  const end = Number(line.x.at(-1))
   return [0, 1].some((shift) =>
     metric.x.every((step, i) => {
+      if (step === end && shift) return metric.x.length > 1 // the next step is not there
       const [value, own] = [metric.y[i], at.get(step + shift)]
       return typeof value === 'number' && typeof own === 'number' && Math.abs(value - own) <= SAME * Math.abs(own)
     }),

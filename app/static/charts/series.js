@@ -210,7 +210,7 @@ export const createSeries = (
     const all = `${count(total)} ${total === 1 ? 'metric' : 'metrics'}`
     const { search } = view
     const matching = search ? [...points.names].filter((name) => isFound(search, name)).length : 0
-    const found = !search ? '' : matching ? `${count(matching)} of ` : 'No such name: try a part of it, of '
+    const found = search ? `${count(matching)} of ` : ''
     bar.querySelector('[data-metric-count]').textContent =
       found + all + (points.names.size < total ? `; panels of the first ${count(points.names.size)}` : '')
     bar.hidden = total <= UNSEARCHED && !view.search

@@ -10,6 +10,9 @@ export const isFound = (sought, text) => {
     .every((word) => lower.includes(word))
 }
 
+/** The main settings stand above the search. @param {Found} group */
+const isAlwaysShown = (group) => group.matches('.main-settings')
+
 /** @param {Found} box the search box, with its label and its result @param {Found} form */
 const attach = (box, form) => {
   const input = box.querySelector('input')
@@ -28,17 +31,19 @@ const attach = (box, form) => {
   const show = () => {
     const sought = input.value.trim()
     before ??= new Map(groups.map((group) => [group, group.open]))
-    const found = fields.filter(({ field, text }) => {
-      field.hidden = Boolean(sought) && !isFound(sought, text)
-      return !field.hidden
-    })
+    const found = fields.filter(({ text }) => isFound(sought, text))
+    for (const each of fields) each.field.hidden = !isAlwaysShown(each.group) && !found.includes(each)
     for (const group of groups) {
       const hasSome = found.some((each) => each.group === group)
-      group.hidden = !hasSome
+      group.hidden = !isAlwaysShown(group) && !hasSome
       group.open = sought ? hasSome : Boolean(before?.get(group))
     }
     if (!sought) before = null
-    output.textContent = sought ? (found.length ? `${found.length} found` : 'No matching setting.') : ''
+    output.textContent = sought
+      ? found.length
+        ? `${found.length} found, the others are hidden`
+        : 'No matching setting.'
+      : ''
   }
 
   input.addEventListener('input', show)
@@ -50,7 +55,7 @@ const attach = (box, form) => {
     if (event.key === 'Enter' && !event.ctrlKey && !event.metaKey) {
       event.preventDefault()
       fields
-        .find(({ field }) => !field.hidden)
+        .find(({ text }) => isFound(input.value.trim(), text))
         ?.field.querySelector('input, select')
         ?.focus()
     }

@@ -72,9 +72,7 @@ const showSettings = () => {
     tag.textContent = `${changed} changed`
   }
   const differing = settings.filter(({ field, isChanged }) => isChanged && field.closest('details')).length
-  form.querySelector('[data-differing]').textContent = differing
-    ? `, of which ${differing} differ from the defaults`
-    : ''
+  form.querySelector('[data-differing]').textContent = differing ? `, ${differing} of them changed` : ''
 }
 
 /** A setting's title with its value, in the place of "…" if it has one. @param {Found} field @param {string} text */

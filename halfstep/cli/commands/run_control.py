@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from halfstep.api_client.errors import ApiError
 from halfstep.cli import formats
 from halfstep.cli.application import App
 from halfstep.cli.connection import connect
@@ -108,7 +109,12 @@ def fork(
     options: dict[str, Any] = {"name": name, "tags": tags or []}
     options |= {} if project is None else {"project": project}
     with connect() as client:
-        queued = client.fork(run_id, config, step=step, **options)
+        try:
+            queued = client.fork(run_id, config, step=step, **options)
+        except ApiError as error:
+            if "training.steps" not in error.errors:
+                raise
+            raise ApiError(error.status, f"{error}; pass --set training.steps=STEPS") from None
         report_queued(client, queued, wait=wait, as_json=as_json)
 
 

@@ -34,6 +34,18 @@ def test_page_shows_the_three_counts(database: Database, running: Run, browser: 
     assert "<b data-skip-count>2 skipped steps<" in page
 
 
+def test_steps_without_an_optimizer_are_not_applied(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """A script that logs losses without torch has no precision, and no axis of applied steps."""
+    record(database, running, make_steps([1.0] * 10))
+    with database.writing() as session:
+        session.get_one(Run, 1).precision = ""
+    page = browser.get("/runs/1").text
+    assert "applied</dd>" not in page
+    assert 'value="applied"' not in page
+
+
 def test_no_skipped_step_is_no_alarm(running: Run, browser: TestClient) -> None:
     """Only a high share of skipped steps has the error colour."""
     assert "<b data-skip-count>0 skipped steps<" in browser.get("/runs/1").text

@@ -458,6 +458,21 @@ test('a loss that is logged again as a metric, with steps from 1 or 0, is drawn 
   }
 })
 
+test('a loss or scale that is logged again has no panel of its own', () => {
+  const metricOf = (y) => ({ x: [1, 2, 3], y, mean_x: [], mean_y: [], nonfinite: null })
+  const points = pointsOf(
+    { loss: [1, 2, 3], scale: [8, 4, 4] },
+    { loss: metricOf([1, 2, 3]), scale: metricOf([4, 4, 2]) },
+  )
+  const panels = () =>
+    rows(points, { scaled: true, examples: 0 })
+      .filter(({ metric, has }) => metric && has)
+      .map(({ metric }) => metric)
+  assert.deepEqual(panels(), [])
+  points.metrics.set('loss', metricOf([1, 2, 2]))
+  assert.deepEqual(panels(), ['loss'])
+})
+
 test('each logged loss has a colour of its own, by the order of names', () => {
   const logged = { x: [1], y: [5], mean_x: [], mean_y: [], nonfinite: null }
   const points = pointsOf({}, { 'val/loss': logged, 'train/loss': logged, 'test/loss': logged })

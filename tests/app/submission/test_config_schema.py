@@ -50,6 +50,8 @@ def test_omitted_settings_get_their_defaults() -> None:
             64,
             "there is no such field; did you mean training.batch_size? allowed: steps, batch_size,",
         ),
+        ("batch_size", 64, "there is no such field; did you mean training.batch_size? allowed: "),
+        ("bs", 64, "there is no such field; did you mean training.batch_size? allowed: "),
         ("model", 1, "there is no such field; allowed: precision, training, modules, scaler"),
         (
             "modules.fp32",

@@ -122,7 +122,10 @@ def test_a_scale_is_requested(client: Client, capsys: pytest.CaptureFixture[str]
 
 
 def test_ada_forks(client: Client, database: Database, ada: User) -> None:
-    """A fork has its parent's configuration with the given changes."""
+    """A fork has its parent's configuration with the given changes.
+
+    The command says what to pass where these are no steps beyond the checkpoint.
+    """
     from db.files import checkpoints
 
     file = {"kind": "checkpoint", "path": "", "size_bytes": 1, "sha256": "0" * 64}
@@ -135,6 +138,8 @@ def test_ada_forks(client: Client, database: Database, ada: User) -> None:
     config = client.run(fork["id"])["config"]
     assert (config["training"]["steps"], config["training"]["batch_size"]) == (500, 64)
     assert client.fork(1, step=100)["parent_step"] == 100
+    refused = type_command("run", "fork", "1", "--set", "training.steps=200")
+    assert "allowed: 201 or more; pass --set training.steps=" in str(refused)
     client.cancel(1)
     with database.writing() as session:
         runs.set_status(session, runs.get(session, 1), Status.CANCELLED)
