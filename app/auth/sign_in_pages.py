@@ -58,7 +58,9 @@ def enter(
         if viewer := accounts.lasting_link_user(session, token):
             sign_in(request, response, session, viewer, by_link=True)
             return response
-    return page(request, "compare/sign_in_link.html", token=token, next=target)
+        user = accounts.link_user(session, token)
+        name = user.name if user else ""
+    return page(request, "compare/sign_in_link.html", token=token, next=target, name=name)
 
 
 @router.post("/")

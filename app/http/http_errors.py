@@ -191,8 +191,10 @@ def _flaw(error: Mapping[str, Any], known: Collection[str]) -> tuple[str, str]:
 
 def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - what it is registered for
-    code = HTTPStatus(error.status_code).name.lower()
-    response = _answer(request, error.status_code, str(error.detail), code)
+    status, text = HTTPStatus(error.status_code), str(error.detail)
+    if status is HTTPStatus.NOT_FOUND and text == status.phrase:
+        text = f"There is no page {request.url.path[:100]}."
+    response = _answer(request, status, text, status.name.lower())
     response.headers.update(error.headers or {})
     return response
 
@@ -237,7 +239,8 @@ def _answer(
         content = problem.model_dump(exclude_none=True)
         return JSONResponse(content, status, headers, media_type=PROBLEM_TYPE)
     principal = principal_of(request) if status != 503 else None
-    content = {"title": title, "message": message, "links": links}
+    heading = "No access" if status in (401, 403) else title
+    content = {"title": heading, "message": message, "links": links}
     return page(request, "base/error.html", principal=principal, status_code=status, **content)
 
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Self
 
-from sqlalchemy import Integer, Select, bindparam, case, func, select
+from sqlalchemy import Integer, bindparam, case, func, select
 from sqlalchemy.orm import Session
 
-from db.tables import ENDED, FLAGGED, LatestMetric, Run, ScalerEvent, Step
+from db.health.scaling_health import scaling_health
+from db.tables import ENDED, LatestMetric, Run, ScalerEvent
 from db.telemetry import latest_metrics, series, step_rows
 from halfstep.number_formats import count, number
 
@@ -19,7 +20,6 @@ VALIDATION_LOSSES = (
     *("val/loss", "valid/loss", "validation/loss", "eval/loss", "test/loss"),
     *("val_loss", "eval_loss", "test_loss"),
 )
-LATEST_STEPS = 1000
 SKIPS, ORIGINS = 200, 4  # skips whose origins are counted; origins that are listed
 SKIPS_LISTED = 24
 SIBLINGS = 5  # metrics that differ by a number, such as of top 1 to 5, of which one is a figure
@@ -75,8 +75,8 @@ class ListedSkip:
 class ScalerCard:
     """Recent activity of the loss scaler."""
 
-    recent: int  # skips in the latest LATEST_STEPS steps
-    streak: int  # most consecutive skips among the latest SKIPS
+    recent: int  # skips in the last 1,000 steps, as the banner of its health counts them
+    streak: int  # most of these in a row
     growth_interval: int | None
     seen: int = 0  # skips that were read, at most SKIPS
     is_cut: bool = False  # there are more
@@ -101,24 +101,18 @@ def key_figures(session: Session, run: Run) -> KeyFigures:
 
 def scaler_card(session: Session, run: Run) -> ScalerCard:
     """Return the loss scaler's card."""
-    given = {"run_id": run.id, "after": run.step - LATEST_STEPS}
+    health = scaling_health(session, run)
     skips = [ListedSkip.of(skip) for skip in series.skips(session, run.id, most=SKIPS)]
     origins = Counter(skip.origin for skip in skips if skip.origin)
     return ScalerCard(
-        recent=session.connection().scalar(_recent_query(), given) or 0,
-        streak=_streak(sorted({skip.step for skip in skips})),
+        recent=health.figures.skips_1000 if health else 0,
+        streak=health.figures.longest_streak if health else 0,
         growth_interval=_growth_interval(run),
         seen=len(skips),
         is_cut=run.skipped > len(skips),
         origins=origins.most_common(ORIGINS),
         skips=skips[:SKIPS_LISTED],
     )
-
-
-@cache  # each message of a live page needs it
-def _recent_query() -> Select[int]:
-    its = (Step.run_id == bindparam("run_id"), Step.step > bindparam("after"), FLAGGED["skipped"])
-    return select(func.count()).select_from(Step).where(*its)
 
 
 def _norm_note(norm: float | None, clipped: float | None) -> str:
@@ -170,13 +164,3 @@ def _scale_note(session: Session, run: Run) -> str:
 def _last_event_query() -> Any:
     query = select(func.max(ScalerEvent.step))
     return query.where(ScalerEvent.run_id == bindparam("run_id"))
-
-
-def _streak(steps: Sequence[int]) -> int:
-    """Return the longest run of consecutive steps. steps: in order."""
-    longest = length = 0
-    before = None
-    for step in steps:
-        length = length + 1 if before is not None and step == before + 1 else 1
-        longest, before = max(longest, length), step
-    return longest

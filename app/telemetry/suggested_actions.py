@@ -95,7 +95,7 @@ def _actions(
     if finding.module and "modules.fp32" in fields:
         query = f"&before={finding.before}" if finding.before else ""
         yield Action(
-            label=f"Fork with {finding.module} in fp32",
+            label=f"{_begin(step)} with {finding.module} in fp32",
             address=f"/runs/new?from={run.id}&fp32={quote(finding.module)}{query}",
             step=step,
             settings={"modules.fp32": [finding.module]},
@@ -137,6 +137,11 @@ def _usual_rate(field: config_schema.Property) -> float:
     return USUAL
 
 
+def _begin(step: int | None) -> str:
+    """Return what a link does: a fork continues from a checkpoint."""
+    return f"Fork from step {step:,}" if step is not None else "Start again"
+
+
 def _action(run: Run, settings: JsonObject, step: int | None) -> Action:
     words = ", ".join(
         f"{path} {str(value).lower() if isinstance(value, bool) else value}"
@@ -144,12 +149,11 @@ def _action(run: Run, settings: JsonObject, step: int | None) -> Action:
         else f"{path} {number(value)}"
         for path, value in settings.items()
     )
-    begin = f"Fork from step {step:,}" if step is not None else "Start again"
     changes = [("set", f"{path}={json.dumps(value)}") for path, value in settings.items()]
     checkpoint = [("step", str(step))] if step is not None else []
     query = urlencode([("from", str(run.id)), *checkpoint, *changes])
     return Action(
-        label=f"{begin} with {words}",
+        label=f"{_begin(step)} with {words}",
         address=f"/runs/new?{query}",
         step=step,
         settings=settings,

@@ -238,6 +238,13 @@ def redeem_link_token(session: Session, token: str) -> User:
     return user
 
 
+def link_user(session: Session, token: str) -> User | None:
+    """Return the user whom a link signs in, or None."""
+    valid = SignInLink.token_hash == hash_of(token), SignInLink.expires_at > now()
+    links = select(SignInLink.user_id).where(*valid)
+    return session.scalar(select(User).where(User.id.in_(links)))
+
+
 def lasting_link_user(session: Session, token: str) -> User | None:
     """Return the user of a link that always signs in, or None."""
     links = select(SignInLink.user_id).where(

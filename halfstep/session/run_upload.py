@@ -63,7 +63,7 @@ class RunUpload:
             return
         self._page = page or None
         if page is None:
-            place += f"; {self.server.url} has not answered yet"
+            place += f", and uploaded to {self.server.url} once that answers"
         say(f"watching; {page or place}")
 
     @property

@@ -41,7 +41,7 @@ def test_api_answers_json_and_pages_answer_html(browser: TestClient) -> None:
         ("/runs/9", "There is no run 9."),
         ("/runs/abc", "There is no run &#39;abc&#39;."),
         (f"/sweeps/{2**64}", "There is no sweep &#39;18446744073709551616&#39;."),
-        ("/nowhere", "Not Found"),
+        ("/nowhere", "There is no page /nowhere."),
     ):
         page = browser.get(path)
         assert page.status_code == 404

@@ -299,7 +299,7 @@ def test_page_without_suggestion_says_so(
     assert 'width="nan"' not in section
     assert "a&lt;b&gt;" in section
     assert "call 2" in section
-    assert "Fork with" not in section
+    assert "New run with" not in section
     record(database, running, events=[make_precision_diff(60, **sound, error=1.17, cosine=0.6)])
     section = section_of(browser.get("/runs/1").text)
     assert "No module needs fp32" not in section

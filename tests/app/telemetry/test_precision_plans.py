@@ -543,7 +543,7 @@ def test_card_of_the_lab_has_the_result(planned: Run, browser: TestClient) -> No
     assert card.count('class="track') == 1
     assert "Predicted for a GPU: " in card
     assert "of fp32's time; not measured on cpu." in card.replace("&#39;", "'")
-    [form] = re.findall(r'<a class="button end" href="(.*?)">Fork with this plan</a>', card)
+    [form] = re.findall(r'<a class="button end" href="(.*?)">New run with this plan</a>', card)
     assert "modules.fp32" in form
 
 
@@ -556,4 +556,4 @@ def test_card_of_the_lab_offers_no_fork_as_the_run_trains(
         run.config = run.config | {"modules": {"fp32": ["model.head"], "bf16": []}}
     card = lab_card_of(browser)
     assert "stays within 10 % of fp32, as this run trains" in card
-    assert "Fork" not in card
+    assert "New run" not in card

@@ -982,7 +982,8 @@ def test_a_server_that_is_slow_to_answer_holds_no_training(
     until(lambda: log.exists() and "the run is at" in log.read_text())
     _, err = script.end()
     assert err.splitlines()[0] == (
-        f"halfstep: watching; the run is in {tmp_path}/it; {site.url} has not answered yet"
+        f"halfstep: watching; the run is in {tmp_path}/it, and uploaded to "
+        f"{site.url} once that answers"
     )
     assert err.splitlines()[-1] == f"halfstep: the run is at {site.url}/runs/7"
 
