@@ -215,7 +215,7 @@ def test_the_time_of_a_run_is_whole_beside_a_long_name(
     for width in (1440, 1024):
         page.set_viewport_size({"width": width, "height": 900})
         page.goto("/runs/1")
-        time, header = _box(page, ".identity .when"), _box(page, ".identity")
+        time, header = _box(page, ".identity small"), _box(page, ".identity")
         assert time["width"] > 30
         assert time["x"] + time["width"] <= header["x"] + header["width"] + 1
 
