@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-
 #: Names that scripts give to settings.
 SHORT_NAMES = {"lr": "learning_rate", "bs": "batch_size"}
 

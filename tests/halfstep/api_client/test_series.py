@@ -139,7 +139,7 @@ def test_ada_forks(client: Client, database: Database, ada: User) -> None:
     assert (config["training"]["steps"], config["training"]["batch_size"]) == (500, 64)
     assert client.fork(1, step=100)["parent_step"] == 100
     refused = type_command("run", "fork", "1", "--set", "training.steps=200")
-    assert "allowed: 201 or more; pass --set training.steps=" in str(refused)
+    assert "allowed: more; pass --set training.steps=" in str(refused)
     client.cancel(1)
     with database.writing() as session:
         runs.set_status(session, runs.get(session, 1), Status.CANCELLED)
