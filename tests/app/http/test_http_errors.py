@@ -37,6 +37,7 @@ def test_api_answers_json_and_pages_answer_html(browser: TestClient) -> None:
         "detail": "There is no run 9.",
         "code": "not_found",
     }
+    assert browser.get("/api/v1/nowhere").json()["detail"] == "Not Found"
     for path, message in (
         ("/runs/9", "There is no run 9."),
         ("/runs/abc", "There is no run &#39;abc&#39;."),
