@@ -391,6 +391,7 @@ def test_metrics_of_a_script_that_only_logs_are_not_written_over(
     cell = page.locator(".metrics td", has_text=name)
     expect(cell).to_have_attribute("title", name)
     expect(cell).to_have_css("text-overflow", "ellipsis")
+    expect(cell).to_have_css("direction", "rtl")  # its end stays
     expect(page.locator(".chart-panel h3", has_text=name)).to_have_css("text-overflow", "ellipsis")
     expect(said).to_be_hidden()
     page.goto("/compare?runs=1")
