@@ -31,7 +31,7 @@ release: ## Make wheels, hashes, bills of materials and an audit in dist/; fails
 check: $(VENV)/.installed-test ## Run lint, types, import contracts and the quick tests: about a minute
 	@$(TOGETHER) quick scripts $(LINTS)
 
-test: $(VENV)/.installed-test ## Run lint, types, import contracts and the tests that CI runs: about nine minutes on two cores
+test: $(VENV)/.installed-test ## Run lint, types, import contracts and the tests that CI runs: about ten minutes on two cores
 	@$(TOGETHER) suite scripts $(LINTS)
 
 test-all: $(VENV)/.installed-test ## Run every test, on both databases and with all browser tests: an hour or more
