@@ -131,22 +131,21 @@ def show_audit_log(
 def describe_actions(routes: Sequence[BaseRoute], actions: set[str]) -> dict[str, str]:
     """Return what requests do, by action: "Pause a run" for "POST /runs/3/pause".
 
-    The words are those that describe the route in the API, or else the route of the page. Commands
-    on the server, and routes of earlier versions, have none.
+    The words describe the route, or else the same route of the API. Commands on the server, and
+    routes of earlier versions, have none.
     """
-    words: dict[str, str] = {}
+    words, of_api = dict[str, str](), dict[str, str]()
     for route in iter_route_contexts(routes):
         description = inspect.getdoc(route.endpoint)
         if not description or not route.path:
             continue
-        is_api = route.path.startswith(API)
-        for action in actions if is_api else actions - words.keys():
+        sentence = re.split(r"[.,:;]", description, maxsplit=1)[0]
+        for action in actions:
             method, _, path = action.partition(" ")
-            if is_api and not path.startswith(API):
-                path = API + path
-            if method in (route.methods or ()) and route.path_regex.match(path):
-                words[action] = re.split(r"[.,:;]", description, maxsplit=1)[0]
-    return words
+            for found, address in ((words, path), (of_api, API + path)):
+                if method in (route.methods or ()) and route.path_regex.match(address):
+                    found.setdefault(action, sentence)
+    return of_api | words
 
 
 def _run(text: str) -> int | None:

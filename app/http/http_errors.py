@@ -193,7 +193,7 @@ def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - what it is registered for
     status, text = HTTPStatus(error.status_code), str(error.detail)
     is_unknown = status is HTTPStatus.NOT_FOUND and text == status.phrase
-    if is_unknown and not _wants_json(request):  # by this detail clients tell an unknown route
+    if is_unknown and not _wants_json(request):  # clients recognise it by this detail
         text = f"There is no page {request.url.path[:100]}."
     response = _answer(request, status, text, status.name.lower())
     response.headers.update(error.headers or {})

@@ -81,7 +81,7 @@ def new_report(
 @router.post("", ANY_SUBMITTER)
 @audited("report", "title", "project", "panel_runs")
 def add(context: Context, posted: Posted) -> Response:
-    """Create a report, or add a panel to one."""
+    """Create a report or add a panel to one."""
     values = {
         name: str(posted.get(name, "")) for name in ("report", "title", "project", *EMPTY_PANEL)
     }

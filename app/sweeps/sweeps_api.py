@@ -240,7 +240,7 @@ def retry_sweep(sweep_id: SweepId, session: Db, principal: SignedIn) -> SweepDet
 def extend_sweep(
     sweep_id: SweepId, more: Extension, session: Db, principal: SignedIn
 ) -> SweepDetail:
-    """Add runs to a sweep, or values to the settings of a grid."""
+    """Add runs or values of a grid's settings to a sweep."""
     sweep_submission.extend(session, sweep_id, principal.user, runs=more.runs, space=more.space)
     return detail(session, sweeps.get(session, sweep_id))
 

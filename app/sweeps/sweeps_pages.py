@@ -134,7 +134,7 @@ def _limits(session: Session, sweep: Sweep, *, needs_runs: bool) -> list[str]:
 
 @router.post("/sweeps/{sweep_id}/extension", Permission.CONTROL_RUN, response_model=None)
 def extend(sweep_id: RowId, context: Context, posted: Posted) -> HTMLResponse | RedirectResponse:
-    """Add runs, or values of a grid's setting, or show the errors."""
+    """Add runs or values to a sweep, or show the errors."""
     setting, text = str(posted.get("setting", "")), str(posted.get("more", "")).strip()[:1000]
     try:
         with context.session.begin_nested():

@@ -42,7 +42,7 @@ def queue_measurement(
     max_error: Annotated[float, Form(ge=0, le=10)] = 0.1,
     min_cosine: Annotated[float, Form(ge=-1, le=1)] = 0.99,
 ) -> RedirectResponse:
-    """Queue a precision plan, or precision diffs, of a run's checkpoints, and show it."""
+    """Measure a run's checkpoints: queue a precision plan, or precision diffs, and show it."""
     wanted = Measurement(
         task=task,
         checkpoints=checkpoints,

@@ -19,7 +19,7 @@ from halfstep.diagnosis.observations import NONFINITE, Observation, Observations
 from halfstep.diagnosis.statements import named, statement_of
 from halfstep.shadow.classify import site_of
 from halfstep.shadow.hooks import ShadowHooks
-from halfstep.shadow.operations import Operation, Place
+from halfstep.shadow.operations import Kept, Operation, Place
 from halfstep.shadow.sanitizer import Sanitizer
 
 NO_HALF_AFTER = 2  # steps with a scaler and without an operator in half precision
@@ -146,16 +146,18 @@ class CheckedLoop:
             for defect in defects
         )
 
-    def _record_scaled_read(self, place: Place, value: float, scale: float) -> None:
-        """Note that the loop reads a number that is multiplied by the loss scale."""
-        is_known = self._scaled_reads.get(place) == self._number
-        if is_known or scale == 1.0 or not math.isfinite(value):
+    def _record_scaled_read(self, place: Place, value: float, kept: Kept | None) -> None:
+        """Note that the loop reads a number of this or an earlier step that is still scaled."""
+        step, scale = self._number, self._sanitizer.mode.scale
+        if kept is not None:
+            step, scale = kept.step, kept.scale
+        if self._scaled_reads.get(place) == step or scale == 1.0 or not math.isfinite(value):
             return
-        self._scaled_reads[place] = self._number
+        self._scaled_reads[place] = step
         self._observations.add(
             [
                 Defect(
-                    step=self._number,
+                    step=step,
                     kind="scaled_value_read",
                     symptom="value",
                     site=site_of(Operation(0, "item", place)),

@@ -109,8 +109,9 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.on_write: Callable[[Entry, Operation, int], None] | None = None
         #: Called with a comparison that the loop reads, and that depends on the loss scale.
         self.on_decision: Callable[[Operation], None] | None = None
-        #: Called with the place and value of a scaled number that the loop reads, and its scale.
-        self.on_scaled_read: Callable[[Place, float, float], None] | None = None
+        #: Called with the place and value of a scaled number that the loop reads, and why it is
+        #: scaled, if an earlier step has left it.
+        self.on_scaled_read: Callable[[Place, float, Kept | None], None] | None = None
         self.casts = WeightCasts(lambda tensor: bool(variable(tensor)[0]))
         #: Called with an operator of the forward pass that uses a cast from before a change.
         self.on_stale_cast: Callable[[Operation], None] | None = None
@@ -296,7 +297,7 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if entry is None:
                 kept = self.kept.find(tensor.untyped_storage()._cdata)  # of an earlier step
                 if kept is not None and kept.origin.power == 1:
-                    self._see_scaled_read(tensor, place_of_caller(), kept.scale)
+                    self._see_scaled_read(tensor, place_of_caller(), kept)
                 continue
             if entry.power == 0:
                 continue
@@ -306,13 +307,13 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     place = place_of_caller()
                     self.scaled_read = replace(place, caller_file="", caller_line=0)
                     if entry.power == 1:
-                        self._see_scaled_read(tensor, place, self.scale)
+                        self._see_scaled_read(tensor, place, None)
             elif self.on_decision is not None and entry.power is None:
                 self.on_decision(latest)
 
-    def _see_scaled_read(self, tensor: Tensor, place: Place, scale: float) -> None:
+    def _see_scaled_read(self, tensor: Tensor, place: Place, kept: Kept | None) -> None:
         if self.on_scaled_read is not None and tensor.numel() == 1:
-            self.on_scaled_read(place, float(tensor), scale)
+            self.on_scaled_read(place, float(tensor), kept)
 
     def _operation(self, name: str) -> Operation:
         self._number += 1

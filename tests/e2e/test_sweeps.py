@@ -82,6 +82,8 @@ def _check_layout(page: Page) -> None:
     for width in (1024, 640, 390, 320):
         page.set_viewport_size({"width": width, "height": 844})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-        cut = "all => all.filter((e) => e.scrollHeight > e.clientHeight + 1).map((e) => e.innerText)"
+        cut = (
+            "all => all.filter((e) => e.scrollHeight > e.clientHeight + 1).map((e) => e.innerText)"
+        )
         assert page.locator(".fact > *, .fact").evaluate_all(cut) == []
     page.set_viewport_size({"width": 1280, "height": 900})

@@ -1,7 +1,8 @@
 // Keys of every page: j, k and x go through the list of runs, c compares those selected, j and k go through
 // the marked lines of a check, [ and ] to the neighbouring runs, g and a letter to a page, / to the search of the
-// page or of all pages, Escape out of it, ? lists the keys, Ctrl+K leads anywhere, Ctrl+Enter starts the run of the page's form. A single key does nothing
-// while the user types or a dialog is open, and can be switched off, as WCAG 2.1.4 requires.
+// page or of all pages, Escape out of it, ? lists the keys, Ctrl+K leads anywhere, Ctrl+Enter starts the run of the
+// page's form. A single key does nothing while the user types or a dialog is open, and can be switched off, as
+// WCAG 2.1.4 requires.
 import { openPalette } from 'palette'
 import { root } from 'root'
 

@@ -105,7 +105,7 @@ def test_an_event_names_the_action_and_its_runs(
 def test_the_page_says_what_each_request_did(
     database: Database, ada: User, browser: TestClient
 ) -> None:
-    """A request of a page has the words of the same request of the API; a command has none."""
+    """A request of a page without own words has those of the API; a command has none."""
     run_id = submit(database, ada).id
     with database.writing() as session:
         audit.note_typed(session, "link", "ada")
@@ -115,7 +115,7 @@ def test_the_page_says_what_each_request_did(
     for words, action in (
         ("Pause a run", f"POST /runs/{run_id}/pause"),
         ("Queue a paused run again", f"POST /api/v1/runs/{run_id}/resumption"),
-        ("Create a report", "POST /reports"),
+        ("Create a report or add a panel to one", "POST /reports"),
     ):
         assert f'{words} <code class="quiet">{action}</code>' in page
     assert '<code class="quiet">halfstep link</code>' in page

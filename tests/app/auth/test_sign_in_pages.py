@@ -16,11 +16,15 @@ from db.tables import User
 def test_link_signs_in_once_and_leaves_the_address(
     database: Database, ada: User, stranger: TestClient
 ) -> None:
-    """The token is spent by its first use and is not in the address that the browser ends at."""
+    """The page says whom it signs in. The token is spent by its first use and is not in the address
+    that the browser ends at.
+    """
     with database.writing() as session:
         token = accounts.make_link_token(session, ada)
     seen = stranger.get("/", params={"token": token})  # as a chat's preview does
     assert (seen.status_code, stranger.get("/runs").status_code) == (200, 303)
+    assert "signs you in as <b>ada</b>" in seen.text
+    assert "signs you in, once" in stranger.get("/", params={"token": "spent"}).text
     abroad = {"origin": "https://evil.example"}
     assert stranger.post("/", data={"token": token}, headers=abroad).status_code == 403
     first = stranger.post("/", data={"token": token})

@@ -1197,6 +1197,7 @@ def test_a_number_that_is_read_while_it_is_scaled_is_noted() -> None:
         ("weight.grad.norm().item()", 2, 4096.0),
         ("float(scaled.detach())", 2, 8192.0),
     ]
+    assert [row.steps for row in rows] == [[1, 2]] * 3
     assert "it is 8,192, and 8 without the scale of 2^10" in rows[0].text
 
 
