@@ -270,7 +270,10 @@ def test_claims_at_once_share_no_device(database: Database, ada: User) -> None:
     """Workers that claim at the same time get complete runs, and each device is claimed once."""
     sizes, chance = (2, 4, 4, 2, 3, 4), random.Random(1)
     up = add_workers(database, *sizes)
-    shapes = [(chance.choice((1, 1, 2, 3)), chance.choice((1, 1, 2))) for _ in range(40)]
+    # The runs of one node, every seventh, cannot take all devices.
+    shapes = [
+        (chance.choice((2, 3)) if number % 7 else 1, chance.choice((1, 1, 2))) for number in range(40)
+    ]
     with database.writing() as session:
         for count, devices in shapes:
             submit(session, ada, nodes=count, devices_per_node=devices)
@@ -292,6 +295,11 @@ def test_claims_at_once_share_no_device(database: Database, ada: User) -> None:
     for thread in threads:
         thread.join()
     assert failed == []
+    # Claims at once pass over what others have locked: the last ones are made one by one.
+    for worker in up:
+        with database.writing() as session:
+            while claim(session, worker):
+                pass
     with database.reading() as session:
         found = session.scalars(select(RunNode)).all()
         taken = Counter((node.worker_id, device) for node in found for device in node.devices)
@@ -299,8 +307,9 @@ def test_claims_at_once_share_no_device(database: Database, ada: User) -> None:
     assert set(taken.values()) == {1}
     assert Counter(node.run_id for node in found) == {run.id: run.nodes for run in claimed.values()}
     assert all(len(node.devices) == claimed[node.run_id].devices_per_node for node in found)
-    assert any(run.nodes == 3 for run in claimed.values())
-    assert sum(taken.values()) >= sum(sizes) - 3  # what is left is too little for those that wait
+    assert any(run.nodes > 1 for run in claimed.values())
+    # What is left are the devices of one worker: all that wait need two.
+    assert sum(taken.values()) >= sum(sizes) - max(sizes)
 
 
 @pytest.mark.only_on("postgresql")
