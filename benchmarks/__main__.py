@@ -26,6 +26,7 @@ CLAIMS = (
     "many_names",
     "metric_points",
     "disk",
+    "conversion",
     "opening",
     "opening_page",
     "largest_paint",

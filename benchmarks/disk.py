@@ -20,6 +20,8 @@ SIZES = {
     "postgresql": "SELECT coalesce(sum(pg_total_relation_size(oid)), 0) FROM pg_class "
     "WHERE relkind = 'r' AND relname LIKE :table",
 }
+#: PostgreSQL counts a table's indexes with it.
+STEPS = ("steps", "ix_steps_%", "%step_blocks%")
 
 
 def main() -> None:
@@ -33,7 +35,7 @@ def main() -> None:
                 for number, flush in enumerate(flushes, 1):
                     synthetic.record(database, run_id, flush)
                     if number % (len(flushes) // 4) == 0:
-                        _vacuum(database)
+                        vacuum(database)
                 rows.append(_row(database, steps))
     rows.append(_row(synthetic.long_run(), synthetic.LONG_STEPS + 10_000))
     most = {name: max(float(row[4]) for row in rows if row[0] == name) for name in BARS}
@@ -47,28 +49,27 @@ def main() -> None:
     )
 
 
-def _vacuum(database: Database) -> None:
+def vacuum(database: Database) -> None:
+    """Give the space of deleted rows to later ones, as autovacuum does."""
     if database.engine.dialect.name == "postgresql":
         with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as direct:
             direct.execute(text("VACUUM"))
 
 
-def _row(database: Database, steps: int) -> tuple[str, ...]:
-    name = database.engine.dialect.name
-    indexes = ("ix_steps_%",) if name == "sqlite" else ()  # elsewhere of the table's size
+def bytes_of(database: Database, *names: str) -> int:
+    """Return the bytes of tables, and on SQLite of indexes, by the patterns of their names."""
     with database.reading() as session:
-        parts = [
-            sum(session.execute(text(SIZES[name]), {"table": table}).scalar_one() for table in made)
-            / steps
-            for made in (
-                ("steps", *indexes, "%step_blocks%"),
-                ("step_buckets",),
-                ("%scaler_events%",),
-            )
-        ]
-    rows, stones, events = map(float, parts)
-    both = rows + stones
-    return name, f"{steps:,}", f"{rows:.1f}", f"{stones:.1f}", f"{both:.1f}", f"{events:.1f}"
+        query = text(SIZES[database.engine.dialect.name])
+        return sum(int(session.execute(query, {"table": name}).scalar_one()) for name in names)
+
+
+def _row(database: Database, steps: int) -> tuple[str, ...]:
+    rows, buckets, events = (
+        bytes_of(database, *names) / steps
+        for names in (STEPS, ("step_buckets",), ("%scaler_events%",))
+    )
+    figures = (f"{figure:.1f}" for figure in (rows, buckets, rows + buckets, events))
+    return database.engine.dialect.name, f"{steps:,}", *figures
 
 
 if __name__ == "__main__":

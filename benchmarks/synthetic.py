@@ -54,7 +54,7 @@ def flushes(steps: int, batch: int = BATCH_STEPS, *, first: int = 1) -> Iterator
     rng = np.random.default_rng(0)
     for start in range(first, steps + 1, batch):
         numbers = np.arange(start, min(start + batch, steps + 1))
-        made = _steps(numbers, rng)
+        made = make_steps(numbers, rng)
         events: list[StepEvent] = [
             event for step in made["step"][made["flags"] > 0] for event in _skip(int(step))
         ]
@@ -67,7 +67,8 @@ def record(database: Database, run_id: int, flush: telemetry.Flush) -> None:
         telemetry.record(session, run_id, 1, flush)
 
 
-def _steps(numbers: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+def make_steps(numbers: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+    """Make records of STEP_DTYPE for these steps."""
     made = np.zeros(len(numbers), STEP_DTYPE)
     made["step"], made["elapsed_ms"] = numbers, numbers * 5
     made["step_us"] = 4800 + rng.integers(0, 400, len(numbers))

@@ -5,7 +5,9 @@
 The loops are PyTorch's documented ones, with fused AdamW. The time of `watch` is measured in each
 wrapped function: its whole time less that of torch's original. A figure is the median of the turns'
 means, so that it includes the work of every 512th step; on a busy machine the best turn says more.
-The table also has the times of whole steps, bare and watched in turns.
+The table also has the times of whole steps, bare and watched in turns. `watch` runs three of a
+turn's 600 steps again in fp32, within the seconds that a run has for that: "longer by" includes
+them.
 
 Other tools log the same three numbers: loss, scale and norm. Their time includes reading the
 numbers. They have their own environment below .bench-env.

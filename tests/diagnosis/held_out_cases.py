@@ -129,7 +129,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Ended:
-    """The bits that a script has trained, and the exception that ended it."""
+    """A hash of what a script has trained, drawn and printed, and the exception that ended it."""
 
     state: str
     error: str
@@ -176,11 +176,11 @@ def run(case: Case, loop: contextlib.AbstractContextManager[Any] | None = None) 
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
-    error, scope = "", {}
+    error, scope, printed = "", {}, io.StringIO()
     with (
         patch.dict(os.environ, HALFSTEP_MODE="disabled"),
         patch.object(sys, "argv", [str(case.path)]),
-        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stdout(printed),
         contextlib.redirect_stderr(io.StringIO()),
         warnings.catch_warnings(),
         loop or contextlib.nullcontext(),
@@ -192,10 +192,18 @@ def run(case: Case, loop: contextlib.AbstractContextManager[Any] | None = None) 
             error = f"{type(raised).__name__}: {raised}"
     torch.set_default_dtype(torch.float32)  # for the next one, where a script has set another
     digest = hashlib.sha256(torch.get_rng_state().numpy().tobytes())
-    for module in scope.get("MODULES", ()):
+    digest.update(printed.getvalue().encode())  # the numbers of models within functions
+    for module in _modules(scope):
         for tensor in (*module.parameters(), *module.buffers()):
             digest.update(_bytes(tensor))
     return Ended(digest.hexdigest(), error)
+
+
+def _modules(scope: dict[str, Any]) -> Iterator[nn.Module]:
+    """Yield the modules among a script's globals, in the order of their names."""
+    for _, value in sorted(scope.items()):
+        members = value if isinstance(value, list | tuple) else [value]
+        yield from (each for each in members if isinstance(each, nn.Module))
 
 
 def _bytes(tensor: Tensor) -> bytes:
