@@ -2,7 +2,8 @@
 
 Armed are: early steps and, as numbers change with the training, some at each tenfold step, for
 mistakes without a symptom; steps after a skip that the loss scale does not explain; and
-validations. They take at most 1 % of the run's time, and FREE_SECONDS.
+validations. They take at most 1 % of the run's time, and FREE_SECONDS. Of a model on the CPU this
+is the thread's processor time: waits for data or for a busy processor are not the armed step's.
 """
 
 import math
@@ -14,7 +15,7 @@ from typing import Protocol
 import psutil
 import torch
 from msgspec.structs import asdict, replace
-from torch import nn
+from torch import cuda, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import _get_current_dispatch_mode
@@ -80,7 +81,8 @@ class ArmedSteps:
         self._seen = 0  # skips in armed steps
         self._arm_at = 0  # number of skips from which on steps are armed again
         self._armed = self._events = 0
-        self._started, self._began = time.perf_counter(), 0.0
+        self._clock, self._began = time.perf_counter, 0.0
+        self._starts = {clock: clock() for clock in (time.perf_counter, time.thread_time)}
         self._first_step: int | None = None
         self._armed_seconds, self._usual_seconds, self._slower = 0.0, 0.0, SLOWER
         #: Storages of the loop's variables at the first armed step, with their versions.
@@ -141,11 +143,16 @@ class ArmedSteps:
         if self._first_step is None:
             self._first_step = step - 1
             self.next_look = step + SECOND_LOOK
+            self._choose_clock()
         if step >= self.next_look:
             self.next_look = self._first_step + LOOK_FACTOR * (step - self._first_step)
             self.left = max(self.left, EARLY_STEPS)
         if self.left and is_between and not self.is_armed and self._is_affordable(step):
             self._arm(step)
+
+    def _choose_clock(self) -> None:
+        if all(device.type == "cpu" for device in self._devices()) and not cuda._initialized:
+            self._clock = self._sanitizer.mode.clock = time.thread_time
 
     def begin_validation(self, step: int) -> None:
         """Arm a validation after a step, the first one and each tenfold one.
@@ -166,7 +173,7 @@ class ArmedSteps:
     def _end_validation(self) -> None:
         try:
             defects = self._validations.end()
-            self._armed_seconds += time.perf_counter() - self._began
+            self._armed_seconds += self._clock() - self._began
             self._disarm()
             self._report(defects)
         except Exception as error:
@@ -181,7 +188,7 @@ class ArmedSteps:
             return
         self._find_left_over()
         self._sanitizer.mode.memory.budget = budget
-        self._began = time.perf_counter()
+        self._began = self._clock()
         self._sanitizer.mode.deadline = self._began + max(self._get_allowed_seconds(), FREE_SECONDS)
         self.hooks.begin()
         self._sanitizer.arm(step)
@@ -198,17 +205,18 @@ class ArmedSteps:
         return self._in_a_row > EARLY_SKIPS and not self._seen
 
     def _is_affordable(self, step: int) -> bool:
-        elapsed = time.perf_counter() - self._started
         steps = max(1, step - (self._first_step or 0) - self._armed)
-        self._usual_seconds = (elapsed - self._armed_seconds) / steps
+        self._usual_seconds = (self._get_elapsed_seconds() - self._armed_seconds) / steps
         needed = self._slower * self._usual_seconds
         return self._trains_nothing or needed <= self._get_allowed_seconds()
 
     def _get_allowed_seconds(self) -> float:
         """Return the seconds that armed steps may still take."""
-        elapsed = time.perf_counter() - self._started
         free = ALL_SKIPPED_SECONDS if self._trains_nothing else FREE_SECONDS
-        return free + SHARE * elapsed - self._armed_seconds
+        return free + SHARE * self._get_elapsed_seconds() - self._armed_seconds
+
+    def _get_elapsed_seconds(self) -> float:
+        return max(0.0, self._clock() - self._starts[self._clock])  # another thread may go on
 
     def _is_deep(self) -> bool:
         """Return whether the frames that hooks add to nested modules may be too many."""
@@ -257,7 +265,7 @@ class ArmedSteps:
         try:
             self._armed += 1
             sanitizer.next_step(sanitizer.step + 1)
-            now = time.perf_counter()
+            now = self._clock()
             seconds, self._began = now - self._began, now
             self._armed_seconds += seconds
             if self._usual_seconds:

@@ -102,7 +102,8 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.rounded: ByStorage[Rounded] = ByStorage()  # how it was rounded in its step
         self.on_rounded: Callable[[Rounded], None] | None = None  # called with its first use
         self.scale = 1.0  # the loss scale, as a number
-        self.deadline = math.inf  # by time.perf_counter: later operators have no shadows
+        self.clock = time.perf_counter
+        self.deadline = math.inf  # by this clock: later operators have no shadows
         self.keeps_inputs = False  # of operators that lose values, for a reproduction
         self.measures = False  # whether each operator's own rounding is measured
         self.repair: Repair | None = None  # a line that computes in fp32 in this step
@@ -278,7 +279,7 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.operators += 1
         if self.operators % PURGE_EVERY == 0:
             self.memory.purge()
-            if time.perf_counter() > self.deadline:
+            if self.clock() > self.deadline:
                 raise OutOfMemory("the step takes too long")
         if operator.name in READS:
             self._see_read(tensors_in(args))

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,11 +56,14 @@ def _enough_time(monkeypatch: pytest.MonkeyPatch) -> None:
 class Net(nn.Module):
     """A net whose activations can be made too large for fp16."""
 
+    wait_seconds = 0.0
+
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Linear(8, 8)
 
     def forward(self, x: Tensor, factor: float) -> Tensor:
+        time.sleep(self.wait_seconds)
         hidden: Tensor = self.body(x) * factor
         return hidden
 
@@ -125,6 +129,16 @@ def test_an_armed_step_has_to_be_affordable(
     monkeypatch.setattr(armed_steps, "FREE_SECONDS", 0.0)
     _, steps = _train_armed(tmp_path, monkeypatch)
     assert not steps
+
+
+def test_waits_are_not_the_time_of_an_armed_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU, steps that wait for data or for a busy processor are armed as others."""
+    monkeypatch.setattr(armed_steps, "FREE_SECONDS", 0.6)  # less than three waits
+    monkeypatch.setattr(Net, "wait_seconds", 0.2)
+    _, steps = _train_armed(tmp_path, monkeypatch, steps=5, from_step=1000)
+    assert steps == [2, 3, 4]
 
 
 def test_nothing_is_armed_with_too_little_memory(
