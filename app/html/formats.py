@@ -24,6 +24,8 @@ memory = size  # of a device or an upload
 _SHORT_NAME = 16
 _TAILS = re.compile(r"(?<=[-_/.\s]).{3,14}$"), re.compile(r".{6}$")
 
+_POWER = re.compile(r"\b2\^(-?\d+)")
+
 #: Last parts of a setting's path that say nothing without the part before.
 UNSPECIFIC = frozenset({"enabled", "every", "kind", "name", "path"})
 
@@ -33,7 +35,7 @@ def scale(value: float | None) -> Markup:
     power = number_formats.scale_exponent(value)
     if power is None:
         return Markup(number(value))  # noqa: S704 - digits only
-    return Markup("2<sup>{}</sup>").format(str(power).replace("-", "−"))
+    return _power_of_two(power)
 
 
 def name_parts(name: str) -> list[tuple[str, bool]]:
@@ -126,12 +128,25 @@ def add_links(text: str, named: Iterable[Any]) -> Markup:
 
 
 def with_code(text: str) -> Markup:
-    """Format a text whose code is between backticks as HTML."""
+    """Format a text with code between backticks and loss scales such as 2^16 as HTML."""
     parts = text.split("`")
     if len(parts) % 2 == 0:  # one has no end
-        return Markup("{}").format(text)
+        return _with_powers(text)
     codes = [Markup("<code>{}</code>").format(part) for part in parts[1::2]]
-    return Markup().join(chain.from_iterable(zip_longest(parts[::2], codes, fillvalue="")))
+    prose = map(_with_powers, parts[::2])
+    return Markup().join(chain.from_iterable(zip_longest(prose, codes, fillvalue="")))
+
+
+def _with_powers(text: str) -> Markup:
+    prose, *powers = _POWER.split(text)
+    pairs = zip(powers[::2], powers[1::2], strict=True)
+    return Markup("{}").format(prose) + Markup().join(
+        _power_of_two(exponent) + after for exponent, after in pairs
+    )
+
+
+def _power_of_two(exponent: object) -> Markup:
+    return Markup("2<sup>{}</sup>").format(str(exponent).replace("-", "−"))
 
 
 def failure_label(kind: str) -> str:

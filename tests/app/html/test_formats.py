@@ -71,3 +71,6 @@ def test_code_between_backticks_is_marked_and_escaped() -> None:
     """A source line may hold anything; a backtick without another one is a backtick."""
     assert formats.with_code("In `a < b` (t.py:3)") == "In <code>a &lt; b</code> (t.py:3)"
     assert formats.with_code("a ` <b>") == "a ` &lt;b&gt;"
+    assert formats.with_code("from 2^19 to `2^4` <b>, 2^-3") == (
+        "from 2<sup>19</sup> to <code>2^4</code> &lt;b&gt;, 2<sup>−3</sup>"
+    )
