@@ -8,6 +8,7 @@ import ast
 import contextlib
 import hashlib
 import io
+import logging
 import os
 import random
 import re
@@ -180,6 +181,8 @@ def run(case: Case, loop: contextlib.AbstractContextManager[Any] | None = None) 
     with (
         patch.dict(os.environ, HALFSTEP_MODE="disabled"),
         patch.object(sys, "argv", [str(case.path)]),
+        patch.object(logging.root, "handlers", []),
+        patch.dict(logging.root.manager.loggerDict),  # those of a run are not the next one's
         contextlib.redirect_stdout(printed),
         contextlib.redirect_stderr(io.StringIO()),
         warnings.catch_warnings(),
