@@ -33,6 +33,11 @@ from db.telemetry.summaries import Ints
 LARGEST = 1.7976931348623157e308  # largest finite float64
 #: How names of evaluations begin, in lower case.
 EVALUATIONS = ("val/", "val_", "val ", "valid", "eval", "test/", "test_", "test ")
+#: With names that end with "/loss" those that a chart draws with the loss, as in figure.js.
+EVALUATED_LOSSES = (
+    *("val_loss", "valid_loss", "validation_loss"),
+    *("eval_loss", "test_loss", "dev_loss"),
+)
 #: Names of numbers that only count, in lower case.
 COUNTERS = (
     *("epoch", "step", "iter", "iteration", "global_step", "_step"),
@@ -131,7 +136,8 @@ def page_of_names(
 def losses(session: Session, run_id: int, *, most: int) -> list[str]:
     """Return the first names of a run's metrics that are losses, as of evaluations."""
     name = LatestMetric.name
-    query = select(name).where(LatestMetric.run_id == run_id, name.endswith("/loss"))
+    is_loss = or_(name.endswith("/loss"), name.in_(EVALUATED_LOSSES))
+    query = select(name).where(LatestMetric.run_id == run_id, is_loss)
     return sorted(session.scalars(query), key=natural_key)[:most]
 
 

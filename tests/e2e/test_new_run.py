@@ -46,6 +46,25 @@ def test_a_decimal_comma_is_refused(offered: None, page: Page, path: str, name: 
     expect(field).to_have_value("0,003")
 
 
+def test_the_form_is_there_again_after_a_corrected_mistake(offered: None, page: Page) -> None:
+    """A corrected field is marked no more; back from the run is the form as it was sent, with its
+    command, where a browser would ask whether to send the refused form again.
+    """
+    page.goto("/runs/new?recipe=digits")
+    norm = page.locator("[name='training.max_grad_norm']")
+    norm.fill("0,01")
+    page.get_by_role("button", name="Start run").click()
+    expect(page.locator("[data-mistakes]")).to_be_visible()
+    expect(page.locator(".field.wrong")).to_have_count(1)
+    norm.fill("0.01")
+    expect(page.locator(".field.wrong")).to_have_count(0)
+    page.get_by_role("button", name="Start run").click()
+    expect(page).to_have_url(re.compile(r"/runs/\d+$"))
+    page.go_back()
+    expect(norm).to_have_value("0.01")
+    expect(page.locator("[data-terminal]")).to_contain_text("--set training.max_grad_norm=0.01")
+
+
 @pytest.mark.parametrize("width", [768, pytest.param(1024, marks=pytest.mark.extended)])
 @pytest.mark.parametrize(
     "path", ["runs/new?recipe=digits", "sweeps/new?recipe=digits", "sweeps/new/command"]

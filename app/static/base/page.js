@@ -61,6 +61,17 @@ if (done) {
   }
 }
 
+// A form that is shown again with its mistakes answers a POST, which a browser that goes back would ask to repeat.
+if (document.querySelector('[data-mistakes]') && document.referrer.startsWith(location.origin))
+  history.replaceState(null, '', document.referrer)
+
+document.addEventListener('input', ({ target }) => {
+  const field = target.closest('.field.wrong')
+  field?.querySelector('.error')?.remove()
+  field?.classList.remove('wrong')
+  if (field) target.removeAttribute('aria-invalid')
+})
+
 document.addEventListener('click', async (event) => {
   const button = event.target.closest('[data-copy], [data-copy-text]')
   if (!button) return

@@ -22,11 +22,18 @@ export const ticksOf = ([low, high], pixels, isWhole) => {
   const least = (high - low) / Math.max(pixels / LABEL, 1)
   if (!(least > 0) || !Number.isFinite(least)) return []
   const power = 10 ** Math.floor(Math.log10(least))
-  const every = [1, 2, 5].map((n) => n * power).find((n) => n >= least * 0.999) ?? 10 * power
+  const candidates = [0.5, 1, 2, 5, 10].map((n) => n * power)
+  const usual = candidates.findIndex((every) => every >= least * 0.999)
+  const ticks = multiplesIn([low, high], candidates[usual], isWhole)
+  return ticks.length < 2 ? multiplesIn([low, high], candidates[usual - 1], isWhole) : ticks // in little room
+}
+
+/** @param {[number, number]} range @param {number} every @param {boolean} isWhole @returns {number[]} */
+const multiplesIn = ([low, high], every, isWhole) => {
   const step = isWhole ? Math.max(1, Math.round(every)) : every
-  const ticks = []
-  for (let n = Math.ceil(low / step); n * step <= high; n++) ticks.push(n * step)
-  return ticks
+  const multiples = []
+  for (let n = Math.ceil(low / step); n * step <= high; n++) multiples.push(n * step)
+  return multiples
 }
 
 /** @param {number} x */

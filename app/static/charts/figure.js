@@ -75,6 +75,7 @@ export const rowsOf = (points, view, { scaled, proven = true, examples, onlyMetr
     mode: series.x.length > FEW ? 'lines' : 'lines+markers',
     line: { color, width: 1.6, ...more.line },
     marker: { size: 6, color },
+    cliponaxis: false, // the last step's marker is whole
     hoverinfo: 'skip',
     ...more.trace,
   })
@@ -219,10 +220,15 @@ const isCopy = (metric, line) => {
   )
 }
 
+/** Labels stand beside the marker of the first step. */
+const ROOM_OF_MARKERS = { ticks: 'outside', ticklen: 4, tickcolor: 'rgba(0,0,0,0)' }
+
+const LOSS = /(\/|^(val|valid|validation|eval|test|dev)_)loss$/
+
 /** Metrics that are drawn with the loss. @param {Iterable<string>} names */
 export const lossesOf = (names) =>
   [...names]
-    .filter((name) => name.endsWith('/loss'))
+    .filter((name) => LOSS.test(name))
     .sort(naturally)
     .slice(0, LOSSES)
 
@@ -314,6 +320,7 @@ export const figure = (row, points, view, colors, { width, height }) => {
       gridcolor: colors.grid,
       ...AXIS,
       automargin: false,
+      ...ROOM_OF_MARKERS,
       ...(row.axis && !view.logs.includes(row.name) ? row.axis(values, zoom) : logAxis(values, zoom)),
       ...(isEmpty && { visible: false }),
       ...(zoom && { range: zoom, autorange: false }),

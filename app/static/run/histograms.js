@@ -1,6 +1,7 @@
 // Histograms that a run logged under one name: a heat map over its steps.
 import { fittedPlot } from 'charts'
 import { count, number, percent } from 'formats'
+import { stepAxis } from 'heatmap'
 import { BINS, rebinned } from 'media_steps'
 
 /** @typedef {import('media_steps').Histogram} Histogram */
@@ -43,7 +44,7 @@ export const histogramsFigure = ({ steps, histograms, step, height }, colors) =>
       plot_bgcolor: colors.grid,
       font: { family: 'system-ui, sans-serif', size: 11, color: colors.quiet },
       dragmode: false,
-      xaxis: { nticks: 6, tickformat: ',d', showgrid: false, zeroline: false, fixedrange: true },
+      xaxis: stepAxis(steps, 360),
       yaxis: { showgrid: false, zeroline: false, nticks: 6, fixedrange: true },
       shapes:
         step === undefined

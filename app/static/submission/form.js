@@ -90,5 +90,6 @@ linked?.focus()
 
 if (form) {
   form.addEventListener('input', showSettings)
-  addEventListener('pageshow', showSettings) // a browser that goes back fills in what was typed
+  // A browser that goes back fills in what was typed: all that follows from it is shown again.
+  addEventListener('pageshow', () => form.dispatchEvent(new Event('input', { bubbles: true })))
 }

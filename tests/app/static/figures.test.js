@@ -2,10 +2,10 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { NONFINITE_SIGNS, nonfiniteMarks } from 'annotations'
-import { dotTicks, linearAxis, logAxis, logTicks, robustRange } from 'axis'
+import { dotTicks, linearAxis, logAxis, logTicks, robustRange, ticksOf } from 'axis'
 import { runsFigure } from 'comparison'
 import { valueAt } from 'crosshair'
-import { figure, lossAxis, rowsOf, scaleAxis } from 'figure'
+import { figure, lossAxis, lossesOf, rowsOf, scaleAxis } from 'figure'
 import { number } from 'formats'
 import { lostAt } from 'heatmap'
 import { setLog, setRange, setTrimmed, takeAxes, unkept } from 'panel_axes'
@@ -543,4 +543,15 @@ test('the best until then never gets worse, whichever way is up', () => {
       [3, 5, 5, 5],
     ],
   )
+})
+
+test('losses of evaluations are drawn with the loss, by the names of W&B and of Trainer', () => {
+  const names = ['val/loss', 'eval_loss', 'test_loss', 'kl_loss', 'train_loss', 'eval_loss_ratio', 'accuracy']
+  assert.deepEqual(lossesOf(names), ['eval_loss', 'test_loss', 'val/loss'])
+})
+
+test('a small panel has two labels at least', () => {
+  assert.deepEqual(ticksOf([1, 80], 240, true), [20, 40, 60, 80])
+  assert.deepEqual(ticksOf([1, 1000], 450, true), [200, 400, 600, 800, 1000])
+  assert.deepEqual(ticksOf([3, 4], 100, true), [3, 4])
 })
