@@ -35,8 +35,10 @@ class Finding:
     is_fault: bool = False  # something is wrong; always so if there is a cause
     evidence: object = None  # the event that shows it, where that is one
     is_certain: bool = True  # False: the evidence fits, and does not exclude other causes
+    is_harmless: bool = False  # it could be better, and nothing is wrong
 
     @property
     def is_certain_fault(self) -> bool:
         """Whether something is certainly wrong, other than what could be better."""
-        return self.is_certain and (self.is_fault or bool(self.cause))
+        is_fault = self.is_fault or bool(self.cause)
+        return self.is_certain and is_fault and not self.is_harmless

@@ -397,7 +397,7 @@ def _find_dropped(signs: LoopSigns) -> Iterator[Finding]:
 
 def _schedule(signs: LoopSigns) -> Iterator[Finding]:
     if event := signs.one(events.Schedule):
-        matters = event.skipped >= OFTEN * event.step
+        matters = event.skipped >= OFTEN * max(event.step, signs.last)
         scheduler = event.scheduler or ""
         seen = f"{scheduler}.step() was called" if scheduler else "The learning rate changed"
         yield Finding(
@@ -427,4 +427,5 @@ def _pointless_scaler(signs: LoopSigns) -> Iterator[Finding]:
             ),
             cause="scaler_without_fp16",
             fix=fixes.SCALER_WITHOUT_FP16,
+            is_harmless=half,  # in fp32 the loop does not train as it seems to
         )

@@ -242,7 +242,7 @@ def _row(case: Case, finding: Finding) -> Row:
     row = Row(
         kind=finding.cause, is_fault=True, title=finding.title, text=finding.text, fix=finding.fix
     )
-    is_statement = finding.is_certain and finding.cause not in UNKNOWN
+    is_statement = finding.is_certain_fault and finding.cause not in UNKNOWN
     return row if is_statement or _names(case, row) else replace(row, is_fault=False)
 
 
