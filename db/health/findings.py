@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from msgspec import UnsetType
 from sqlalchemy.orm import Session
 
 from db.health import advice_words, causes, precision_findings, weights_findings
@@ -19,6 +20,7 @@ from db.tables import ACTIVE, ENDED, RECIPE, LatestMetric, Run, ScalerEvent, Sta
 from db.telemetry import latest_metrics, series, step_rows
 from db.telemetry.stored_events import StoredEvents
 from halfstep.diagnosis import fixes
+from halfstep.diagnosis.defect import Defect
 from halfstep.diagnosis.finding import EXPLAINING, OF_NUMBERS, OF_PRECISION, OF_VALIDATION, Finding
 from halfstep.number_formats import duration, number, percent
 from halfstep.number_formats import scale as scale_text
@@ -304,8 +306,8 @@ def _one_module(evidence: Evidence) -> Iterator[Finding]:
 def _find_replayed(evidence: Evidence) -> Iterator[Finding]:
     """Yield the module that overflows in most replays.
 
-    Overflows of the backward pass count only if the loss scaling is unhealthy: occasional ones are
-    normal with the scale at its limit.
+    Overflows of the backward pass count only if the loss scaling is unhealthy, and if no smaller
+    scale was measured to fit: occasional ones are normal with the scale at its limit.
     """
     replays = [
         replay
@@ -313,7 +315,7 @@ def _find_replayed(evidence: Evidence) -> Iterator[Finding]:
         if replay.found and replay.exact and replay.module not in (None, "", OUTSIDE)
         if str(replay.dtype).endswith("float16")
         if not replay.kind or replay.kind == "overflow"
-        if replay.direction == "forward" or _is_unwell(evidence)
+        if replay.direction == "forward" or (_is_unwell(evidence) and not _fits(replay.defect))
     ]
     if not replays:
         return
@@ -329,6 +331,11 @@ def _find_replayed(evidence: Evidence) -> Iterator[Finding]:
         before=min(replay.step for replay in mine),
         part="skipped",
     )
+
+
+def _fits(defect: Defect | UnsetType | None) -> bool:
+    """Return whether a loss scale was measured with which the step does not overflow."""
+    return isinstance(defect, Defect) and (defect.fits_below or 0) >= 1
 
 
 def _underflow(evidence: Evidence) -> Iterator[Finding]:

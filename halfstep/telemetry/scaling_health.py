@@ -1,5 +1,6 @@
 """Loss-scale health of a training, derived from its skipped steps."""
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -75,7 +76,7 @@ def judge(figures: Figures, *, growth_interval: int | None = None) -> ScalingHea
     elif 100 * figures.settled_skips > COLLAPSE_RATE * figures.settled:
         word = "collapsing"
         reason = f"{_describe_skips_since_search(figures)}{scale and '; '}{scale}"
-    elif figures.settled_skips > 1 and 100 * figures.settled_skips > allowed * figures.settled:
+    elif figures.settled_skips > max(1, math.ceil(allowed * figures.settled / 100)):
         word = "oscillating"
         reason = f"{_describe_skips_since_search(figures)}{_scaler_changes(figures)}"
     else:

@@ -109,6 +109,8 @@ SHAPES = {
 }
 SINKING = [_module("body", 90, underflow=0.02), _module("head", 10)]
 NO_GRAPH = LeftOut(step=1, diagnosis="CUDA graph", reason="the device is cpu, not cuda")
+#: An overflow at the loss scale.
+FITS = {"step": 7, "kind": "scale_too_large", "symptom": "gradient", "fits_below": 2.0**18}
 LEFT_OUT = LeftOut(step=1, diagnosis="replay", reason="not with training.parallel fsdp")
 
 
@@ -299,6 +301,7 @@ def test_run_that_has_not_begun_shows_nothing(database: Database, ada: User) -> 
         ("healthy", [_replay(7), _replay(9), _replay(8, "model.body")], ("model.head", 7)),
         ("healthy", [_replay(7, direction="backward")], None),
         ("dead", [_replay(7, direction="backward")], ("model.head", 7)),
+        ("dead", [_replay(7, direction="backward", defect=FITS)], None),
         ("dead", [_replay(7, "training_step"), _replay(8, exact=False)], None),
         ("dead", [_replay(7, None, found=False)], None),
     ],
@@ -307,8 +310,8 @@ def test_a_replayed_module_is_offered_to_a_fork(
     word: str, replays: list[Replay], offered: tuple[str, int] | None
 ) -> None:
     """The module is the one that most exact replays name, from before its first skip; for the
-    backward pass only if the scale is unhealthy, because a scale at its limit overflows in a
-    healthy run as well.
+    backward pass only if the scale is unhealthy and no smaller one fits, because a scale at its
+    limit overflows in a healthy run as well.
     """
     found = findings.find(Evidence(health=_health(word), replays=replays))
     offers = [(each.module, each.before) for each in found if each.module]

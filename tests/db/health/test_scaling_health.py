@@ -58,6 +58,8 @@ def test_one_skip_per_growth_interval_is_healthy() -> None:
     figures = health.count(400, [*SEARCH, 320, 345, 370, 395], 2.0**19)
     words = [health.judge(figures, growth_interval=each).word for each in (2000, 100, 25, 10, None)]
     assert words == ["oscillating", "oscillating", "healthy", "healthy", "oscillating"]
+    few = health.count(70, [*SEARCH, 57, 61], 2.0**18)
+    assert health.judge(few, growth_interval=25).word == "healthy"
     often = health.count(400, [*SEARCH, *range(310, 400, 9)], 2.0**19)
     assert health.judge(often, growth_interval=8).word == "oscillating"
 
