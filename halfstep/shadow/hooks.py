@@ -15,6 +15,7 @@ from torch.optim.optimizer import (
 )
 
 from halfstep.shadow.lines import ENGINE, place_of_caller
+from halfstep.shadow.mode_dependent import leave_to_torch
 from halfstep.shadow.operations import Place
 from halfstep.shadow.sanitizer import Sanitizer
 from halfstep.watching.optimizer_hooks import remove_hooks
@@ -183,6 +184,10 @@ class ShadowHooks:
             self._step_ends()
         return result
 
+    def _leave_to_torch(self, roots: Any) -> None:
+        if isinstance(roots, list | tuple):
+            leave_to_torch(roots, self._sanitizer.mode)
+
     def _backward(self, original: Any, roots: Any, *args: Any, **kwargs: Any) -> Any:
         sanitizer = self._sanitizer
         self._call(self._end_left_out)
@@ -191,6 +196,7 @@ class ShadowHooks:
             self._call(sanitizer.backward_begins, roots, args[0] if args else ())
         else:
             self._call(sanitizer.backward_begins)
+        self._call(self._leave_to_torch, roots)
         try:
             return original(roots, *args, **kwargs)
         finally:

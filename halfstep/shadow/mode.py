@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from halfstep.shadow.call import NO_PASS, Call, Rejection
 from halfstep.shadow.facts import Facts, all_finite, examine
+from halfstep.shadow.hidden_autocast import as_in_training
 from halfstep.shadow.lines import place_of_caller
 from halfstep.shadow.lost_updates import Lasting
 from halfstep.shadow.memory import ByStorage, Entry, OutOfMemory, ShadowMemory
@@ -343,10 +344,14 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def record_failure(self, name: str, error: Exception) -> None:
         """Keep the error of an operator that could not be run again."""
         if isinstance(error, OutOfMemory):
-            self.is_over_budget = True
-            self.memory.clear()
+            self.give_up()
         elif name in self.unknown or len(self.unknown) < MOST_UNKNOWN:
             self.unknown[name] = f"{type(error).__name__}: {error}"[:200]
+
+    def give_up(self) -> None:
+        """Go on without shadows in this step, which states nothing."""
+        self.is_over_budget = True
+        self.memory.clear()
 
     def _forget(self, *tensors: Iterable[Tensor]) -> None:
         for group in tensors:
@@ -370,7 +375,8 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         dtype = torch.float32 if tensors_in(args) else torch.float64
         number = torch.tensor(args[0], dtype=dtype if isinstance(args[0], float) else None)
         args = (number, *args[1:])
-    result = func(*args, **kwargs)
+    with as_in_training(func, args):
+        result = func(*args, **kwargs)
     if versions and versions == [tensor._version for tensor in tensors]:
         torch.autograd.graph.increment_version(tensors)
     return result

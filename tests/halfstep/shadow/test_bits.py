@@ -748,6 +748,35 @@ def evaluation() -> Any:
     return train(model, loss), [float(each) for each in scores]
 
 
+def hidden_products() -> Any:
+    """Call operators that multiply matrices within: under autocast, in half precision."""
+    model = nn.ModuleList([nn.Bilinear(4, 4, 6), nn.Linear(6, 6)])
+    scores = []
+
+    def loss() -> Tensor:
+        theta = model[0](torch.randn(3, 4), torch.randn(3, 4)).view(3, 2, 3)
+        grid = F.affine_grid(theta.float(), [3, 1, 4, 4], align_corners=False)
+        image = F.grid_sample(torch.randn(3, 1, 6, 6), grid.float(), align_corners=False)
+        with torch.inference_mode():
+            scores.append(torch.einsum("ij,kj->ik", torch.randn(3, 6), torch.randn(5, 6)).sum())
+        return image.square().mean() + model[1](theta.flatten(1)).square().mean()
+
+    return train(model, loss), [(str(each.dtype), float(each)) for each in scores]
+
+
+def formulas_without_a_mode() -> Any:
+    """Use derivatives for which torch has other formulas under a mode."""
+    model = nn.ModuleList([net(), nn.Linear(8, 5)])
+
+    def loss() -> Tensor:
+        fill = model[1].bias.sum()
+        masked = model[0](torch.randn(6, 8)).float().masked_fill(torch.rand(6, 8) < 0.3, fill)
+        gates = model[1].weight.sigmoid()
+        return masked.square().mean() + gates.prod(1).mean() + gates[0].prod()
+
+    return train(model, loss)
+
+
 LOOPS: list[Loop] = [
     *(mlp, convolution, attention, multihead_attention, transformer, recurrent, embedding),
     *(sparse_embedding, ctc, codebook, parametrized, complex_numbers, sparse_tensors),
@@ -756,7 +785,8 @@ LOOPS: list[Loop] = [
     *(accumulation, functional, backward_in_a_thread, hooks, saved_tensors),
     *(weights_in_half(torch.float16), weights_in_half(torch.bfloat16), no_scaler, no_autocast),
     *(in_place, subclasses, nested, optimizers, averages, optimizer_in_backward, loader, scripted),
-    *(compiled, exceptions, own_mode, copies, evaluation),
+    *(compiled, exceptions, own_mode, copies, evaluation, hidden_products),
+    formulas_without_a_mode,
 ]
 
 
@@ -764,6 +794,7 @@ LOOPS: list[Loop] = [
 SAMPLE: list[Loop] = [
     *(mlp, attention, sparse_embedding, complex_numbers, gradient_penalty, closures, two_scalers),
     *(backward_in_a_thread, optimizer_in_backward, compiled, exceptions, copies),
+    *(hidden_products, formulas_without_a_mode),
 ]
 
 
