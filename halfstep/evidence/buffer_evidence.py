@@ -2,8 +2,8 @@
 
 A skipped step does not change the weights, but a BatchNorm's running statistics contain the batch,
 and no later batch removes an inf from them. So a check is enough when the skip is known to the
-host, steps later. Buffers that are nonfinite before the first step are so by design, such as a
-causal mask of -inf, and are never reported.
+host, steps later. Buffers that are nonfinite when the loop gives them, or that it makes so before
+its first backward pass, are so by design, such as a causal mask of -inf, and are never reported.
 """
 
 from collections.abc import Callable, Iterable
@@ -33,6 +33,8 @@ class BufferEvidence:
         self._list_tensors = list_tensors
         self._on_event, self._host_copies = on_event, host_copies
         self._has_begun = False
+        self._given: set[str] = set()  # names of tensors that were there before a forward pass
+        self._infinite_when_given: set[str] = set()
         self._by_design: set[str] | None = None  # nonfinite before the first step; None: unknown
         self._since: dict[str, int] = {}  # others: the skip after which they were nonfinite
         self._reported: set[str] = set()
@@ -50,8 +52,14 @@ class BufferEvidence:
         self._by_design, self._reported = set(state["by_design"]), set(state["told"])
         self._since = dict(state["since"])
 
+    def meet(self) -> None:
+        """Check the tensors before the first forward pass, which may change them."""
+        if not self._has_begun:
+            self._given.update(name for name, _ in self._list_tensors())
+            search(self._list_tensors(), self._host_copies, self._infinite_when_given.update)
+
     def begin(self) -> None:
-        """Check the tensors before the first step; later without effect."""
+        """Check the tensors before the first backward pass; later without effect."""
         if not self._has_begun:
             self._has_begun = True
             search(self._list_tensors(), self._host_copies, self._begin_with)
@@ -62,7 +70,8 @@ class BufferEvidence:
             search(self._list_tensors(), self._host_copies, partial(self._report, step, at_end))
 
     def _begin_with(self, infinite: list[str]) -> None:
-        self._by_design = set(infinite)
+        finite = self._given - self._infinite_when_given
+        self._by_design = set(infinite) - finite
 
     def _report(self, step: int, at_end: bool, infinite: list[str]) -> None:
         new: dict[int, list[str]] = {}

@@ -82,6 +82,10 @@ class Collector:
             part.modules += tuple(modules)
         self.armed.add(names)
 
+    def meet_buffers(self) -> None:
+        """Check buffers as the loop has given them."""
+        self._buffers.meet()
+
     def _list_untrained(self) -> Iterator[tuple[str, Tensor]]:
         """Yield buffers, and weights that no optimizer has, such as averaged ones."""
         for module in self.inputs.modules:

@@ -42,7 +42,7 @@ def are_finite(tensors: Iterable[Tensor], device: torch.device) -> Tensor:
 
 def _has_norm(tensor: Tensor) -> bool:
     """Return whether torch computes norms of a tensor, unlike fp8 and empty ones."""
-    is_dense = tensor.layout == torch.strided and tensor.numel() > 0
+    is_dense = tensor.layout == torch.strided and tensor.numel() > 0 and not tensor.is_meta
     return is_dense and tensor.is_floating_point() and tensor.itemsize > 1
 
 

@@ -12,10 +12,12 @@ from tests.diagnosis.held_out_cases import Case, cases
 COLLECTIONS = (
     *("reported", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth"),
     *("ninth", "tenth", "eleventh", "twelfth", "thirteenth", "fourteenth", "fifteenth"),
-    *("sixteenth", "seventeenth", "eighteenth", "nineteenth"),
+    *("sixteenth", "seventeenth", "eighteenth", "nineteenth", "twentieth"),
 )
 #: Cases that are not named right, with what they get.
 MISSED = {
+    "twentieth/mxnet_word_language_model": "silent",  # a clip by a number of Python
+    "twentieth/paddle_digits": "partly",  # the backward pass
     "second/moment_adapt": "partly",
     "third/baked_grid_image": "partly",
     "fifth/coral_adapt": "partly",
@@ -57,6 +59,12 @@ MISSED = {
 }
 #: The same of watched runs: silent where the failing step was not armed, or no weights are left.
 MISSED_WATCHED = {
+    "twentieth/big_vision_vit": "partly",  # the step, not the cast before the watch
+    "twentieth/causvid_ode_generator": "partly",
+    "twentieth/dlt_lstm_sentiment": "silent",
+    "twentieth/mxnet_word_language_model": "silent",
+    "twentieth/paddle_digits": "partly",
+    "twentieth/xla_bn_segmentation": "silent",
     "nineteenth/languini_grad_stats": "silent",
     "nineteenth/moe_dapo_policy": "partly",
     "nineteenth/rtmdet_rotated_iou": "partly",

@@ -43,13 +43,14 @@ def test_finite_tensors_are_reported_as_none_found() -> None:
 
 
 def test_tensors_without_a_norm_are_left_out() -> None:
-    """Integers, empty tensors and fp8 are left out: without others there is no search,
-    and no report.
+    """Integers, empty tensors, fp8 and those without values are left out: without others there is
+    no search, and no report.
     """
     tensors = [
         ("integers", torch.ones(2, dtype=torch.int64)),
         ("empty", torch.ones(0)),
         ("fp8", torch.ones(2).to(torch.float8_e5m2)),
+        ("meta", torch.ones(2, device="meta")),
     ]
     assert found(*tensors) == []
 
@@ -60,6 +61,32 @@ def test_values_of_a_sparse_tensor_are_searched() -> None:
         torch.tensor([[0, 1]]), torch.tensor([1.0, math.inf]), (4,), check_invariants=True
     )
     assert found(("sparse", sparse)) == [["sparse"]]
+
+
+def test_a_buffer_that_the_first_forward_pass_breaks_is_reported(tmp_path: Path) -> None:
+    """Only a buffer that was not finite when it was given is so by design."""
+
+    class Counted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+            self.register_buffer("mask", torch.tensor([0.0, -math.inf]))
+            self.register_buffer("average", torch.zeros(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            count = torch.tensor(65_536).half()  # inf
+            self.average.lerp_((x.detach().mean(0) * (count / count)).float(), 0.1)
+            return x * self.weight
+
+    net = Counted()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with halfstep.watch(net, folder=tmp_path, name="it"):
+        for _ in range(3):
+            optimizer.zero_grad()
+            net(torch.ones(4, 3)).square().mean().backward()
+            optimizer.step()
+    [event] = Written(tmp_path / "it").of("poison")
+    assert (event["buffers"], event["at_end"]) == (["average"], True)
 
 
 @pytest.mark.parametrize("is_in_batch", [False, True])
