@@ -17,8 +17,10 @@ from halfstep.shadow.operations import OUTSIDE, Input, Operation
 from halfstep.shadow.operators import (
     CLEARING,
     DIFFERENCES,
+    DIVIDING,
     DRAWS,
     MOVES,
+    MULTIPLYING,
     PRODUCTS_OF_TWO,
     RESULTS,
     SELECTIONS,
@@ -185,6 +187,7 @@ class Call:
         made.root = _find_root(made, targets)
         made.power, made.is_of_scale = self._power, self._is_of_scale
         made.factor = _find_factor(operator, self._actual, outputs, self._operands)
+        made.multiplier = _find_multiplier(operator, self._actual)
         shadows = self._rerun(made, outputs)
         if self._repaired is not None and mode.repair is not None:
             try:
@@ -385,6 +388,14 @@ def _find_factor(
         if tensor.numel() == 1 and entry.writers[0].name == OUTSIDE:
             return float(tensor)
     return None
+
+
+def _find_multiplier(operator: Operator, args: tuple[object, ...]) -> float | None:
+    """Return the number of Python by which an operator multiplies in place."""
+    number = args[1] if len(args) > 1 else None
+    if operator.name not in MULTIPLYING or not isinstance(number, int | float) or not number:
+        return None
+    return 1 / number if operator.name in DIVIDING else float(number)
 
 
 def _adds_unscaled(operator: Operator, operands: Iterable[tuple[Tensor, Entry]]) -> bool:

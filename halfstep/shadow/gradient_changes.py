@@ -16,6 +16,7 @@ from halfstep.diagnosis.defect import Kind
 from halfstep.shadow.facts import all_finite
 from halfstep.shadow.lines import loop_code, outer_line
 from halfstep.shadow.memory import Entry, ShadowMemory
+from halfstep.shadow.number_clips import NumberClips
 from halfstep.shadow.operations import OUTSIDE, Operation
 from halfstep.shadow.operators import CLEARING, is_readable, local
 from halfstep.shadow.scale import is_unknown
@@ -34,8 +35,13 @@ class Scaling:
 class GradientChanges:
     """Reports changes that have no effect, or another one than with unscaled gradients."""
 
-    def __init__(self, memory: ShadowMemory, report: Callable[[Kind, Operation], None]) -> None:
-        self._memory, self._report = memory, report
+    def __init__(
+        self,
+        memory: ShadowMemory,
+        clips: NumberClips,
+        report: Callable[[Kind, Operation], None],
+    ) -> None:
+        self._memory, self._clips, self._report = memory, clips, report
         self._loop_code: CodeType | None = None  # of the function with the backward pass
         #: Storages of gradients with which an optimizer has stepped, and changes of them since.
         self._used: dict[int, StorageWeakRef] = {}
@@ -77,6 +83,7 @@ class GradientChanges:
 
     def pass_begins(self, roots: Iterable[Tensor]) -> None:
         """Report changes of gradients after their step, of those that were cleared since."""
+        self._clips.begin()
         self._loop_code = loop_code()
         latest = [entry.writers[-1].number for entry in map(self._memory.find, roots) if entry]
         self._passed = max(latest, default=0)
@@ -125,7 +132,12 @@ class GradientChanges:
 
         Or else the first finite one that is not proportional to the scale, if it was.
         """
-        for gradient in gradients_of(optimizer):
+        gradients = list(gradients_of(optimizer))
+        clip = self._clips.find({id(self._memory.find(gradient)) for gradient in gradients})
+        if clip is not None:
+            self._report("scaled_gradients_edited", clip)
+            return
+        for gradient in gradients:
             entry = self._memory.find(gradient)
             for source in self._sources.get(id(entry), (entry, ()))[1]:
                 if source.scaler is not scaler and source.scale != scale:
@@ -178,6 +190,8 @@ class GradientChanges:
         if key in self._others and not is_clearing:
             self._other_edits[key] = self._add_caller(operation)
         is_scaled = self._scaled.pop(id(entry), None) is not None
+        if is_scaled and operation.power is not None and operation.multiplier is not None:
+            self._clips.edit(id(entry), self._add_caller(operation), operation.multiplier)
         if is_scaled and operation.power is None and not is_clearing:
             self._report("scaled_gradients_edited", self._add_caller(operation))
 

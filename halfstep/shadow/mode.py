@@ -29,6 +29,7 @@ from halfstep.shadow.hidden_autocast import as_in_training
 from halfstep.shadow.lines import place_of_caller
 from halfstep.shadow.lost_updates import Lasting
 from halfstep.shadow.memory import ByStorage, Entry, OutOfMemory, ShadowMemory
+from halfstep.shadow.number_clips import NumberClips
 from halfstep.shadow.operations import OUTSIDE, Carried, Held, Kept, Operation, Place, Rounded
 from halfstep.shadow.operators import (
     PLAIN,
@@ -114,6 +115,7 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         #: Called with the place and value of a scaled number that the loop reads, and why it is
         #: scaled, if an earlier step has left it.
         self.on_scaled_read: Callable[[Place, float, Kept | None], None] | None = None
+        self.clips = NumberClips()
         self.casts = WeightCasts(lambda tensor: bool(variable(tensor)[0]))
         #: Called with an operator of the forward pass that uses a cast from before a change.
         self.on_stale_cast: Callable[[Operation], None] | None = None
@@ -305,7 +307,11 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 continue
             latest = entry.writers[-1]
             if tensor.dtype is not torch.bool:
-                if latest.name != OUTSIDE:  # not the scale itself
+                if latest.name == OUTSIDE:  # the scale itself
+                    self.clips.read_scale()
+                else:
+                    if entry.power in (1, 2) and tensor.numel() == 1:
+                        self.clips.read(float(tensor), entry.power)
                     place = place_of_caller()
                     self.scaled_read = replace(place, caller_file="", caller_line=0)
                     if entry.power == 1:

@@ -101,6 +101,7 @@ class Operation:
     rounded: list["Operation"] = field(default_factory=list)
     own_error: float = 0.0  # by its rounding, relative to the result; of a step that measures it
     factor: float | None = None  # by which it has multiplied a single number
+    multiplier: float | None = None  # a number of Python by which it has multiplied in place
     largest: float = 0.0  # of OUTSIDE: the largest element, if it is beyond those of usual data
     variable: str = ""  # of OUTSIDE: the name under which the loop holds it
     held_as: Held = ""  # of OUTSIDE

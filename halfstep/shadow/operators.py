@@ -41,6 +41,8 @@ DIVISIONS = frozenset({"div", "div_", "addcdiv", "addcdiv_"})
 #: Operators that take rows of their first argument, which may be a whole data set.
 SELECTIONS = frozenset({"index", "index_select", "gather", "embedding", "take", "masked_select"})
 PRODUCTS_OF_TWO = frozenset({"mul", "mul_"})
+DIVIDING = frozenset({"div_", "_foreach_div_"})
+MULTIPLYING = DIVIDING | {"mul_", "_foreach_mul_"}  # in place
 CLEARING = frozenset({"zero_", "_foreach_zero_"})
 #: Operators that move values, or only change their sign.
 MOVES = frozenset(

@@ -51,7 +51,7 @@ class Sanitizer:
         self.mode.on_stale_cast = self._record_stale_cast
         self._judge, self._on_defects = Judge(self.mode), on_defects
         self.mode.on_rounded = self._judge.record_rounded
-        self._changes = GradientChanges(self.mode.memory, self._record_change)
+        self._changes = GradientChanges(self.mode.memory, self.mode.clips, self._record_change)
         self.is_armed = self._is_entered = False
         self.step = 0  # the one under way, from 1 on
         self.has_half_operators = False
