@@ -123,6 +123,7 @@ def page(
         root=prefix,
         damage=damage.describe_collected(),
         shown_folder=request.app.state.shown_folder,
+        is_refused_form=request.method == "POST" and status_code >= 400,
         **values,
     )
     return HTMLResponse(with_prefix(text, prefix), status_code=status_code)

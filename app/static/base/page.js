@@ -62,7 +62,7 @@ if (done) {
 }
 
 // A form that is shown again with its mistakes answers a POST, which a browser that goes back would ask to repeat.
-if (document.querySelector('[data-mistakes]') && document.referrer.startsWith(location.origin))
+if (document.documentElement.matches('[data-refused-form]') && document.referrer.startsWith(location.origin))
   history.replaceState(null, '', document.referrer)
 
 document.addEventListener('input', ({ target }) => {
