@@ -6,9 +6,11 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from db.database import Database
-from db.tables import Run, User
+from db.queue import queue
+from db.tables import Run, Status, User
 from tests.app.conftest import start_run, submit
 from tests.browser import STATUS, wait_until
+from tests.db.telemetry.telemetry_made import make_steps, record
 
 CURSOR = "document.activeElement.closest('tr')?.dataset.key"
 HOSTILE = '<img src=x onerror=alert(1)> "lr:2" ' + "x" * 60
@@ -89,6 +91,28 @@ def test_runs_are_gone_through_selected_found_and_opened_by_keys(
     page.keyboard.type("new swe")
     page.keyboard.press("Enter")
     page.wait_for_url("**/sweeps/new")
+
+
+def test_the_focus_survives_updates_of_a_live_run(
+    database: Database, running: Run, page: Page
+) -> None:
+    """A link in the key figures keeps it, and Pause passes it on to Resume."""
+    page.goto("/runs/1")
+    link = page.get_by_label("Key figures").get_by_role("link", name="Skipped steps")
+    link.focus()
+    for step in (1, 2):
+        record(database, running, make_steps([1.0], first=step))
+        expect(page.locator('[data-fact="step"]')).to_have_text(str(step))
+        expect(link).to_be_focused()
+    page.get_by_role("button", name="Pause").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator(STATUS)).to_have_text("Pausing")
+    with database.writing() as session:
+        queue.end(session, 1, 1, Status.PAUSED)
+    expect(page.get_by_role("button", name="Resume")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator(STATUS)).to_have_text("Queued")
+    expect(page.get_by_role("button", name="Pause")).to_be_focused()
 
 
 def test_a_cursor_opens_its_run(database: Database, ada: User, running: Run, page: Page) -> None:

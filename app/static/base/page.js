@@ -106,6 +106,7 @@ document.addEventListener('submit', async (event) => {
   // A disabled button's own value would not be sent.
   const { csrf_token: _, ...fields } = Object.fromEntries(new FormData(/** @type {any} */ (form), event.submitter))
   form.closest('[popover]')?.hidePopover()
+  const hasFocus = document.activeElement === button
   button.disabled = true
   button.blur() // at once: the browser does it when it next draws, and a cell with the focus does not change
   try {
@@ -121,6 +122,8 @@ document.addEventListener('submit', async (event) => {
     toast('The server does not answer. Nothing was changed.')
   } finally {
     button.disabled = false
+    const isFree = document.activeElement === document.body
+    if (hasFocus && isFree && !button.closest('td')) button.focus({ preventScroll: true })
   }
 })
 
