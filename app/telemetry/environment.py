@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
+from app.telemetry.submit_command import submit_command
 from db.errors import NotFound
 from db.queue import workers
 from db.runs import environments
@@ -71,6 +72,8 @@ class Environment(BaseModel):
     """Whether the installed packages are recorded"""
     changed_sources: list[str] = []
     """Files of a command that have changed since it was queued"""
+    submit_command: str | None = None
+    """Command that queues a recipe's run again; null: of other runs"""
 
 
 class FullEnvironment(Environment):
@@ -92,6 +95,7 @@ def environment_of(session: Session, run: Run) -> Environment | None:
         environment = Environment(attempt=row.attempt, **row.content, has_other_source=False)
         environment.has_requirements = environments.has_requirements(session, row)
         environment.has_other_source = _has_other_source(session, run, environment)
+        environment.submit_command = submit_command(session, run)
         return environment
     if watched := ingest.attempt_of(session, run):
         unknown = {"worker": None, "platform": None, "folder": None, "file": None, "git": None}

@@ -343,6 +343,7 @@ class FullEnvironment(TypedDict):
     has_other_source: bool  # Whether the worker's recipe file has changed since
     has_requirements: bool  # Whether the installed packages are recorded
     changed_sources: list[str]  # Files of a command that have changed since it was queued
+    submit_command: str | None  # Command that queues a recipe's run again; null: of other runs
     source: str | None
     diff: str | None  # Of tracked files and untracked code, against the commit
     requirements: str | None  # Installed packages in pip's format, a line each

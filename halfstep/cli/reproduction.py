@@ -15,7 +15,12 @@ TORCH_BUILD = re.compile(r"^torch==\S+\+(cu[0-9]+|cpu|xpu|rocm[0-9.]+)$", re.MUL
 
 
 def script(run_id: int, environment: "FullEnvironment") -> str:
-    """Return the commands as a text for a POSIX shell, with a comment on what they lack."""
+    """Return the commands as a text for a POSIX shell, with a comment on what they lack.
+
+    A recipe's run is submitted again: its process is the worker's.
+    """
+    if again := environment.get("submit_command"):
+        return "\n".join([*(f"# {note}" for note in recipe_notes(run_id, environment)), again])
     git, python = environment["git"], environment["versions"].get("python")
     command = f"halfstep run reproduce {run_id}"
     where = f"attempt {environment['attempt']} on {environment['host']}"
@@ -42,6 +47,19 @@ def script(run_id: int, environment: "FullEnvironment") -> str:
     if environment["command"]:
         lines.append(shlex.join(environment["command"]))
     return "\n".join(lines)
+
+
+def recipe_notes(run_id: int, environment: "FullEnvironment") -> list[str]:
+    """Return where a recipe's run was trained, and what differs today, a sentence each."""
+    git, notes = environment["git"], []
+    if file := environment["file"]:
+        at = f" at commit {git['commit']}" if git and git["commit"] else ""
+        changes = ", with uncommitted changes" if at and git and git["is_dirty"] else ""
+        notes.append(f"Its recipe was {file['path']}{at}{changes}.")
+    if environment["has_other_source"]:
+        notes.append("The recipe's source has changed since; `--json` has the earlier one.")
+    where = f"attempt {environment['attempt']} on {environment['host']}"
+    return [" ".join(note.split()) for note in (f"Run {run_id}, {where}", *notes)]
 
 
 def requirements(environment: "FullEnvironment") -> str:

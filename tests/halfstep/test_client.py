@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shlex
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -19,7 +20,7 @@ from db.access import projects
 from db.database import Database
 from db.files import artifacts, checkpoints
 from db.queue import queue
-from db.runs import runs
+from db.runs import environments, runs
 from db.settings import Settings
 from db.tables import CheckpointFile, LogLine, Run, Status, User
 from halfstep import ApiError, Client
@@ -479,6 +480,24 @@ def test_commands_do_what_the_client_does(
     assert "Traceback" not in wrong.stderr
     unset = halfstep("submit", "digits", "--set", "training.steps", **environment)
     assert "use FIELD=VALUE" in unset.stderr
+
+
+def test_a_run_of_a_recipe_is_reproduced_by_its_settings(
+    client: Client, address: str, token: str, offered: None, database: Database
+) -> None:
+    """The printed command and --queue make a run of the same configuration."""
+    environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
+    first = client.submit("digits", {"training": {"steps": 9, "max_grad_norm": None}}, tags=["a"])
+    content = dict.fromkeys(("worker", "platform", "folder", "file", "git"))
+    content |= {"host": "h", "devices": [], "versions": {}, "command": ["trainer.process"]}
+    with database.writing() as session:
+        environments.record(session, first["id"], 1, content, environments.Texts())
+    *_notes, command = halfstep("run", "reproduce", "1", **environment).stdout.splitlines()
+    halfstep(*shlex.split(command)[1:], **environment)
+    assert "run 1 again" in halfstep("run", "reproduce", "1", "--queue", **environment).stdout
+    configs = [client.run(number)["config"] for number in (1, 2, 3)]
+    assert configs[0] == configs[1] == configs[2]
+    assert client.run(3)["tags"] == ["a"]
 
 
 def test_a_script_waits_for_the_end_and_gets_failures(

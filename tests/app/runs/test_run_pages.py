@@ -1,5 +1,6 @@
 """The page of one run, as the server draws it before any script."""
 
+import html
 import re
 from typing import Any
 
@@ -417,6 +418,8 @@ def test_the_environment_is_shown(database: Database, running: Run, browser: Tes
         "-a\n+b",
         False,
     )
+    assert result["submit_command"] in html.unescape(page)
+    assert "halfstep run reproduce" not in page
     for digest, is_other in (("aa", False), ("bb", True)):
         with database.writing() as session:
             workers.offer(session, 1, [DIGITS | {"sha256": digest}])

@@ -82,3 +82,18 @@ def test_a_pushed_commit_without_changes_can_be_queued() -> None:
     unknown: Any = environment(git | {"changed": ["a"]}, command=["***"]) | {"diff": None}
     assert len(reproduction.obstacles(unknown)) == 5
     assert reproduction.obstacles(environment() | {"git": None}) == ["no commit is recorded"]
+
+
+def test_a_run_of_a_recipe_is_submitted_again() -> None:
+    """Its process is the worker's own, in a folder of the service."""
+    file = {"path": "/srv/mine.py", "sha256": "aa", "size_bytes": 6, "is_cut": False}
+    again = "halfstep run submit mine --set training.steps=70"
+    text = reproduction.script(
+        7, environment(submit_command=again, file=file, has_other_source=True)
+    )
+    assert text.splitlines() == [
+        "# Run 7, attempt 1 on gpu-7",
+        "# Its recipe was /srv/mine.py at commit c0ffee1.",
+        "# The recipe's source has changed since; `--json` has the earlier one.",
+        again,
+    ]
