@@ -3,7 +3,8 @@
 Does not import torch.
 """
 
-from typing import Annotated, Literal, Self
+from types import NoneType
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -15,6 +16,8 @@ Precision = Literal["fp16", "bf16", "fp32", "fp8"]
 #: which gradients are multiplied, would be 0 or infinite.
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127
 MOST_STEPS = 10**9
+#: Texts for null, where a setting may be null; the page shows it as "off".
+OFF = ("", "off")
 
 
 class Group(BaseModel):
@@ -30,6 +33,21 @@ class Group(BaseModel):
         validate_default=True,
         field_title_generator=lambda name, _field: name.replace("_", " ").capitalize(),
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _off_is_null(cls, values: object) -> object:
+        if not isinstance(values, dict):
+            return values
+        nullable = {
+            name
+            for name, field in cls.model_fields.items()
+            if NoneType in get_args(field.annotation)
+        }
+        return {
+            name: None if name in nullable and value in OFF else value
+            for name, value in values.items()
+        }
 
 
 class Training(Group):

@@ -207,7 +207,9 @@ def _wrong(recipe: type[Configurable], error: ErrorDetails) -> str:
         return f"there is no such field; {meant}allowed: {', '.join(inside)}"
     if error["type"] == "model_type" and name in inside:
         return f"it is a group; allowed: {name}.FIELD, of {', '.join(inside[name]['properties'])}"
-    return field_errors.reason(error)
+    options = inside.get(name, {}).get("anyOf", ())
+    off = ", or off" if any(option.get("type") == "null" for option in options) else ""
+    return f"{field_errors.reason(error)}{off}"
 
 
 def _group(group: type[Group], overrides: JsonObject) -> type[Group]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
+from halfstep.config_groups import OFF
 from halfstep.suggestions import did_you_mean
 from halfstep.telemetry.plain_json import JsonObject
 
@@ -90,7 +91,7 @@ class Property:
         # "a number of at most 1", but "a number greater than 0 and at most 1"
         bounds[1:] = [bound.removeprefix("of ") for bound in bounds[1:]]
         text = " ".join((kind, " and ".join(bounds))).strip()
-        return f"{text}, or nothing" if self.is_nullable else text
+        return f"{text}, or off" if self.is_nullable else text
 
 
 def _limit(number: float) -> str:
@@ -149,14 +150,20 @@ def flat(config: JsonObject, prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def with_defaults(schema: Schema, config: JsonObject) -> dict[str, Any]:
-    """Fill in defaults; unknown fields stay, and are rejected by validation."""
+    """Fill in defaults, and null for "off" or an empty text where null is allowed.
+
+    Unknown fields stay, and are rejected by validation.
+    """
     result = {
         key: dict(value) if isinstance(value, dict) else value for key, value in config.items()
     }
     for field in properties(schema):
         inside = result.setdefault(field.group, {}) if field.group else result
         if isinstance(inside, dict):
-            inside.setdefault(field.path.rpartition(".")[2], field.default)
+            name = field.path.rpartition(".")[2]
+            inside.setdefault(name, field.default)
+            if field.is_nullable and inside[name] in OFF:
+                inside[name] = None
     return result
 
 

@@ -21,7 +21,11 @@ SweepId = Annotated[int, typer.Argument(metavar="SWEEP", help="Number of the swe
 
 Fields = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="FIELD=VALUE", help="Set a configuration field; repeatable"),
+    typer.Option(
+        "--set",
+        metavar="FIELD=VALUE",
+        help="Set a configuration field; FIELD=off where it may be empty; repeatable",
+    ),
 ]
 PrecisionOption = Annotated[
     Precision | None, typer.Option("--precision", help="Precision, short for --set precision=…")

@@ -478,6 +478,13 @@ def test_commands_do_what_the_client_does(
     assert wrong.returncode == 1
     assert wrong.stderr.startswith("halfstep: training.steps: ")
     assert "Traceback" not in wrong.stderr
+    for text in ("off", "", "null"):
+        words = ("digits", "--set", f"training.max_grad_norm={text}", "--json")
+        queued = json.loads(halfstep("submit", *words, **environment).stdout)
+        shown = json.loads(
+            halfstep("run", "show", str(queued["id"]), "--json", **environment).stdout
+        )
+        assert shown["config"]["training"]["max_grad_norm"] is None
     unset = halfstep("submit", "digits", "--set", "training.steps", **environment)
     assert "use FIELD=VALUE" in unset.stderr
 

@@ -110,6 +110,17 @@ def test_an_error_names_each_field_its_value_and_the_allowed_values():
     assert second.startswith("recipe.width is 'wide': allowed: a whole number")
 
 
+@pytest.mark.parametrize("text", ["", "off", None])
+def test_a_setting_that_may_be_empty_is_switched_off_by_a_word(text):
+    """A message about such a setting has the word; of other settings it is a mistake."""
+    config = parse_config(Example, {"training": {"max_grad_norm": text}})
+    assert config.training.max_grad_norm is None
+    with pytest.raises(ConfigError, match="allowed: a number, or off"):
+        parse_config(Example, {"training": {"max_grad_norm": "none"}})
+    with pytest.raises(ConfigError, match=r"training\.steps"):
+        parse_config(Example, {"training": {"steps": text}})
+
+
 def test_a_recipe_with_impossible_defaults_is_rejected():
     """A recipe cannot override what does not exist, nor with a value out of range."""
 

@@ -31,7 +31,7 @@ def test_omitted_settings_get_their_defaults() -> None:
         (
             "training.max_grad_norm",
             -1,
-            "-1 is not valid; allowed: a number greater than 0, or nothing",
+            "-1 is not valid; allowed: a number greater than 0, or off",
         ),
         ("training.fused", 1, "1 is not valid; allowed: true or false"),
         (
@@ -72,6 +72,16 @@ def test_an_error_names_field_value_and_allowed_values(path: str, value: Any, me
     found = mistakes(SCHEMA, config)
     assert found.keys() == {path}
     assert found[path].startswith(message)
+
+
+@looped("text", ["", "off", None])
+def test_a_setting_that_may_be_empty_is_switched_off_by_a_word(text: str | None) -> None:
+    """Of other settings the word is a mistake."""
+    config = {"training": {"max_grad_norm": text, "steps": text}}
+    whole = with_defaults(SCHEMA, config)
+    assert whole["training"]["max_grad_norm"] is None
+    assert mistakes(SCHEMA, whole).keys() == {"training.steps"}
+    assert config == {"training": {"max_grad_norm": text, "steps": text}}
 
 
 def test_a_group_that_is_no_object_is_a_mistake() -> None:
