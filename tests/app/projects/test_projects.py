@@ -124,6 +124,25 @@ def test_a_project_is_renamed_with_all_that_is_of_it(
     assert "name Vision, new_name sight" in said
 
 
+def test_a_role_is_changed_in_its_row(
+    app: FastAPI, database: Database, mel: User, browser: TestClient
+) -> None:
+    """Who may grant roles has a select with the present one; others read it."""
+    row = re.compile(
+        r'<form[^>]*action="/projects/roles"[^>]*>((?:(?!</form>).)*value="mel".*?)</form>'
+    )
+    page = browser.get("/projects").text
+    rows = [each for each in row.findall(page) if 'name="project" value="text"' in each]
+    assert [re.findall(r"selected>(\w+)", each) for each in rows] == [["member"]]
+    form = dict(re.findall(r'name="(project|user)" value="(\w+)"', rows[0])) | {"role": "viewer"}
+    assert browser.post("/projects/roles", data=form).status_code == 303
+    with database.reading() as session:
+        assert projects.memberships(session, mel)["text"] == "viewer"
+    own = browser_of(app, database, mel).get("/projects").text
+    assert not any('value="text"' in each for each in row.findall(own))
+    assert "<td>viewer</td>" in own
+
+
 def test_each_project_has_a_link_to_its_runs(
     database: Database, ada: User, mel: User, browser: TestClient
 ) -> None:
