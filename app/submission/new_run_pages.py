@@ -24,6 +24,7 @@ from app.submission.submission import (
     LIMITS,
     Submission,
     check,
+    check_commands,
     may_submit_to,
     name_of_fork,
     same_sizes,
@@ -277,7 +278,8 @@ def form(
     return context.render(
         "submission/new_run.html",
         offered=offered,
-        offers_commands=workers.offer_commands(session),
+        offers_commands=not check_commands(session, context.user)
+        and workers.offer_commands(session),
         chosen=chosen,
         outdated=workers.describe_outdated_workers(session),
         problem=problem,

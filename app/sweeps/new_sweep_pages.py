@@ -17,7 +17,7 @@ from app.html.rendering import Context
 from app.http.parameters import Text
 from app.submission import config_schema, forms
 from app.submission.config_schema import Property, Schema
-from app.submission.submission import may_submit_to
+from app.submission.submission import check_commands, may_submit_to
 from app.sweeps import pruning, search_space, sweep_submission
 from app.sweeps.search_space import GRID, KINDS
 from app.sweeps.sweep_submission import Checked, SweepSubmission
@@ -259,7 +259,8 @@ def _form(
         errors,
         checked,
         offered=offered,
-        offers_commands=workers.offer_commands(context.session),
+        offers_commands=not check_commands(context.session, context.user)
+        and workers.offer_commands(context.session),
         chosen=chosen,
         outdated=workers.describe_outdated_workers(context.session),
         problem=problem,

@@ -128,6 +128,8 @@ def _mistakes(kind: str, name: str, address: str) -> dict[str, str]:
 
 def _url_mistake(address: str) -> str:
     """Return the error of a URL without the URL, which may be a secret."""
+    if not address:
+        return "it is empty"
     if len(address) > ADDRESS_CHARACTERS:
         return f"it has {len(address):,} characters of at most {ADDRESS_CHARACTERS:,}"
     if not address.isascii() or not address.isprintable() or " " in address:
@@ -138,7 +140,7 @@ def _url_mistake(address: str) -> str:
     except ValueError:
         return "it is not a URL"
     if parts.scheme not in ("http", "https"):
-        return f"its scheme is {parts.scheme[:20]!r}"
+        return f"its scheme is {parts.scheme[:20]!r}" if parts.scheme else "it has no scheme"
     if not parts.hostname:
         return "it has no host"
     return "it contains a user name" if "@" in parts.netloc else ""

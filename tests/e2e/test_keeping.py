@@ -90,7 +90,7 @@ def test_the_trash_asks_before_deleting_for_ever(
     page.get_by_role("link", name="Trash").click()
     asks = page.get_by_role("dialog")
     page.get_by_role("button", name="Delete run 2 permanently").click()
-    expect(asks).to_contain_text("Delete 1 run and 0 B of checkpoints and artifacts permanently?")
+    expect(asks).to_contain_text("run 2, and 0 B of checkpoints and artifacts permanently?")
     page.keyboard.press("Escape")
     expect(asks).to_be_hidden()
     page.get_by_role("button", name="Restore run 1").click()

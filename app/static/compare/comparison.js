@@ -1,6 +1,6 @@
 // A series of several runs in one figure, in Plotly's format. Draws nothing itself.
 import { NONFINITE_SIGNS, nonfiniteMarks } from 'annotations'
-import { chosenRange, linearAxis, logAxis } from 'axis'
+import { chosenRange, linearAxis, logAxis, ticksOf, tickText } from 'axis'
 import { banded, meanOf } from 'error_band'
 import { lossAxis, scaleAxis } from 'figure'
 import { escaped, scale as scaleText } from 'formats'
@@ -130,6 +130,7 @@ export const runsFigure = ({ runs, row, view, band }, colors, { width, height })
       ...(row.name === 'scale' && { words: scaleText }),
     })))
   const { zoom, outliers } = chosenRange(row.name, view, recorded, range, isLog(row.name, view))
+  const ticks = ticksOf(range, pixels, view.x in X_TITLES && view.x !== 'time')
   // Axis y is the foot, with a row of ticks for each run that skipped.
   const layout = {
     height,
@@ -149,6 +150,7 @@ export const runsFigure = ({ runs, row, view, band }, colors, { width, height })
       anchor: 'y',
       ...(!lines.length && { visible: false }),
       ...(range[0] < range[1] && { range, autorange: false }),
+      ...(ticks.length && { tickmode: 'array', tickvals: ticks, ticktext: ticks.map(tickText) }),
     },
     yaxis: {
       type: 'linear',

@@ -1,5 +1,8 @@
 // Columns that have no room: those that are left out, or lie beyond the edge of a table that scrolls.
 
+/** Key of the column that was added last, which is scrolled into view. */
+export const ADDED = 'halfstep-added-column'
+
 /** @param {Found} list */
 export const createColumnRoom = (list) => {
   const [scroller, note] = ['.table-scroll', '[data-columns-out]'].map((each) => list.querySelector(each))
@@ -30,6 +33,9 @@ export const createColumnRoom = (list) => {
     const { left } = /** @type {Found} */ (heads.find(isOut)).getBoundingClientRect()
     scroller.scrollBy({ left: left - heads[0].getBoundingClientRect().right, behavior: 'smooth' })
   })
+  const added = heads.find(({ dataset }) => dataset.column === sessionStorage.getItem(ADDED))
+  sessionStorage.removeItem(ADDED)
+  added?.scrollIntoView({ block: 'nearest', inline: 'nearest' })
   scroller.addEventListener('scroll', show)
   new ResizeObserver(show).observe(scroller)
 }

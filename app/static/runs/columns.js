@@ -1,12 +1,11 @@
 // Choosing columns and their order: the form's one field is made of what is ticked, top to bottom.
 import { fetched } from 'http'
 import { root } from 'root'
+import { ADDED } from 'column_room'
 
 const form = document.querySelector('[data-columns-form]')
 const choices = form?.querySelector('[data-choices]')
 const own = form?.querySelector('[data-own]')
-/** Where columns are added: in sight at any width, next to the status. */
-const place = choices?.children[1]
 
 /** Name the ticked columns in the address; the name comes first in any case. */
 const write = () => {
@@ -57,7 +56,10 @@ const addColumn = async (name) => {
   const box = choice.querySelector('input')
   Object.assign(box, { checked: true, value: name })
   choice.removeAttribute('data-no-room')
-  choices.insertBefore(choice, place)
+  const before = [...choices.children].filter((each) => each !== choice && each.querySelector(':checked'))
+  if (before.length) before.at(-1).after(choice)
+  else choices.prepend(choice)
+  sessionStorage.setItem(ADDED, name)
   choice.scrollIntoView({ block: 'nearest' })
   write()
   return true

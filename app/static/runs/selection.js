@@ -238,11 +238,11 @@ export const createSelection = (list, refetch) => {
   /** @param {number[]} ids @returns {Promise<boolean>} */
   const isConfirmed = (ids) => {
     const dialog = list.querySelector('[data-confirm]')
-    const bytes = boxes()
-      .filter((box) => ids.includes(Number(box.value)))
-      .reduce((sum, box) => sum + Number(box.dataset.bytes), 0)
+    const those = boxes().filter((box) => ids.includes(Number(box.value)))
+    const bytes = those.reduce((sum, box) => sum + Number(box.dataset.bytes), 0)
+    const what = those.length === 1 ? those[0].getAttribute('aria-label')?.replace('Select ', '') : inWords(ids.length)
     dialog.querySelector('[data-confirm-text]').textContent =
-      `Delete ${inWords(ids.length)} and ${size(bytes)} of checkpoints and artifacts permanently? This cannot be undone.`
+      `Delete ${what}, and ${size(bytes)} of checkpoints and artifacts permanently? This cannot be undone.`
     dialog.showModal()
     return new Promise((resolve) => {
       dialog.querySelector('[data-yes]').onclick = () => {

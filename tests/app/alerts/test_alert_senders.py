@@ -245,6 +245,8 @@ def test_channels_are_checked_and_keep_their_secrets(
             ("email", "a@b.example, c@d.example", "address: 'a@b.example, c@d.example' is not"),
             ("email", "a@b.example\nBcc: x@y.example", "address"),
             ("webhook", "ftp://h/hush", "address: its scheme is 'ftp'; allowed: https"),
+            ("webhook", "", "address: it is empty; allowed: https"),
+            ("webhook", "h/hush", "address: it has no scheme; allowed: https"),
             ("webhook", "https:///hush", "it has no host"),
             ("slack", "https://u:hush@h/", "it contains a user name"),
             ("slack", "https://h:99999/hush", "it is not a URL"),

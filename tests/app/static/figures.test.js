@@ -270,6 +270,18 @@ test('a crosshair has what was recorded of each run, in a mean and smoothed too'
   )
 })
 
+test('ticks of steps have separators in a comparison, as in a run', () => {
+  const run = { id: '1', label: 'one', place: 0, points: pointsOf({}), group: null }
+  const row = { name: 'loss', title: 'Loss' }
+  const figure = runsFigure({ runs: [run], row, view: { ...view, range: [1, 3000] }, band: 'range' }, {}, SIZE)
+  const { tickvals, ticktext } = figure.layout.xaxis
+  assert.ok(tickvals.at(-1) >= 1000)
+  assert.deepEqual(
+    ticktext,
+    tickvals.map((x) => x.toLocaleString('en-US')),
+  )
+})
+
 test('a comparison marks the values of each run in its colour, and its means too', () => {
   const colors = { run0: 'rgb(1, 1, 1)', run1: 'rgb(2, 2, 2)' }
   const runOf = (place, loss, group = null) => ({

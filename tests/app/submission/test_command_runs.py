@@ -3,14 +3,16 @@
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from db.access import secrets
+from db.access import accounts, projects, secrets
 from db.database import Database
 from db.queue import claims, queue, workers
 from db.runs import config_values, runs
 from db.settings import Settings
 from db.tables import Status, User
+from tests.app.auth.users_pages_made import browser_of
 from tests.app.conftest import CPU, DIGITS
 from tests.marks import looped
 
@@ -55,6 +57,21 @@ def test_a_command_is_queued_and_comes_back_as_it_was_submitted(
     again = {"command": found.json()["command"], "config": {"name": "other", "lr": 1}}
     assert script.post("/api/v1/runs", json=again).json()["name"] == "train"
     assert "open-sesame" not in found.text
+
+
+def test_who_may_not_submit_commands_is_not_offered_any(
+    app: FastAPI, database: Database, ada: User, commanded: None
+) -> None:
+    """Neither by the cards of the forms nor by the palette; a permission brings them."""
+    with database.writing() as session:
+        bob = accounts.make_user(session, "bob")
+        projects.set_role(session, bob, projects.DEFAULT, "member")
+    browser = browser_of(app, database, bob)
+    for is_allowed in (False, True):
+        with database.writing() as session:
+            session.get_one(User, bob.id).runs_commands = is_allowed
+        for address in ("/runs/new", "/sweeps/new"):
+            assert ('/new/command"' in browser.get(address).text) is is_allowed
 
 
 @looped(
