@@ -272,7 +272,8 @@ def test_claims_at_once_share_no_device(database: Database, ada: User) -> None:
     up = add_workers(database, *sizes)
     # The runs of one node, every seventh, cannot take all devices.
     shapes = [
-        (chance.choice((2, 3)) if number % 7 else 1, chance.choice((1, 1, 2))) for number in range(40)
+        (chance.choice((2, 3)) if number % 7 else 1, chance.choice((1, 1, 2)))
+        for number in range(40)
     ]
     with database.writing() as session:
         for count, devices in shapes:
