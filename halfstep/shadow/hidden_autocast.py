@@ -24,7 +24,7 @@ KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 
 
 @contextmanager
-def as_in_training(function: Any, args: tuple[Any, ...]) -> Iterator[None]:
+def as_in_training(function: Any, args: tuple[object, ...]) -> Iterator[None]:
     """Run an operator with autocast within it, if it has that without a mode."""
     device = _find_device(function, args) if _calls_others(function) else ""
     if not device:
@@ -45,7 +45,7 @@ def _calls_others(function: Any) -> bool:
     return bool(is_composite or function._schema.name in CALLING)
 
 
-def _find_device(function: Any, args: tuple[Any, ...]) -> str:
+def _find_device(function: Any, args: tuple[object, ...]) -> str:
     """Return the type of device whose autocast the operator has within; empty if none."""
     device = next((tensor.device.type for tensor in tensors_in(list(args))), "")
     caller = CALLING.get(function._schema.name, function.name())

@@ -184,7 +184,7 @@ class ShadowHooks:
             self._step_ends()
         return result
 
-    def _leave_to_torch(self, roots: Any) -> None:
+    def _leave_to_torch(self, roots: object) -> None:
         if isinstance(roots, list | tuple):
             leave_to_torch(roots, self._sanitizer.mode)
 

@@ -4,12 +4,12 @@ For a mode or a tensor subclass torch has formulas without `nonzero` and `masked
 round in another way. Such nodes of a graph run without the mode, as in a step that is not armed.
 """
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 from torch._C import DisableTorchFunction
+from torch.autograd.graph import Node
 from torch.utils._python_dispatch import (
     _get_current_dispatch_mode_stack,
     _pop_mode,
@@ -23,10 +23,10 @@ from halfstep.shadow.scale import UNKNOWN
 NODES = frozenset({"ProdBackward0", "ProdBackward1", "MaskedFillBackward1"})
 
 
-def leave_to_torch(roots: Iterable[Any], mode: ShadowMode) -> None:
+def leave_to_torch(roots: Iterable[object], mode: ShadowMode) -> None:
     """Let such nodes of the roots' graph run without the mode."""
     nodes = [root.grad_fn for root in roots if isinstance(root, Tensor)]
-    seen = set[Any]()
+    seen = set[Node]()
     while nodes:
         node = nodes.pop()
         if node is None or node in seen:
@@ -38,18 +38,18 @@ def leave_to_torch(roots: Iterable[Any], mode: ShadowMode) -> None:
 
 
 class _NodeWithoutMode:
-    def __init__(self, node: Any, mode: ShadowMode) -> None:
+    def __init__(self, node: Node, mode: ShadowMode) -> None:
         self._mode, self._is_left = mode, False
         node.register_prehook(self._leave)
         node.register_hook(self._enter)
 
-    def _leave(self, _gradients: Any) -> None:
+    def _leave(self, _gradients: object) -> None:
         stack = _get_current_dispatch_mode_stack()
         if stack and stack[-1] is self._mode:
             _pop_mode()
             self._is_left = True
 
-    def _enter(self, results: Any, gradients: Any) -> None:
+    def _enter(self, results: Sequence[Tensor | None], gradients: Sequence[Tensor | None]) -> None:
         """Enter the mode again, which does not know how the node's results depend on the scale."""
         if not self._is_left:
             return
@@ -61,7 +61,7 @@ class _NodeWithoutMode:
             self._mode.record_failure("backward", error)
         _push_mode(self._mode)
 
-    def _note(self, results: list[Tensor], gradients: Any) -> None:
+    def _note(self, results: list[Tensor], gradients: Sequence[Tensor | None]) -> None:
         if _are_finite(gradients) and not _are_finite(results):
             self._mode.give_up()
         for tensor in results:
