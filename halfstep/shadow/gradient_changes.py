@@ -49,7 +49,7 @@ class GradientChanges:
         self._optimized: set[int] = set()  # ids of parameters that an optimizer steps
         #: Of other parameters: their ids and gradients by these' storages, and changes of those.
         self._others: dict[int, tuple[int, StorageWeakRef]] = {}
-        self._other_edits: dict[int, Operation] = {}
+        self._other_edits: dict[int, tuple[Operation, Operation]] = {}  # the second with its caller
         self._has_stepped = False  # an optimizer, since the pass
         self.begin()
 
@@ -92,13 +92,14 @@ class GradientChanges:
             if self._is_cleared(key, self._used[key]):
                 self._report("gradients_edited_after_step", operation)
         unused = [
-            not operation.is_read
+            not operation.is_read  # of the original, which its next use marks
             and self._others[key][0] not in self._optimized
             and self._is_cleared(key, self._others[key][1])
-            for key, operation in self._other_edits.items()
+            for key, (operation, _) in self._other_edits.items()
         ]
         if self._has_stepped and unused and all(unused):
-            self._report("gradients_edited_after_step", next(iter(self._other_edits.values())))
+            _, named = next(iter(self._other_edits.values()))
+            self._report("gradients_edited_after_step", named)
         self._late_edits.clear()
         self._other_edits.clear()
         self._used.clear()
@@ -188,7 +189,7 @@ class GradientChanges:
         if key in self._used and not is_clearing:
             self._late_edits[key] = self._add_caller(operation)
         if key in self._others and not is_clearing:
-            self._other_edits[key] = self._add_caller(operation)
+            self._other_edits[key] = operation, self._add_caller(operation)
         is_scaled = self._scaled.pop(id(entry), None) is not None
         if is_scaled and operation.power is not None and operation.multiplier is not None:
             self._clips.edit(id(entry), self._add_caller(operation), operation.multiplier)

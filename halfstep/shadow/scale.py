@@ -27,6 +27,8 @@ TOLERANCE = 1e-6  # relative to the largest element: an eps is no dependence
 LARGEST_FACTOR = 16.0  # beyond it a factor may be an inverse scale with other factors
 MOST_ELEMENTS = 10_000_000  # of all inputs
 QUOTIENTS = frozenset({"div", "div_"})
+#: Operators with a weight of a mean, which may equal a small inverse scale.
+MEANS = frozenset({"lerp", "lerp_", "_foreach_lerp", "_foreach_lerp_"})
 PRODUCTS = QUOTIENTS | {"mul", "mul_"}
 WRITES = frozenset({"copy_", "fill_"})  # the result is the second argument
 #: Numbers beyond these are about the range of half precision.
@@ -130,8 +132,8 @@ class ScaleExperiment:
         return self._operator.find_written_tensors(args, kwargs) or tensors_in(outputs)
 
     def _power_of_number(self, value: float) -> int:
-        """Return the power of a number of the loop, by its value."""
-        if self._scale < SMALLEST_SCALE:
+        """Return the power of a number of the loop, by its value; the weight of a mean has none."""
+        if self._scale < SMALLEST_SCALE or self._operator.name in MEANS:
             return 0
         return 1 if value == self._scale else -1 if value == 1.0 / self._scale else 0
 

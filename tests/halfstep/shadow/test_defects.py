@@ -508,9 +508,14 @@ def test_a_clip_after_the_step_has_no_effect(*, set_to_none: bool) -> None:
     assert "gradients_edited_after_step" not in kinds
 
 
-@pytest.mark.parametrize("clipped", ["model", "copies"])
+@pytest.mark.parametrize("clipped", ["model", "copies", "model before the copy"])
 def test_a_clip_of_gradients_that_no_step_uses_has_no_effect(clipped: str) -> None:
     """Copies in fp32 have taken the model's gradients before, and are what the optimizer steps."""
+
+    def clip(weights: list[nn.Parameter]) -> None:
+        for weight in weights:
+            assert weight.grad is not None
+            weight.grad.detach().mul_(0.1)
 
     def train() -> None:
         net = nn.Linear(4, 1)
@@ -519,17 +524,19 @@ def test_a_clip_of_gradients_that_no_step_uses_has_no_effect(clipped: str) -> No
         for _ in range(5):
             net.zero_grad()
             net(torch.ones(2, 4)).mean().backward()
+            if clipped == "model before the copy":
+                clip(list(net.parameters()))
             for copy, weight in zip(copies, net.parameters(), strict=True):
                 copy.grad = weight.grad.clone()
-            parameters = net.parameters() if clipped == "model" else copies
-            nn.utils.clip_grad_norm_(parameters, 0.1)
+            if clipped != "model before the copy":
+                clip(list(net.parameters()) if clipped == "model" else copies)
             optimizer.step()
             with torch.no_grad():
                 for copy, weight in zip(copies, net.parameters(), strict=True):
                     weight.copy_(copy)
 
     found = [row.source for row in rows_of_loop(train) if row.kind == "gradients_edited_after_step"]
-    clips = ["nn.utils.clip_grad_norm_(parameters, 0.1)"]
+    clips = ["weight.grad.detach().mul_(0.1)"]
     assert found == (clips if clipped == "model" else [])
 
 
@@ -642,6 +649,24 @@ def test_an_edit_of_scaled_gradients_is_seen(edit: Callable[[Tensor], Any]) -> N
 
     assert first(rows_of_loop(lambda: train(is_right=False))).kind == "scaled_gradients_edited"
     assert not any(row.is_fault for row in rows_of_loop(lambda: train(is_right=True)))
+
+
+def test_a_weight_of_a_mean_that_equals_the_inverse_scale_is_no_scale() -> None:
+    """Adam averages with 1 - beta, which a schedule of the momentum may make 1/8."""
+
+    def train() -> None:
+        net = nn.Linear(4, 1)
+        optimizer = torch.optim.Adam(net.parameters(), lr=1e-4, betas=(0.875, 0.999))
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        for _ in range(3):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=HALF):
+                loss = net(torch.ones(2, 4)).float().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    assert not [row.kind for row in rows_of_loop(train) if row.is_fault]
 
 
 def test_a_penalty_of_scaled_gradients_is_seen() -> None:
