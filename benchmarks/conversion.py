@@ -16,10 +16,10 @@ import numpy as np
 from benchmarks import databases, disk, synthetic
 from benchmarks.report import report
 from db.database import Database
-from db.tables import Run, Step, StepBucket, StepConversion
-from db.telemetry import block_codec, bulk_writes, step_blocks, step_conversion
-from db.telemetry.pyramid import SIZES, STEP_SERIES, sum_up
-from db.telemetry.summaries import unpack
+from db.tables import Run, StepConversion
+from db.telemetry import block_codec, step_blocks, step_conversion
+from db.telemetry.pyramid import SIZES
+from tests.db.telemetry.earlier_steps import store_rows
 
 STEPS = 10_000_000
 PART = 4 * SIZES[-1]  # steps that are made at once: their summaries are complete
@@ -41,19 +41,12 @@ class Turns(Event):
 
 def record_as_rows(database: Database, run_id: int, steps: int) -> None:
     """Store a run as an earlier version did: a row a step, and summaries of all sizes."""
-    none = dict.fromkeys(SIZES, unpack(np.empty(0, np.int64), [], STEP_SERIES, SIZES[0]))
-    key, rng = {"run_id": run_id}, np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for first in range(0, steps, PART):
         numbers = np.arange(first, min(first + PART, steps))
         columns = block_codec.of_records(synthetic.make_steps(numbers, rng))
-        points = step_blocks.points_of(columns, STEP_SERIES)
-        start, size, packed = sum_up(points, none, STEP_SERIES)
-        buckets: dict[str, bulk_writes.Column] = {"size": size, "summary": packed}
-        buckets["bucket"] = start // size
         with database.writing() as session:
-            connection = session.connection()
-            bulk_writes.replace(connection, Step.__table__, key, {**columns})
-            bulk_writes.replace(connection, StepBucket.__table__, key, buckets)
+            store_rows(session.connection(), run_id, columns)
     with database.writing() as session:
         session.add(StepConversion(run_id=run_id))
         session.get_one(Run, run_id).last_elapsed_ms = None

@@ -4,7 +4,7 @@ Does not import torch.
 """
 
 from types import NoneType
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -16,7 +16,7 @@ Precision = Literal["fp16", "bf16", "fp32", "fp8"]
 #: which gradients are multiplied, would be 0 or infinite.
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127
 MOST_STEPS = 10**9
-#: Texts for null, where a setting may be null; the page shows it as "off".
+#: Texts for null, where a setting may be null and is no text; the page shows it as "off".
 OFF = ("", "off")
 
 
@@ -42,7 +42,8 @@ class Group(BaseModel):
         nullable = {
             name
             for name, field in cls.model_fields.items()
-            if NoneType in get_args(field.annotation)
+            if NoneType in (kinds := get_args(field.annotation))
+            and not any(kind is str or get_origin(kind) is Literal for kind in kinds)
         }
         return {
             name: None if name in nullable and value in OFF else value

@@ -207,8 +207,8 @@ def _wrong(recipe: type[Configurable], error: ErrorDetails) -> str:
         return f"there is no such field; {meant}allowed: {', '.join(inside)}"
     if error["type"] == "model_type" and name in inside:
         return f"it is a group; allowed: {name}.FIELD, of {', '.join(inside[name]['properties'])}"
-    options = inside.get(name, {}).get("anyOf", ())
-    off = ", or off" if any(option.get("type") == "null" for option in options) else ""
+    kinds = {option.get("type") for option in inside.get(name, {}).get("anyOf", ())}
+    off = ", or off" if "null" in kinds and "string" not in kinds else ""
     return f"{field_errors.reason(error)}{off}"
 
 

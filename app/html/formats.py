@@ -35,7 +35,7 @@ def scale(value: float | None) -> Markup:
     power = number_formats.scale_exponent(value)
     if power is None:
         return Markup(number(value))  # noqa: S704 - digits only
-    return _power_of_two(power)
+    return power_of_two(power)
 
 
 def name_parts(name: str) -> list[tuple[str, bool]]:
@@ -141,11 +141,12 @@ def _with_powers(text: str) -> Markup:
     prose, *powers = _POWER.split(text)
     pairs = zip(powers[::2], powers[1::2], strict=True)
     return Markup("{}").format(prose) + Markup().join(
-        _power_of_two(exponent) + after for exponent, after in pairs
+        power_of_two(exponent) + after for exponent, after in pairs
     )
 
 
-def _power_of_two(exponent: object) -> Markup:
+def power_of_two(exponent: object) -> Markup:
+    """Format a power of two as HTML."""
     return Markup("2<sup>{}</sup>").format(str(exponent).replace("-", "−"))
 
 

@@ -17,8 +17,8 @@ from halfstep.number_formats import count, number
 
 #: Names of the metric that is the second tile, the first that a run has; else `first_name`.
 VALIDATION_LOSSES = (
-    *("val/loss", "valid/loss", "validation/loss", "eval/loss", "test/loss"),
-    *("val_loss", "eval_loss", "test_loss"),
+    *(f"{kind}/loss" for kind in latest_metrics.KINDS_OF_EVALUATIONS),
+    *latest_metrics.EVALUATED_LOSSES,
 )
 SKIPS, ORIGINS = 200, 4  # skips whose origins are counted; origins that are listed
 SKIPS_LISTED = 24

@@ -15,6 +15,7 @@ from markupsafe import Markup
 from sqlalchemy.orm import Session
 
 from app.html import nonfinite_marks
+from app.html.formats import power_of_two
 from app.html.formats import scale as scale_text
 from app.html.nonfinite_marks import Mark
 from db.tables import Run
@@ -187,10 +188,7 @@ def _scale_chart(scale: _Curve, x_axis: _Axis) -> _Drawn:
     every = next((step for step in (1, 2, 4, 8, 10, 20) if (high - low) / step <= 8), 40)
     axis = _Axis(math.log10(2.0**low), math.log10(2.0**high), is_log=True)
     first = math.ceil(low / every) * every
-    labels = [
-        Label(axis.share(2.0**e), Markup("2<sup>{}</sup>").format(str(e).replace("-", "−")))
-        for e in range(first, high + 1, every)
-    ]
+    labels = [Label(axis.share(2.0**e), power_of_two(e)) for e in range(first, high + 1, every)]
     line = _line("scale", "--chart-scale", scale, x_axis, axis, is_stepped=True)
     return [line], labels
 

@@ -42,6 +42,11 @@ class Property:
         return any(option.get("type") == "null" for option in self.schema.get("anyOf", ()))
 
     @property
+    def may_be_off(self) -> bool:
+        """Whether "off" stands for null: it is no value of a number, a list or a switch."""
+        return self.is_nullable and self.kind not in {"text", "choice"}
+
+    @property
     def rules(self) -> Schema:
         """The schema of a value that is not null."""
         options = self.schema.get("anyOf", ())
@@ -91,7 +96,8 @@ class Property:
         # "a number of at most 1", but "a number greater than 0 and at most 1"
         bounds[1:] = [bound.removeprefix("of ") for bound in bounds[1:]]
         text = " ".join((kind, " and ".join(bounds))).strip()
-        return f"{text}, or off" if self.is_nullable else text
+        empty = ", or off" if self.may_be_off else ", or nothing" if self.is_nullable else ""
+        return f"{text}{empty}"
 
 
 def _limit(number: float) -> str:
@@ -150,7 +156,7 @@ def flat(config: JsonObject, prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def with_defaults(schema: Schema, config: JsonObject) -> dict[str, Any]:
-    """Fill in defaults, and null for "off" or an empty text where null is allowed.
+    """Fill in defaults, and null for "off" or an empty text where these are no values.
 
     Unknown fields stay, and are rejected by validation.
     """
@@ -162,7 +168,7 @@ def with_defaults(schema: Schema, config: JsonObject) -> dict[str, Any]:
         if isinstance(inside, dict):
             name = field.path.rpartition(".")[2]
             inside.setdefault(name, field.default)
-            if field.is_nullable and inside[name] in OFF:
+            if field.may_be_off and inside[name] in OFF:
                 inside[name] = None
     return result
 

@@ -33,11 +33,9 @@ from db.telemetry.summaries import Ints
 LARGEST = 1.7976931348623157e308  # largest finite float64
 #: How names of evaluations begin, in lower case.
 EVALUATIONS = ("val/", "val_", "val ", "valid", "eval", "test/", "test_", "test ")
+KINDS_OF_EVALUATIONS = ("val", "valid", "validation", "eval", "test", "dev")
 #: With names that end with "/loss" those that a chart draws with the loss, as in figure.js.
-EVALUATED_LOSSES = (
-    *("val_loss", "valid_loss", "validation_loss"),
-    *("eval_loss", "test_loss", "dev_loss"),
-)
+EVALUATED_LOSSES = tuple(f"{kind}_loss" for kind in KINDS_OF_EVALUATIONS)
 #: Names of numbers that only count, in lower case.
 COUNTERS = (
     *("epoch", "step", "iter", "iteration", "global_step", "_step"),

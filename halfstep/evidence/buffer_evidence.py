@@ -6,7 +6,7 @@ host, steps later. Buffers that are nonfinite when the loop gives them, or that 
 its first backward pass, are so by design, such as a causal mask of -inf, and are never reported.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,7 +33,7 @@ class BufferEvidence:
         self._list_tensors = list_tensors
         self._on_event, self._host_copies = on_event, host_copies
         self._has_begun = False
-        self._given: set[str] = set()  # names of tensors that were there before a forward pass
+        self._given: set[str] = set()  # names of buffers that were there before a forward pass
         self._infinite_when_given: set[str] = set()
         self._by_design: set[str] | None = None  # nonfinite before the first step; None: unknown
         self._since: dict[str, int] = {}  # others: the skip after which they were nonfinite
@@ -52,11 +52,11 @@ class BufferEvidence:
         self._by_design, self._reported = set(state["by_design"]), set(state["told"])
         self._since = dict(state["since"])
 
-    def meet(self) -> None:
-        """Check the tensors before the first forward pass, which may change them."""
+    def meet(self, buffers: Sequence[tuple[str, Tensor]]) -> None:
+        """Check buffers before the first forward pass, which may change them."""
         if not self._has_begun:
-            self._given.update(name for name, _ in self._list_tensors())
-            search(self._list_tensors(), self._host_copies, self._infinite_when_given.update)
+            self._given.update(name for name, _ in buffers)
+            search(buffers, self._host_copies, self._infinite_when_given.update)
 
     def begin(self) -> None:
         """Check the tensors before the first backward pass; later without effect."""

@@ -82,9 +82,9 @@ class Collector:
             part.modules += tuple(modules)
         self.armed.add(names)
 
-    def meet_buffers(self) -> None:
-        """Check buffers as the loop has given them."""
-        self._buffers.meet()
+    def meet_buffers(self, modules: Sequence[nn.Module]) -> None:
+        """Check the buffers of modules as the loop has given them."""
+        self._buffers.meet([named for module in modules for named in module.named_buffers()])
 
     def _list_untrained(self) -> Iterator[tuple[str, Tensor]]:
         """Yield buffers, and weights that no optimizer has, such as averaged ones."""

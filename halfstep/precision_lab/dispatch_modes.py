@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from halfstep.shadow.hidden_autocast import run_as_in_training
+
 HALF = (torch.float16, torch.bfloat16)
 #: Operations that only draw numbers. (Attention draws them inside of a kernel of its own.)
 RANDOM = frozenset(
@@ -60,7 +62,7 @@ class EqualOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             kwargs = kwargs | {"dtype": self._reference}
         if is_random:
             return _random(func, args, kwargs)
-        return func(*args, **kwargs)
+        return run_as_in_training(func, args, kwargs)
 
 
 def _find_written(func: Any) -> list[tuple[int, str]]:

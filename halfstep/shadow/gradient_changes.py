@@ -192,7 +192,9 @@ class GradientChanges:
             self._other_edits[key] = operation, self._add_caller(operation)
         is_scaled = self._scaled.pop(id(entry), None) is not None
         if is_scaled and operation.power is not None and operation.multiplier is not None:
-            self._clips.edit(id(entry), self._add_caller(operation), operation.multiplier)
+            scale = 1.0 if self._pass is None else self._pass.scale
+            edit = self._add_caller(operation)
+            self._clips.edit(id(entry), edit, operation.multiplier, scale)
         if is_scaled and operation.power is None and not is_clearing:
             self._report("scaled_gradients_edited", self._add_caller(operation))
 

@@ -5,10 +5,9 @@ listed ones: a bilinear product, or in inference mode whatever consists of other
 mode calls without autocast: their results would be fp32 where those of the training are half.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._C import _dispatch_has_kernel_for_dispatch_key
@@ -20,19 +19,20 @@ CALLING = {
     "aten::affine_grid_generator": "aten::affine_grid_generator",
     "aten::_trilinear": "aten::bilinear",
 }
+T = TypeVar("T")
 KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 
 
-@contextmanager
-def as_in_training(function: Any, args: tuple[object, ...]) -> Iterator[None]:
+def run_as_in_training(
+    function: Callable[..., T], args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> T:
     """Run an operator with autocast within it, if it has that without a mode."""
     device = _find_device(function, args) if _calls_others(function) else ""
     if not device:
-        yield
-        return
+        return function(*args, **kwargs)
     torch.set_autocast_enabled(device, True)
     try:
-        yield
+        return function(*args, **kwargs)
     finally:
         torch.set_autocast_enabled(device, False)
 

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from halfstep.shadow.call import NO_PASS, Call, Rejection
 from halfstep.shadow.facts import Facts, all_finite, examine
-from halfstep.shadow.hidden_autocast import as_in_training
+from halfstep.shadow.hidden_autocast import run_as_in_training
 from halfstep.shadow.lines import place_of_caller
 from halfstep.shadow.lost_updates import Lasting
 from halfstep.shadow.memory import ByStorage, Entry, OutOfMemory, ShadowMemory
@@ -298,6 +298,9 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _see_read(self, tensors: list[Tensor]) -> None:
         for tensor in filter(is_readable, tensors):
             entry = self.memory.find(tensor)
+            is_number = tensor.numel() == 1 and tensor.is_floating_point()
+            if is_number and self.scale != 1.0 and float(tensor) == self.scale:
+                self.clips.read_scale()
             if entry is None:
                 kept = self.kept.find(tensor.untyped_storage()._cdata)  # of an earlier step
                 if kept is not None and kept.origin.power == 1:
@@ -307,9 +310,7 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 continue
             latest = entry.writers[-1]
             if tensor.dtype is not torch.bool:
-                if latest.name == OUTSIDE:  # the scale itself
-                    self.clips.read_scale()
-                else:
+                if latest.name != OUTSIDE:  # not the scale itself
                     if entry.power in (1, 2) and tensor.numel() == 1:
                         self.clips.read(float(tensor), entry.power)
                     place = place_of_caller()
@@ -381,8 +382,7 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         dtype = torch.float32 if tensors_in(args) else torch.float64
         number = torch.tensor(args[0], dtype=dtype if isinstance(args[0], float) else None)
         args = (number, *args[1:])
-    with as_in_training(func, args):
-        result = func(*args, **kwargs)
+    result = run_as_in_training(func, args, kwargs)
     if versions and versions == [tensor._version for tensor in tensors]:
         torch.autograd.graph.increment_version(tensors)
     return result

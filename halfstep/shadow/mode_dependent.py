@@ -64,6 +64,7 @@ class _NodeWithoutMode:
     def _note(self, results: list[Tensor], gradients: Sequence[Tensor | None]) -> None:
         if _are_finite(gradients) and not _are_finite(results):
             self._mode.give_up()
+            return
         for tensor in results:
             self._mode.entry(tensor).power = UNKNOWN
 

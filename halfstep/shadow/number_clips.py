@@ -3,7 +3,8 @@
 Such a number has no shadow: what becomes of it in Python is unknown. But a clip multiplies by
 `max_norm / norm`, so that factor × norm is the same in steps with other norms. If a scaler divides
 the gradients by the scale after that, the clip has bounded what is larger by the scale. A loop that
-has read the scale may have taken it into account.
+knows the scale may have taken it into account. It has not if factor × norm is the same at two
+scales, or if it never reads the scale, and clips to a tiny part of the norm.
 """
 
 import math
@@ -24,6 +25,7 @@ class _Clip:
     operation: Operation
     factor: float
     product: float
+    scale: float
 
     def repeats(self, before: "_Clip") -> bool:
         """Return whether both have clipped other norms to the same one."""
@@ -36,7 +38,7 @@ class NumberClips:
 
     def __init__(self) -> None:
         self._squares: list[float] = []  # of the scaled numbers that the loop has read
-        self._knows_scale = False
+        self._reads_scale = False  # in any step
         self._clip: _Clip | None = None  # the first of the step
         self._before: _Clip | None = None
 
@@ -44,7 +46,6 @@ class NumberClips:
         """Begin a backward pass, whose gradients are not read yet."""
         self._before, self._clip = self._clip or self._before, None
         self._squares.clear()
-        self._knows_scale = False
 
     def read(self, value: float, power: float) -> None:
         """See a number that the loop reads. power: of the scale in it, 1 or 2."""
@@ -53,16 +54,19 @@ class NumberClips:
 
     def read_scale(self) -> None:
         """See that the loop reads the scale."""
-        self._knows_scale = True
+        self._reads_scale = True
 
-    def edit(self, entry: int, operation: Operation, factor: float) -> None:
+    def edit(self, entry: int, operation: Operation, factor: float, scale: float) -> None:
         """See that a scaled gradient is multiplied by a number of Python."""
         norm = math.sqrt(sum(self._squares))
-        if self._clip is None and norm > 0 and not self._knows_scale:
-            self._clip = _Clip(entry, operation, factor, factor * norm)
+        if self._clip is None and norm > 0:
+            self._clip = _Clip(entry, operation, factor, factor * norm, scale)
 
     def find(self, entries: set[int]) -> Operation | None:
         """Return the edit that has clipped one of some gradients, which are still scaled."""
         clip, before = self._clip, self._before
-        is_clip = clip is not None and before is not None and clip.repeats(before)
-        return clip.operation if clip and is_clip and clip.entry in entries else None
+        if clip is None or before is None or clip.entry not in entries or not clip.repeats(before):
+            return None
+        is_tiny = abs(clip.factor) < clip.scale**-0.5
+        is_unaware = clip.scale != before.scale or (is_tiny and not self._reads_scale)
+        return clip.operation if is_unaware else None

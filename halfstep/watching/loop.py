@@ -94,7 +94,7 @@ class Loop:
         state.names |= parameter_names(modules)
         names = module_names(modules)
         state.evidence.add(modules, names)
-        state.best_effort("buffers", state.evidence.meet_buffers)
+        state.best_effort("buffers", state.evidence.meet_buffers, modules)
         if state.diagnoses:
             state.diagnoses.add(names)
             state.diagnoses.starts(state.closed_steps + 1)

@@ -1,9 +1,11 @@
 import json
+from typing import Literal
 
 import jsonschema
 import pytest
 from pydantic import Field
 
+from app.submission.config_schema import with_defaults
 from halfstep.config_groups import RecipeConfig
 from halfstep.run_config import ConfigError, config_model, config_schema, parse_config
 
@@ -108,6 +110,23 @@ def test_an_error_names_each_field_its_value_and_the_allowed_values():
     first, second = str(raised.value).splitlines()
     assert first == "training.steps is 0: allowed: at least 1"
     assert second.startswith("recipe.width is 'wide': allowed: a whole number")
+
+
+class WordsConfig(RecipeConfig):
+    label: str | None = None
+    mode: Literal["off", "on"] | None = None
+
+
+class Worded(Example):
+    Config = WordsConfig
+
+
+@pytest.mark.parametrize("field", ["label", "mode"])
+def test_off_is_a_value_of_texts_and_choices(field):
+    """No text of a user becomes null, in the recipe or on the server."""
+    given = {"recipe": {field: "off"}}
+    assert getattr(parse_config(Worded, given).recipe, field) == "off"
+    assert with_defaults(config_schema(Worded), given)["recipe"][field] == "off"
 
 
 @pytest.mark.parametrize("text", ["", "off", None])

@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from halfstep.shadow.hidden_autocast import run_as_in_training
+
 #: ATen names and user-facing names of operations without a deterministic backward.
 BACKWARD = {
     "avg_pool3d": "avg_pool3d",
@@ -70,7 +72,7 @@ class Nondeterminism(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._found(BACKWARD[name])
         elif name in FORWARD and _is_refused(name, func, args, kwargs, leaves):
             self._found(FORWARD[name])
-        return func(*args, **kwargs)
+        return run_as_in_training(func, args, kwargs)
 
 
 def _is_refused(

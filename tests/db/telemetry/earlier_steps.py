@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import obstore
 from obstore.store import ObjectStore
-from sqlalchemy import delete, select
+from sqlalchemy import Connection, delete, select
 
 from db.database import Database
 from db.files.step_files import LR_BITS, NAMES, WHOLE
@@ -36,22 +36,27 @@ def as_rows(database: Database, run: Run) -> Columns:
         columns = step_blocks.read_columns(connection, run.id, (-step_blocks.END, step_blocks.END))
         for table in (Step, StepBlock, StepBucket, LossCurve):
             session.execute(delete(table).where(table.run_id == run.id))
-        key = {"run_id": run.id}
-        rows: dict[str, bulk_writes.Column] = {**columns}
-        bulk_writes.replace(connection, Step.__table__, key, rows)
-        none = unpack(np.empty(0, np.int64), [], STEP_SERIES, SIZES[0])
-        points = step_blocks.points_of(columns, STEP_SERIES)
-        start, size, packed = sum_up(points, dict.fromkeys(SIZES, none), STEP_SERIES)
-        buckets: dict[str, bulk_writes.Column] = {
-            "size": size,
-            "bucket": start // size,
-            "summary": packed,
-        }
-        bulk_writes.replace(connection, StepBucket.__table__, key, buckets)
+        store_rows(connection, run.id, columns)
         session.merge(StepConversion(run_id=run.id))
         stored = session.get_one(Run, run.id)
         stored.last_elapsed_ms = stored.lost_since = None
     return columns
+
+
+def store_rows(connection: Connection, run_id: int, columns: Columns) -> None:
+    """Store steps as rows, and their summaries, which no other steps may share."""
+    key = {"run_id": run_id}
+    rows: dict[str, bulk_writes.Column] = {**columns}
+    bulk_writes.replace(connection, Step.__table__, key, rows)
+    none = unpack(np.empty(0, np.int64), [], STEP_SERIES, SIZES[0])
+    points = step_blocks.points_of(columns, STEP_SERIES)
+    start, size, packed = sum_up(points, dict.fromkeys(SIZES, none), STEP_SERIES)
+    buckets: dict[str, bulk_writes.Column] = {
+        "size": size,
+        "bucket": start // size,
+        "summary": packed,
+    }
+    bulk_writes.replace(connection, StepBucket.__table__, key, buckets)
 
 
 def as_file(database: Database, store: ObjectStore, run: Run) -> str:

@@ -584,27 +584,32 @@ def test_an_update_that_is_kept_for_the_next_is_not_lost() -> None:
     assert not [row for row in rows_of_loop(train) if row.kind == "update_lost"]
 
 
-@pytest.mark.parametrize("clip", ["scaled", "unscaled", "to_scaled_norm", "by_hand"])
+@pytest.mark.parametrize(
+    "clip", ["scaled", "unscaled", "to_scaled_norm", "to_known_norm", "to_constant", "by_hand"]
+)
 def test_a_clip_by_a_number_that_was_read_of_scaled_gradients_is_seen(clip: str) -> None:
     """Its factor times the norm is the same in all steps. It is right after `unscale_`, for a
-    norm that the loop multiplies by the scale, and where no scaler divides by it any more.
+    norm that the loop multiplies by the scale, whenever it has read it or if it is a constant, and
+    where no scaler divides by it any more.
     """
 
     def train() -> None:
         net = nn.Linear(4, 3)
         optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
-        scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
         for step in range(4):
             optimizer.zero_grad()
+            known = scaler.get_scale() if clip == "to_known_norm" else 2.0**16
             loss = (step + 2) * net(torch.ones(2, 4)).square().sum()
-            (loss * 256.0 if clip == "by_hand" else scaler.scale(loss)).backward()
+            (loss * 2.0**16 if clip == "by_hand" else scaler.scale(loss)).backward()
             if clip == "unscaled":
                 scaler.unscale_(optimizer)
             total = 0.0
             for weight in net.parameters():
                 assert weight.grad is not None
                 total += weight.grad.norm().item() ** 2
-            most = scaler.get_scale() if clip == "to_scaled_norm" else 1.0
+            is_to_known = clip in {"to_known_norm", "to_constant"}
+            most = known if is_to_known else scaler.get_scale() if clip == "to_scaled_norm" else 1.0
             for weight in net.parameters():
                 assert weight.grad is not None
                 weight.grad.mul_(most / (math.sqrt(total) + 1e-6))
