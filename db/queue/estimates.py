@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, TypeAlias
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from db.runs import runs
@@ -60,10 +60,7 @@ def alike(
             batch.label("batch_size"),
             Run.config["recipe"].label("sizes"),
         )
-        .where(Run.id > (runs.newest_id(session) or 0) - SEARCHED, NOT_DELETED)
-        .where(Run.status == Status.FINISHED, Run.steps_per_second > 0)
-        .where(Run.recipe.in_(recipes), Run.precision == precision)
-        .where(Run.nodes == nodes, Run.devices_per_node == devices_per_node)
+        .where(*_finished(session, recipes, nodes, devices_per_node), Run.precision == precision)
         .order_by(Run.id.desc())
     )
     of_batch = session.execute(query.where(batch == batch_size).limit(COMPARED)).all()
@@ -102,10 +99,8 @@ def measure(
     """Return by precision what runs of the same sizes and batch size have measured."""
     query = (
         select(Run.id, Run.precision, Run.steps_per_second, Run.config["recipe"].label("sizes"))
-        .where(Run.id > (runs.newest_id(session) or 0) - SEARCHED, NOT_DELETED)
-        .where(Run.status == Status.FINISHED, Run.steps_per_second > 0, Run.recipe.in_(recipes))
+        .where(*_finished(session, recipes, nodes, devices_per_node))
         .where(Run.config["training"]["batch_size"].as_float() == batch_size)
-        .where(Run.nodes == nodes, Run.devices_per_node == devices_per_node)
         .order_by(Run.id.desc())
         .limit(4 * COMPARED)
     )
@@ -124,6 +119,17 @@ def measure(
         for precision, rows in by_precision.items()
         if rows
     }
+
+
+def _finished(
+    session: Session, recipes: Collection[str], nodes: int, devices_per_node: int
+) -> tuple[ColumnElement[bool], ...]:
+    """Return conditions of the latest finished runs of a recipe on so many devices."""
+    return (
+        *(Run.id > (runs.newest_id(session) or 0) - SEARCHED, NOT_DELETED),
+        *(Run.status == Status.FINISHED, Run.steps_per_second > 0, Run.recipe.in_(recipes)),
+        *(Run.nodes == nodes, Run.devices_per_node == devices_per_node),
+    )
 
 
 def _peaks(session: Session, run_ids: Collection[int]) -> dict[int, float]:

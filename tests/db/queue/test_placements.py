@@ -1,8 +1,14 @@
 """Jobs submitted to a cluster, and how long they are needed."""
 
+from typing import Any
+
+from sqlalchemy import update
+from sqlalchemy.orm import Session
+
+from db.clock import now
 from db.database import Database
-from db.queue import placements, queue, workers
-from db.tables import Run, Status, User
+from db.queue import pending_reasons, placements, queue, workers
+from db.tables import Placement, Run, Status, User
 from tests.db.conftest import CPU, DIGITS, claim, submit
 
 
@@ -12,11 +18,14 @@ def is_wanted(database: Database) -> bool:
     return wanted
 
 
+def list_unplaced(session: Session) -> list[Any]:
+    limits = {"runs_per_user": 0, "devices_per_user": 0, "limit": 10}
+    return list(placements.list_unplaced(session, ["digits"], **limits))
+
+
 def begin(database: Database, run: Run) -> None:
     with database.writing() as session:
-        [row] = placements.list_unplaced(
-            session, ["digits"], runs_per_user=0, devices_per_user=0, limit=10
-        )
+        [row] = list_unplaced(session)
         assert row.id == run.id
         assert placements.begin(session, row)
 
@@ -58,3 +67,35 @@ def test_workers_are_not_wanted_when_another_has_taken_the_run(
     begin(database, run)
     take(database, run, only_run_id=None)
     assert not is_wanted(database)
+
+
+def test_a_placement_is_of_one_run(database: Database, ada: User) -> None:
+    """It neither delays a later run nor is the reason for which that one waits."""
+    with database.writing() as session:
+        first = submit(session, ada)
+    begin(database, first)
+    with database.writing() as session:
+        later = submit(session, ada)
+        offer = {"devices": [CPU], "recipes": [DIGITS], "versions": {}}
+        workers.register(session, name="w", host="host", pid=1, **offer)
+    with database.writing() as session:
+        assert [row.id for row in list_unplaced(session)] == [later.id]
+        read = pending_reasons.Queue.read(session)
+        reasons = [pending_reasons.reason(run, read).text for run in (first, later)]
+    assert reasons == [
+        "workers are being requested from the cluster",
+        "1 run is ahead: 1 (digits-fp16)",
+    ]
+
+
+def test_a_placement_that_failed_again_is_tried_later(database: Database, ada: User) -> None:
+    """After the third failure the delay is nine times as long as after the first."""
+    with database.writing() as session:
+        run = submit(session, ada)
+    begin(database, run)
+    for attempts, seconds in ((1, 10.0), (3, 90.0)):
+        for left, is_listed in ((1.0, False), (-1.0, True)):
+            values = {"attempts": attempts, "ended_at": now() - seconds + left}
+            with database.writing() as session:
+                session.execute(update(Placement).values(values))
+                assert bool(list_unplaced(session)) == is_listed

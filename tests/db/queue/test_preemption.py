@@ -52,6 +52,7 @@ def test_the_lowest_youngest_run_gives_its_device_to_a_higher_one(
         first = submit(session, ada, priority=1)
         assert preempt(session) == [young.id]
         assert (young.status, young.desired_state) == PREEMPTED
+        assert first.reservation is None  # one device becomes free at once
         run_control.cancel(session, first.id, ada)
         later = submit(session, ada, priority=2)  # it takes the place of the cancelled one
         assert preempt(session) == [young.id]
@@ -156,15 +157,15 @@ def test_limits_hold(database: Database, ada: User) -> None:
 def test_only_as_many_runs_stop_as_a_limit_per_user_lets_start(
     database: Database, ada: User
 ) -> None:
-    """Of two waiting runs of a user with room for one, one preempts."""
-    up = add_workers(database, 1, 1)
+    """Of three waiting runs of a user with room for two, two preempt."""
+    up = add_workers(database, 1, 1, 1)
     with database.writing() as session:
         bob = accounts.user_named(session, "bob")
         for worker in up:
             start(session, ada, worker)
-        for _ in range(2):
+        for _ in range(3):
             submit(session, bob, priority=1)
-        assert len(preempt(session, runs_per_user=1)) == 1
+        assert len(preempt(session, runs_per_user=2)) == 2
 
 
 @pytest.mark.parametrize("act", [run_control.cancel, run_control.kill])
