@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from halfstep.number_formats import number
+from halfstep.number_formats import number, power_of_two
 from halfstep.telemetry.event_fields import NAME_CHARACTERS
 
 Precision = Literal["fp16", "bf16", "fp32", "fp8"]
@@ -36,19 +36,25 @@ class Group(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _off_is_null(cls, values: object) -> object:
+    def _read_words(cls, values: object) -> object:
         if not isinstance(values, dict):
             return values
-        nullable = {
-            name
+        kinds = {
+            name: get_args(field.annotation) or (field.annotation,)
             for name, field in cls.model_fields.items()
-            if NoneType in (kinds := get_args(field.annotation))
-            and not any(kind is str or get_origin(kind) is Literal for kind in kinds)
         }
-        return {
-            name: None if name in nullable and value in OFF else value
+        words = {
+            name
+            for name, some in kinds.items()
+            if any(kind is str or get_origin(kind) is Literal for kind in some)
+        }
+        read = {
+            name: power_of_two(value) or value
             for name, value in values.items()
+            if name in kinds and name not in words
         }
+        off = {name: None for name in read if NoneType in kinds[name] and read[name] in OFF}
+        return values | read | off
 
 
 class Training(Group):

@@ -5,6 +5,7 @@ tests/number_formats.json has values and texts that the tests of both languages 
 
 import json
 import math
+import re
 from decimal import ROUND_HALF_UP, Context, Decimal
 from functools import cache
 from typing import Any
@@ -16,6 +17,7 @@ SHORT_DIGITS = 3  # of a number with a unit
 SMALLEST_PLAIN, LARGEST_PLAIN = Decimal("0.0001"), Decimal(1_000_000)
 WHOLE_FROM = Decimal(10_000)  # from here on all digits before the point are shown
 BYTE_UNITS = ("KiB", "MiB", "GiB", "TiB")
+_POWER = re.compile(r"2\^(-?\d{1,4})", re.ASCII)
 _context = cache(lambda digits: Context(digits, ROUND_HALF_UP))
 
 
@@ -111,6 +113,12 @@ def scale(value: float | str | None) -> str:
     """Format a loss scale as a power of two (2^-126), since a scaler halves and doubles it."""
     power = None if value is None else scale_exponent(float(value))
     return number(value) if power is None else f"2^{power}"
+
+
+def power_of_two(value: object) -> float | None:
+    """Return the number that a text such as 2^-14 stands for; None for anything else."""
+    match = _POWER.fullmatch(value) if isinstance(value, str) else None
+    return math.ldexp(1.0, int(match[1])) if match and abs(int(match[1])) < 1024 else None
 
 
 def setting(value: Any) -> str:

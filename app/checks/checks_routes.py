@@ -82,7 +82,7 @@ def upload_check(
     session: Db,
     principal: SignedIn,
 ) -> CheckRow:
-    """Store a report of at most 1,000 rows. Requires permission to submit to the project."""
+    """Store a report. It has at most 1,000 rows; requires permission to submit to the project."""
     report = to_row(parse_report(body.report, body.sources), body.sources)
     report.project, report.user_id = body.project, principal.user.id
     return CheckRow(**_row(check_reports.add(session, report), principal.user.name))

@@ -12,7 +12,7 @@ from app.auth.project_parameters import form_project, query_project
 from app.auth.routing import Router
 from app.compare.comparison import MOST_RUNS
 from app.compare.notes import subject_of
-from app.html.rendering import Context
+from app.html.rendering import CHANGED_MEANWHILE, Context
 from app.http.parameters import FormText, Text, as_run_ids, flaw
 from db.access.permissions import Permission
 from db.errors import Changed, Invalid
@@ -54,8 +54,7 @@ def write_note(
         problem = error.errors["note"]
     except Changed:
         seen = notes.read(context.session, subject)
-        text = "Another user has changed this in the meantime: their text is shown above. Save"
-        problem = f"{text} again to replace it with yours."
+        problem = CHANGED_MEANWHILE
         return _page(context, project, runs, back, note, seen, problem, others=seen)
     return _page(context, project, runs, back, note, seen, problem)
 

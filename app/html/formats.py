@@ -22,6 +22,7 @@ memory = size  # of a device or an upload
 
 #: Characters up to which a run's name has room; the last words of another one, or its last letters.
 _SHORT_NAME = 16
+_MOST_VALUES = 2  # of settings in a name that all stay
 _TAILS = re.compile(r"(?<=[-_/.\s]).{3,14}$"), re.compile(r".{6}$")
 
 _POWER = re.compile(r"\b2\^(-?\d+)")
@@ -41,14 +42,17 @@ def scale(value: float | None) -> Markup:
 def name_parts(name: str) -> list[tuple[str, bool]]:
     """Split a run's name into parts, and whether a part gives way where the name is too long.
 
-    Names of settings give way, and their values stay; of another name its last words stay.
+    Names of one or two settings give way, and their values stay. Of more settings only the last
+    value stays, and of another name its last words.
     """
     if len(name) <= _SHORT_NAME:
         return [(name, False)] if name else []
-    if "=" in name:
+    if 1 <= name.count("=") <= _MOST_VALUES:
         parts = [part for part in re.split(r"(=\S*\s*)", name) if part]
         return [(part, not part.startswith("=")) for part in parts]
-    at = next((found.start() for tail in _TAILS if (found := tail.search(name))), 0)
+    at = max(name.rfind("="), 0) or next(
+        (found.start() for tail in _TAILS if (found := tail.search(name))), 0
+    )
     return [
         (part, gives_way) for part, gives_way in ((name[:at], True), (name[at:], False)) if part
     ]

@@ -45,6 +45,11 @@ _environment.globals.update(file_name=file_name, outcomes=OUTCOMES, term=term)
 
 #: A flash message: the next page announces the result of a form, also to screen readers, since a
 #: page load by itself announces nothing. Read and deleted by page.js; expires if no page reads it.
+#: Error of a form whose text has another version by now, as in app/static/run/metadata.js.
+CHANGED_MEANWHILE = (
+    "This was changed in the meantime, by another user or in another tab. Save again to replace "
+    "that text with yours."
+)
 FLASH_COOKIE, FLASH_SECONDS = "halfstep-done", 30
 
 
@@ -123,7 +128,7 @@ def page(
         root=prefix,
         damage=damage.describe_collected(),
         shown_folder=request.app.state.shown_folder,
-        is_refused_form=request.method == "POST" and status_code >= 400,
+        is_posted=request.method == "POST",
         **values,
     )
     return HTMLResponse(with_prefix(text, prefix), status_code=status_code)

@@ -13,7 +13,7 @@ from app.auth.routing import Router
 from app.compare.comparison import AXES, SERIES
 from app.compare.shared_links_pages import report_sharing_panel
 from app.dependencies import Posted
-from app.html.rendering import Context
+from app.html.rendering import CHANGED_MEANWHILE, Context
 from app.http.list_pages import After
 from app.http.parameters import FormText, RowId, Text
 from app.reports import blocks, report_html
@@ -145,8 +145,7 @@ def save_report(
         return _editor(context, report, values, error.errors, drawn=drawn)
     except Changed:
         values["version"] = str(report.version)
-        problem = "Another user has changed this in the meantime: their text is shown below. Save"
-        errors = {"text": f"{problem} again to replace it with yours."}
+        errors = {"text": CHANGED_MEANWHILE}
         return _editor(context, report, values, errors, others=report.text, drawn=drawn)
     return context.redirect(f"/reports/{report_id}", "The report is saved.")
 

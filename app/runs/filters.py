@@ -44,6 +44,7 @@ from db.runs.run_filters import (
 )
 from db.tables import COMMAND, LARGEST_ID, RECIPE, WATCH, Status
 from db.telemetry.pyramid import STEP_SERIES
+from halfstep.number_formats import power_of_two
 from halfstep.run_labels import STATE_WORDS, STATES
 from halfstep.suggestions import did_you_mean
 
@@ -79,7 +80,6 @@ _WORD = re.compile(r'(?:"(?:[^"]|"")*+(?:"|\Z)|[^\s"])++')
 _QUOTED = re.compile(r'"((?:[^"]|"")*+)"')
 _SPLIT = re.compile(r'((?:"(?:[^"]|"")*+"|[^":<>=])*+)(>=|<=|:|>|<|=)(.*)', re.DOTALL)
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([smhdw])", re.ASCII)
-_POWER = re.compile(r"2\^(-?\d{1,4})", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -341,10 +341,8 @@ def _comparison(name: str, sign: str, value: str) -> Condition:
 
 
 def _number(text: str) -> float | None:
-    if (match := _POWER.fullmatch(text)) and abs(int(match[1])) < 1024:
-        return math.ldexp(1.0, int(match[1]))
     try:
-        number = float(text)
+        number = power_of_two(text) or float(text)
     except ValueError:
         return None
     return None if math.isnan(number) else number

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from fastapi import Form
 from fastapi.responses import RedirectResponse
+from pydantic import BeforeValidator
 from sqlalchemy.orm import Session
 from starlette.datastructures import FormData
 
@@ -23,6 +24,7 @@ from db.access.permissions import Permission
 from db.queue import run_control
 from db.runs import runs
 from db.tables import User
+from halfstep.number_formats import power_of_two
 
 router = Router()
 
@@ -88,7 +90,10 @@ def continue_from_checkpoint(run_id: RunId, session: Db, principal: SignedIn) ->
 @router.post("/runs/{run_id}/scale", Permission.CONTROL_RUN)
 @audited("scale")
 def set_scale(
-    run_id: RunId, session: Db, principal: SignedIn, scale: Annotated[float, Form()]
+    run_id: RunId,
+    session: Db,
+    principal: SignedIn,
+    scale: Annotated[float, BeforeValidator(lambda text: power_of_two(text) or text), Form()],
 ) -> RedirectResponse:
     """Request another loss scale."""
     run_control.request_scale(session, run_id, principal.user, scale)

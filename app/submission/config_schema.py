@@ -12,6 +12,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 
 from halfstep.config_groups import OFF
+from halfstep.number_formats import power_of_two
 from halfstep.suggestions import did_you_mean
 from halfstep.telemetry.plain_json import JsonObject
 
@@ -156,7 +157,7 @@ def flat(config: JsonObject, prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def with_defaults(schema: Schema, config: JsonObject) -> dict[str, Any]:
-    """Fill in defaults, and null for "off" or an empty text where these are no values.
+    """Fill in defaults, null for "off" or an empty text where these are no values, and 2^16.
 
     Unknown fields stay, and are rejected by validation.
     """
@@ -170,6 +171,8 @@ def with_defaults(schema: Schema, config: JsonObject) -> dict[str, Any]:
             inside.setdefault(name, field.default)
             if field.may_be_off and inside[name] in OFF:
                 inside[name] = None
+            elif field.rules.get("type") in ("integer", "number"):
+                inside[name] = power_of_two(inside[name]) or inside[name]
     return result
 
 

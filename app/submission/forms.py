@@ -19,6 +19,7 @@ from app.submission.config_schema import (
     put,
     with_defaults,
 )
+from halfstep.number_formats import power_of_two
 from halfstep.telemetry.plain_json import JsonObject
 
 #: Collapsed groups for advanced users; they open if they contain an error or a changed value.
@@ -202,7 +203,7 @@ def parse(prop: Property, text: str) -> Any:
     if kind not in ("integer", "number"):
         return text
     try:
-        number = float(text)
+        number = power_of_two(text) or float(text)
     except ValueError:
         return text
     if kind == "integer" and number.is_integer():

@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlencode
 
 from fastapi.responses import HTMLResponse, RedirectResponse
 from sqlalchemy.orm import Session
@@ -258,6 +259,7 @@ def _form(
         values,
         errors,
         checked,
+        form_address=f"/sweeps/new?{urlencode({'recipe': chosen['name']})}" if chosen else "",
         offered=offered,
         offers_commands=not check_commands(context.session, context.user)
         and workers.offer_commands(context.session),

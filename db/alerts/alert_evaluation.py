@@ -26,6 +26,7 @@ from db.alerts.rules import ALL, MINE, RUN, SERVICE
 from db.alerts.service_conditions import SERVICE_CONDITIONS, Service, host
 from db.database import Database
 from db.health import findings
+from db.health.scaling_health import has_scaler
 from db.tables import (
     ACTIVE,
     NOT_DELETED,
@@ -307,7 +308,7 @@ def _content(new: _New, moment: float, address: str) -> dict[str, Any]:
             "status": run.status,
             "step": run.step,
             "loss": json_safe(run.known_loss),
-            "scale": json_safe(run.scale),
+            "scale": json_safe(run.scale) if has_scaler(run) else None,
             "url": f"{address}/runs/{run.id}",
         }
     }

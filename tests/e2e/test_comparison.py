@@ -227,7 +227,7 @@ def test_panels_and_legend_fit_the_first_screen(
     assert side
     assert (side["width"], side["x"] + side["width"] < panels[0]["x"]) == (396, True)  # type: ignore[index]
     legend = page.locator("[data-legend]")
-    expect(legend.locator("th")).to_have_text(["Shown", "lr", "loss", "val/accuracy", "Actions"])
+    expect(legend.locator("th")).to_have_text(["Shown", "lr", "loss", "val/accuracy"])
     expect(legend.locator("tbody tr").nth(1)).to_contain_text("lr 0.22 · run of")
     assert legend.bounding_box()["width"] <= 396  # type: ignore[index]
     dots = page.locator("[data-dots] li")

@@ -64,6 +64,10 @@ def test_the_search_finds_a_run_by_its_label_and_its_exact_name(
     expect(palette.get_by_role("option")).to_have_count(8)
     expect(palette.get_by_role("option").first).to_contain_text("baserun 2,")
     expect(palette).to_contain_text("8 of 10 found")
+    page.goto("/compare?runs=1,2")  # the menu that adds runs offers others
+    page.keyboard.press("Control+k")
+    page.keyboard.type("base 4")
+    expect(palette.get_by_role("option")).to_have_text(["base 4run 7, running"])
 
 
 def test_a_filter_keeps_the_focus_and_an_added_column_is_in_sight(running: Run, page: Page) -> None:

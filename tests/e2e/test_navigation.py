@@ -37,6 +37,21 @@ def test_pages_for_actions_without_permission_are_hidden(
         expect(page.locator(", ".join(places)).locator("visible=true")).to_have_count(count)
 
 
+def test_a_menu_without_an_entry_is_not_offered(
+    page: Page, database: Database, ada: User, running: Run
+) -> None:
+    """A viewer may do nothing in the menu of a run that has ended."""
+    with database.writing() as session:
+        queue.end(session, running.id, 1, Status.FINISHED)
+    for role, is_offered in (("member", True), ("viewer", False)):
+        with database.writing() as session:
+            user = session.get_one(User, ada.id)
+            user.is_admin = False
+            projects.set_role(session, user, "", role)
+        page.goto("/runs/1")
+        expect(page.get_by_label("More actions")).to_be_visible(visible=is_offered)
+
+
 def test_the_rail_leads_everywhere(page: Page) -> None:
     """The rail has artifacts and reports; on a phone it has search, reports and the rest
     behind More.
@@ -196,10 +211,12 @@ def test_all_panels_follow_a_zoom_at_once_and_without_a_hint(ended: Run, page: P
     page.route("**/series?*", lambda route: None)  # never answered
     box = page.locator(PLOT).bounding_box()
     assert box
-    x, y = box["x"], box["y"] + box["height"] / 2
-    page.mouse.move(x + 0.2 * box["width"], y)
+    x, y = box["x"], box["y"] + box["height"] / 4
+    page.mouse.move(x + 0.6 * box["width"], y)
     page.mouse.down()
-    page.mouse.move(x + 0.5 * box["width"], y, steps=5)
+    page.mouse.move(
+        x + 0.9 * box["width"], y - 21, steps=5
+    )  # not level, but no box without a point
     page.mouse.up()
     ranges = "[...document.querySelectorAll('.hero .plot')].map(e => e.layout.xaxis.range.join())"
     page.wait_for_url("**range=**")
@@ -207,6 +224,7 @@ def test_all_panels_follow_a_zoom_at_once_and_without_a_hint(ended: Run, page: P
     assert len(shown) == 2
     assert len(set(shown)) == 1
     assert shown[0] != "1,400"
+    expect(page).not_to_have_url(re.compile("y.loss"))
     expect(page.locator(".plotly-notifier")).to_have_count(0)
 
 

@@ -26,10 +26,15 @@ def test_three_learning_rates_are_tried(site: Site, page: Page) -> None:
         # The scale is searched for in the first few, and a run that applies nothing has no value.
         page.locator('[name="training.steps"]').fill("25")
         page.get_by_role("link", name="Sweep", exact=True).click()
-        page.wait_for_url("**/sweeps/new")
+        page.wait_for_url("**/sweeps/new?recipe=digits")
         expect(page.locator('[name="training.steps"]')).to_have_value("25")
         page.locator('[name="recipe.learning_rate"]').fill("0.3, 0.03, 0.003")
         page.get_by_label("Metric").fill("val/accuracy")
+        page.get_by_role("button", name="Preview sweep").click()
+        expect(page.get_by_role("button", name="Queue 3 runs")).to_be_visible()
+        page.get_by_role("link", name="Runs", exact=True).first.click()
+        page.go_back()  # not to a question whether to send the form again
+        expect(page.locator('[name="recipe.learning_rate"]')).to_have_value("0.3, 0.03, 0.003")
         page.get_by_role("button", name="Preview sweep").click()
         page.get_by_role("button", name="Queue 3 runs").click()
         page.wait_for_url("**/sweeps/1")

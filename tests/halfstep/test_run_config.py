@@ -129,6 +129,14 @@ def test_off_is_a_value_of_texts_and_choices(field):
     assert with_defaults(config_schema(Worded), given)["recipe"][field] == "off"
 
 
+def test_a_number_may_be_a_power_of_two():
+    """A text of that form stays one where the setting is a text."""
+    values = {"scaler": {"init_scale": "2^20"}, "recipe": {"label": "2^20"}}
+    config = parse_config(Worded, values)
+    assert (config.scaler.init_scale, config.recipe.label) == (2.0**20, "2^20")
+    assert with_defaults(config_schema(Worded), values)["recipe"]["label"] == "2^20"
+
+
 @pytest.mark.parametrize("text", ["", "off", None])
 def test_a_setting_that_may_be_empty_is_switched_off_by_a_word(text):
     """A message about such a setting has the word; of other settings it is a mistake."""

@@ -10,12 +10,12 @@ const OFFER = 'halfstep-offer'
 let timer = 0
 
 /**
- * @param {string} text
+ * @param {string|Node} text
  * @param {{label: string, act: () => void, kept?: string}} [offer] a button, for longer; kept: see `keptOffer`
  */
 export const toast = (text, offer) => {
   const box = document.querySelector('[data-toast]')
-  box.textContent = text
+  box.replaceChildren(text)
   box.dataset.offer = offer?.kept ?? ''
   box.hidden = false
   if (offer) {
@@ -50,6 +50,15 @@ export const keptOffer = () => {
   return kept
 }
 
+/** Fill in what was typed before. @param {any} form @param {[string, string][]} typed */
+const fill = (form, typed) => {
+  for (const control of form.elements) {
+    const values = typed.filter(([name]) => name === control.name).map(([, value]) => value)
+    if (['checkbox', 'radio'].includes(control.type)) control.checked = values.includes(control.value)
+    else if (values.length && !['hidden', 'password', 'file'].includes(control.type)) control.value = values[0]
+  }
+}
+
 // What the form that led here has done, as app/html/flash.py has it.
 const done = document.cookie.match(/(?:^|; )halfstep-done=([^;]*)/)
 if (done) {
@@ -61,9 +70,13 @@ if (done) {
   }
 }
 
-// A form that is shown again with its mistakes answers a POST, which a browser that goes back would ask to repeat.
-if (document.documentElement.matches('[data-refused-form]') && document.referrer.startsWith(location.origin))
-  history.replaceState(null, '', document.referrer)
+// A page that answers a POST gets the address of its form: a browser that goes back would ask to repeat the POST.
+const { posted } = document.documentElement.dataset
+const form = /** @type {any} */ (document.querySelector('form.run-form'))
+const address = posted ? root + posted : document.referrer
+if (posted === undefined && form && history.state?.typed) fill(form, history.state.typed)
+else if (posted !== undefined && new URL(address, location.href).origin === location.origin)
+  history.replaceState({ ...history.state, typed: form && [...new FormData(form)] }, '', address)
 
 document.addEventListener('input', ({ target }) => {
   const field = target.closest('.field.wrong')

@@ -27,7 +27,7 @@ export const openPalette = (showKeys) => {
   const isOffered = (each) =>
     !each.disabled &&
     each.textContent.trim() &&
-    !each.closest('details') &&
+    !each.closest('details, li') &&
     [each, each.parentElement].every((part) => getComputedStyle(part).display !== 'none' || part.matches('[popover]'))
   const actions = [...document.querySelectorAll('.top-actions :is(button, a)')]
     .filter(isOffered)

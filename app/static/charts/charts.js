@@ -154,12 +154,22 @@ export const savePicture = (plot, name, layout = {}, format = 'png', data = plot
     { format, scale: format === 'png' ? 2 : 1, filename: name },
   )
 
+/** @param {any} plot @param {Range} x @param {Range} y logarithms on such an axis */
+const hasPoint = ({ data, layout }, [first, last], [low, high]) =>
+  data.some((line) =>
+    line.x?.some((x, i) => {
+      const y = layout.yaxis2.type === 'log' ? Math.log10(line.y[i]) : line.y[i]
+      return first <= x && x <= last && low <= y && y <= high
+    }),
+  )
+
 /**
- * Axes changed by the user: x, and rows by name; null: the whole range.
+ * Axes changed by the user: x, and the row; null: the whole range.
  * @param {Record<string, any>} change as Plotly reports it
- * @param {string[]} rows
+ * @param {string} row
+ * @param {any} plot whose points are drawn: a box without any was meant along x
  */
-export const zoomed = (change, rows) => {
+export const zoomed = (change, row, plot) => {
   /** @param {string} axis @returns {Range|null|undefined} */
   const of = (axis) => {
     /** @type {Range} */
@@ -167,8 +177,9 @@ export const zoomed = (change, rows) => {
     if (range.every(Number.isFinite)) return range
     return change[`${axis}.autorange`] ? null : undefined
   }
-  const those = rows.map((name, i) => [name, of(`yaxis${i + 2}`)]).filter(([, range]) => range !== undefined)
-  return of('xaxis') !== undefined || those.length ? { x: of('xaxis'), rows: Object.fromEntries(those) } : null
+  const [x, y] = [of('xaxis'), of('yaxis2')]
+  const range = x && y && !hasPoint(plot, x, y) ? undefined : y
+  return x !== undefined || range !== undefined ? { x, rows: range === undefined ? {} : { [row]: range } } : null
 }
 
 /** @typedef {import('url_state').Range} Range */

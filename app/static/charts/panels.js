@@ -185,7 +185,7 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold, arr
       plot.querySelector('[data-static-chart]')?.remove()
       delete panelOf().element.querySelector('.panel-lines').dataset.fragment
       plot.on('plotly_relayout', (change) => {
-        const zoom = zoomed(change, [panelOf().row.name])
+        const zoom = zoomed(change, panelOf().row.name, plot)
         if (zoom) onZoom(zoom.x, zoom.rows)
       })
     })

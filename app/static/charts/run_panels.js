@@ -95,7 +95,7 @@ export const createRunPanel = (element, { view, runsOf = (_, runs) => runs, onPo
       onLine(undefined)
     })
     plot.on('plotly_relayout', (change) => {
-      const zoom = zoomed(change, [name])
+      const zoom = zoomed(change, name, plot)
       if (!zoom) return
       if (zoom.x !== undefined) view.range = zoom.x
       const range = zoom.rows[name]

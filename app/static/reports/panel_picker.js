@@ -1,4 +1,5 @@
 // The picker of a report's panels: ticked runs, and a button for each chart and table of theirs.
+import { count } from 'formats'
 import { inTurn } from 'http'
 import { createPanelList } from 'panel_list'
 import { root } from 'root'
@@ -26,7 +27,8 @@ export const createPicker = (picker, { text, insert }) => {
     const query = new URLSearchParams({ filter: search.value.trim(), limit: String(MOST_RUNS) })
     const answer = await fetch(`${root}/api/v1/runs?${query}`).catch(() => null)
     if (!answer?.ok) return // half of a filter is typed
-    const found = new Map((await answer.json()).runs.map(({ id, name }) => [String(id), name]))
+    const { runs: listed, total } = await answer.json()
+    const found = new Map(listed.map(({ id, name }) => [String(id), name]))
     const chosen = new Map(
       [...runs.querySelectorAll('label')]
         .filter((row) => row.querySelector(':checked'))
@@ -36,6 +38,13 @@ export const createPicker = (picker, { text, insert }) => {
     runs.replaceChildren(
       ...[...new Map([...chosen, ...found])].map(([id, name]) => runRow(id, found.get(id) ?? name, chosen.has(id))),
     )
+    if (total > found.size)
+      runs.append(
+        Object.assign(document.createElement('small'), {
+          className: 'quiet',
+          textContent: `${count(total - found.size)} more: type a part of the name`,
+        }),
+      )
     if (focused) runs.querySelector(`[value="${focused}"]`)?.focus()
   })
   const { show: showPanels } = createPanelList(picker, {

@@ -93,7 +93,7 @@ export const createLabels = (article, api) => {
     view.hidden = false
     show(
       {},
-      'Another user has changed this in the meantime: their text is shown above. Save again to replace it with yours.',
+      'This was changed in the meantime, by another user or in another tab. Save again to replace that text with yours.',
     )
   }
 

@@ -242,7 +242,7 @@ export const createSelection = (list, refetch) => {
     const bytes = those.reduce((sum, box) => sum + Number(box.dataset.bytes), 0)
     const what = those.length === 1 ? those[0].getAttribute('aria-label')?.replace('Select ', '') : inWords(ids.length)
     dialog.querySelector('[data-confirm-text]').textContent =
-      `Delete ${what}, and ${size(bytes)} of checkpoints and artifacts permanently? This cannot be undone.`
+      `Delete ${what}, and ${size(bytes)} of files permanently? This cannot be undone.`
     dialog.showModal()
     return new Promise((resolve) => {
       dialog.querySelector('[data-yes]').onclick = () => {

@@ -24,6 +24,7 @@ from halfstep.cli.options import (
     note_text,
 )
 from halfstep.cli.output import print_result, warn
+from halfstep.number_formats import power_of_two
 from halfstep.number_formats import scale as scale_text
 
 if TYPE_CHECKING:
@@ -73,9 +74,18 @@ def continue_(run_id: RunId, as_json: AsJson = False) -> None:
     _act(lambda client: client.continue_run(run_id), as_json=as_json)
 
 
+def _read_scale(text: str) -> float:
+    try:
+        return power_of_two(text) or float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a number; allowed: 65536, 2^16") from None
+
+
 def scale(
     run_id: RunId,
-    loss_scale: Annotated[float, typer.Argument(metavar="SCALE", help="The new loss scale")],
+    loss_scale: Annotated[
+        float, typer.Argument(metavar="SCALE", help="The new loss scale", parser=_read_scale)
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Set the loss scale of a running fp16 run from its next step on."""

@@ -36,7 +36,7 @@ def test_a_note_on_runs_side_by_side(
     assert "<h2>Why</h2>" not in browser.get("/compare?runs=1").text
     late = browser.post("/notes", data=form | {"note": "mine"})
     assert late.status_code == 422
-    assert "Another user has changed this in the meantime" in late.text
+    assert "This was changed in the meantime" in late.text
     assert ">mine</textarea>" in late.text
     again = {**form, "note": "", "seen": form["note"]}
     assert browser.post("/notes", data=again).status_code == 303

@@ -33,6 +33,7 @@ def test_metrics_have_their_unit() -> None:
         ("digits", "digits", ""),
         ("averyveryverylongname", "ngname", "averyveryverylo"),
         ("learning_rate=0.001, steps=9", "=0.001, =9", "learning_ratesteps"),
+        ("run, steps=9, lr=0.001, seed=12", "=12", "run, steps=9, lr=0.001, seed"),
         ("", "", ""),
     ],
 )

@@ -340,7 +340,7 @@ def test_the_form_appends_panels_and_the_editor_keeps_what_was_typed(
     assert "typed\n\n```panel\nruns: 1\nmetrics: loss, scale" in added.text
     late = browser.post("/reports/1", data={"title": "Two", "text": "typed", "version": "1"})
     assert late.status_code == 422
-    assert "Another user has changed this" in late.text
+    assert "This was changed in the meantime" in late.text
     assert f'name="version" value="{version}"' in late.text
     assert ">\ntyped</textarea>" in late.text
     again = {"title": "Two", "text": "typed", "version": str(version)}

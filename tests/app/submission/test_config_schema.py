@@ -84,6 +84,17 @@ def test_a_setting_that_may_be_empty_is_switched_off_by_a_word(text: str | None)
     assert config == {"training": {"max_grad_norm": text, "steps": text}}
 
 
+def test_a_number_may_be_a_power_of_two() -> None:
+    """A text of that kind stays where the setting is one, and any other is a mistake."""
+    config = {"training": {"steps": "2^4"}, "scaler": {"init_scale": "2^-3"}}
+    whole = with_defaults(SCHEMA, config)
+    assert (whole["training"]["steps"], whole["scaler"]["init_scale"]) == (16, 0.125)
+    assert mistakes(SCHEMA, whole) == {}
+    for text in ("3^2", "2^x", "2^2000"):
+        changed = with_defaults(SCHEMA, {"scaler": {"init_scale": text}})
+        assert mistakes(SCHEMA, changed).keys() == {"scaler.init_scale"}
+
+
 def test_a_group_that_is_no_object_is_a_mistake() -> None:
     """A group that is no object is reported as a mistake, and does not raise."""
     assert "training" in mistakes(SCHEMA, with_defaults(SCHEMA, {"training": 3}))

@@ -31,7 +31,7 @@ FORM = {
     "training.tf32": "false",
     "modules.fp32": "a, b",
     "scaler.enabled": "true",
-    "scaler.init_scale": "65536",
+    "scaler.init_scale": "2^16",
     "kind": "grid",
     "runs": "",
     "at_once": "1",

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 from starlette.testclient import TestClient
 
 from app.live import run_updates
@@ -112,10 +113,14 @@ def test_controls_work_by_form_and_api(
     field = {"scale": "scale", "replays": "step"}[name]
     answer = browser.post(f"/runs/1/{name}", data={field: str(value)})
     assert (answer.status_code, answer.headers["location"]) == (303, "/runs/1")
-    assert browser.post(f"/api/v1/runs/1/{name}", json={field: str(value)}).json() == {"id": 2}
+    if name == "scale":
+        assert browser.post("/runs/1/scale", data={"scale": "2^x"}).status_code == 422
+        browser.post("/runs/1/scale", data={"scale": "2^10"})
+    assert browser.post(f"/api/v1/runs/1/{name}", json={field: str(value)}).status_code == 202
     with database.reading() as session:
-        assert session.get_one(ControlRequest, 2).kind == kind
-        assert session.get_one(ControlRequest, 2).value == value
+        requests = session.scalars(select(ControlRequest)).all()
+    assert {(request.kind, request.value) for request in requests} == {(kind, value)}
+    assert len(requests) == (3 if name == "scale" else 2)
 
 
 def test_an_impossible_request_is_rejected_with_a_reason(running: Run, browser: TestClient) -> None:

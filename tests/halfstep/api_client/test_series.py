@@ -115,7 +115,7 @@ def test_the_command_prints_nan_and_leaves_unknown_numbers_empty(
 
 def test_a_scale_is_requested(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
     """The request is made once for a running run."""
-    type_command("run", "scale", "1", "4096")
+    type_command("run", "scale", "1", "2^12")
     assert "2^12" in capsys.readouterr().out
     statuses: list[dict[str, Any]] = client.run(1)["statuses"]
     assert "requested a loss scale of 2^12" in statuses[-1]["reason"]
