@@ -192,11 +192,19 @@ def test_more_is_kept_if_ends_of_runs_are_unknown(database: Database, ada: User)
         assert find_kept(0) == [0]
         assert find_kept(1e9) == [0]
         assert find_kept(0) == [0, 1]
+        for waited, kept in ((150.0, [0, 1]), (250.0, [0, 1, 2]), (350.0, [0, 1, 2])):
+            since = session.scalar(select(now() - waited))
+            wide.reservation, wide.first_since = wide.reservation | {"since": since}, since
+            assert find_kept(100.0) == kept
+        wide.reservation = wide.reservation | {"worker_ids": [up[0].id, up[1].id]}
         away = update(Worker).where(Worker.id.in_([up[0].id, up[1].id]))
         session.execute(away.values(seen_at=0.0))
         assert find_kept(1e9) == [0, 1]  # of which the claiming one is up
         session.execute(update(Worker).where(Worker.id == up[1].id).values(seen_at=now()))
         assert claim(session, up[1], reserve_after_seconds=1e9) is None
+        wide.reservation = wide.reservation | {"worker_ids": [up[1].id, up[2].id]}
+        session.execute(update(Worker).where(Worker.id != up[0].id).values(seen_at=0.0))
+        assert find_kept(0) == [0]
 
 
 def test_a_run_that_ends_before_the_gang_can_start_goes_first(

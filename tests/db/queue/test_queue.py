@@ -396,6 +396,21 @@ def test_a_run_killed_on_request_says_so(database: Database, running: Run, ada: 
     assert (last.status, last.reason, last.failure_kind) == ("cancelled", "killed by ada", None)
 
 
+def test_a_run_that_cannot_be_claimed_fails_and_its_pages_show_it(
+    database: Database, running: Run, ada: User
+) -> None:
+    """Its revision, by which pages see changes, rises; one that has started stays."""
+    with database.writing() as session:
+        waiting = submit(session, ada)
+        before = waiting.revision
+        for run in (waiting, running):
+            queue.fail_unclaimable(session, run.id, "steps: -1")
+        session.refresh(waiting)
+        assert (waiting.status, waiting.error) == (Status.FAILED, "steps: -1")
+        assert waiting.revision > before
+        assert runs.get(session, running.id).status == Status.RUNNING
+
+
 @pytest.mark.parametrize("act", [run_control.cancel, run_control.pause], ids=lambda f: f.__name__)
 def test_a_run_that_finishes_in_spite_of_a_request_does_not_mention_it(
     database: Database, running: Run, ada: User, act: Any

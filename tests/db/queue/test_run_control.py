@@ -109,6 +109,7 @@ def test_an_ended_run_cannot_be_controlled(
     ("changes", "message"),
     [
         ({"precision": "fp32"}, "in fp32, which has no loss scale"),
+        ({"precision": "bf16"}, "in bf16, which has no loss scale"),
         ({"scaler": {"enabled": False}}, "scaler.enabled false: it has no loss scale"),
     ],
 )
@@ -118,7 +119,7 @@ def test_a_run_without_a_loss_scale_rejects_one(
     """The request would have no effect."""
     with database.writing() as session:
         submit(session, ada, config=config() | changes)
-        run = claim(session, worker)
+        run = claim(session, worker, precisions=["fp32", "fp16", "bf16"])
         assert run is not None
     with pytest.raises(Conflict, match=message), database.writing() as session:
         run_control.request_scale(session, run.id, ada, 512.0)
@@ -128,6 +129,7 @@ def test_a_scale_set_by_hand_is_in_the_history(database: Database, running: Run,
     """The history has the user and the value."""
     with database.writing() as session:
         run_control.request_scale(session, running.id, ada, 512.0)
+        assert run_control.replaying_steps(session, running.id) == set()
         last = runs.statuses(session, running.id)[-1]
     asked = "ada requested a loss scale of 2^9 from the next step on"
     assert (last.status, last.reason) == ("running", asked)
