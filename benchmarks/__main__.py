@@ -55,7 +55,7 @@ OTHERS = ("loop_hold", "gpu_performance", "gpu_launches")
 
 
 def main() -> None:
-    """Run all benchmarks; a failed one has a line that says so."""
+    """Run all benchmarks; a failed one gets a line that says so."""
     with tempfile.NamedTemporaryFile("r", prefix="halfstep-bench-") as lines:
         for claim in (*OTHERS, *CLAIMS):
             arguments = sys.argv[1:] if claim in CLAIMS else []

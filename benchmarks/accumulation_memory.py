@@ -31,7 +31,7 @@ ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
 class Deep(Recipe):
-    """Narrow layers on large batches of random numbers."""
+    """A network of narrow layers for large batches of random numbers."""
 
     name: ClassVar = "deep"
     title: ClassVar = "Deep"
@@ -49,12 +49,12 @@ class Deep(Recipe):
         return torch.randn(len(indices), WIDTH, generator=generator)
 
     def training_step(self, batch: Tensor) -> Iterator[Loss]:
-        """Yield the mean square of what comes out."""
+        """Yield the mean square of the outputs."""
         yield Loss(self.modules["model"](batch).square().mean(), "adam")
 
 
 def largest(accumulation_steps: int) -> float:
-    """Train for three steps, and return the memory used in MiB."""
+    """Train for three steps; return the memory used in MiB."""
     values = {
         "training": {"steps": 3, "accumulation_steps": accumulation_steps},
         "evaluation": {"every_steps": None},
@@ -74,7 +74,7 @@ def largest(accumulation_steps: int) -> float:
 
 
 def alone(accumulation_steps: int) -> float:
-    """Measure it in a process of its own."""
+    """Measure the memory in its own process."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         return process.submit(largest, accumulation_steps).result()
 

@@ -35,7 +35,7 @@ def _layers(width: int) -> list[nn.Module]:
 
 
 def convolutions() -> tuple[nn.Module, Tensor]:
-    """Return convolutions with batch norm, and images."""
+    """Return a convolutional network with batch norm, and images."""
     layers: list[nn.Module] = []
     for channels in (3, 16, 16):
         layers += [nn.Conv2d(channels, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()]
@@ -72,7 +72,7 @@ def step_of(model: str, dtype: torch.dtype, device: torch.device) -> Step:
 
 
 def measure(case: tuple[str, str, str]) -> tuple[float, float, float]:
-    """Return milliseconds of a bare and an armed step, and MiB that armed ones need more."""
+    """Return milliseconds of a bare and an armed step, and the extra MiB of armed steps."""
     model, precision, device_name = case
     device = torch.device(device_name)
     torch.set_num_threads(1)
@@ -89,7 +89,7 @@ def measure(case: tuple[str, str, str]) -> tuple[float, float, float]:
 
 
 def _time(step: Step, device: torch.device) -> float:
-    """Return milliseconds a step: of a CPU its own time, which other processes do not change."""
+    """Return milliseconds per step; on a CPU in CPU time, which other processes do not change."""
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     begun = clock()
     for _ in range(STEPS):

@@ -28,7 +28,7 @@ PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 
 @cache
 def needed(package: str) -> frozenset[str]:
-    """Return what a package requires, each with its extras: psycopg[binary]."""
+    """Return a package's requirements, each with extras: psycopg[binary]."""
     name, _, extras = package.rstrip("]").partition("[")
     environments = [{"extra": extra} for extra in extras.split(",")]
     return frozenset(
@@ -54,7 +54,7 @@ def mib(names: Collection[str]) -> float:
 
 
 def cpu_seconds(*command: str) -> tuple[float, str]:
-    """Return the CPU seconds that a process takes, and what it prints."""
+    """Return the CPU seconds and the output of a process."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     output = subprocess.check_output(command, text=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -71,7 +71,7 @@ def install(names: Collection[str]) -> float:
 
 
 def load(code: str) -> tuple[float, set[str]]:
-    """Return the seconds that an import takes beyond Python's start, and the loaded modules."""
+    """Return the seconds of an import after Python's start, and the loaded modules."""
     codes = ("import sys", f"import sys; {code}; print(*sys.modules)")
     (start, _), (seconds, modules) = (
         min(cpu_seconds(sys.executable, "-c", each) for _ in range(ROUNDS)) for each in codes
@@ -80,7 +80,7 @@ def load(code: str) -> tuple[float, set[str]]:
 
 
 def main() -> None:
-    """Measure each dependency, the largest first."""
+    """Measure each dependency, and print the largest first."""
     everywhere = packages_distributions().items()
     modules = {str(canonicalize_name(name)): top for top, names in everywhere for name in names}
     rows, measured, passed = [], [], True

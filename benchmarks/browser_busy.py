@@ -9,7 +9,7 @@ BAR = 0.15
 
 
 def main() -> None:
-    """Follow the run, while Chromium itself counts the time of its tasks."""
+    """Follow the run, while Chromium measures the time of its tasks."""
     with serving(STEPS) as site, site.feeding(STEPS_A_SECOND):
         followed = follow(site, SECONDS)
     frames = len(followed.frames) / SECONDS

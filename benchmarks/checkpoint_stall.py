@@ -46,7 +46,7 @@ SAMPLE_SECONDS = 0.005
 
 
 class Wide(Recipe):
-    """Square layers of one size on random numbers; they record the time of each forward pass."""
+    """A recipe with square layers of one size and random numbers, which records forward times."""
 
     name: ClassVar = "wide"
     title: ClassVar = "Wide"
@@ -67,7 +67,7 @@ class Wide(Recipe):
         return self.inputs[indices]
 
     def training_step(self, batch: Tensor) -> Iterator[Loss]:
-        """Yield the mean square of what comes out."""
+        """Yield the mean square of the outputs."""
         self.forwards.append(time.perf_counter())
         yield Loss(self.modules["model"](batch).square().mean(), "adam")
 
@@ -86,7 +86,7 @@ class Told:
 
 
 class Peak(threading.Thread):
-    """The largest resident set, in bytes, while this context is open."""
+    """The peak resident set in bytes, sampled while this context is open."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -101,14 +101,14 @@ class Peak(threading.Thread):
         self.join()
 
     def run(self) -> None:
-        """Sample until it is closed."""
+        """Sample until the context is closed."""
         process = psutil.Process()
         while not self._over.wait(SAMPLE_SECONDS):
             self.size_bytes = max(self.size_bytes, process.memory_info().rss)
 
 
 def loop(width: int, steps: int, folder: Path | None) -> Told:
-    """Train for some steps, and save to the folder if one is given."""
+    """Train for some steps, with saves to the folder if one is given."""
     boundaries: list[float] = []
     saves: list[tuple[float, Checkpoint]] = []
     Wide.width, Wide.forwards = width, []
@@ -143,13 +143,13 @@ def loop(width: int, steps: int, folder: Path | None) -> Told:
 
 
 def alone(width: int, steps: int, folder: Path | None) -> Told:
-    """Run a loop in a new process, whose memory held nothing before."""
+    """Run a loop in a new process without earlier memory."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         return process.submit(loop, width, steps, folder).result()
 
 
 def in_line(path: Path, folder: Path) -> float:
-    """Return seconds of saving a checkpoint's state and hashing the file, the median of three."""
+    """Return seconds to save and hash a checkpoint's state, the median of three."""
     state = checkpoint.load(path, is_checked=True)
     seconds = []
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Twenty runs of 1,000,000 steps side by side: until the last curve's data have been answered.
+"""Comparison of twenty runs of 1,000,000 steps: time until the last curve's data arrive.
 
 The requests are the page's own: five runs per answer, three answers at once, as many points of the
 loss as it draws for twenty runs, and the figures of the table. The comparison is the time for which
@@ -26,7 +26,7 @@ BAR_SECONDS = 1.0
 
 
 def main() -> None:
-    """Send the page's requests several times."""
+    """Send the page's requests repeatedly."""
     with (
         tempfile.TemporaryDirectory(prefix="halfstep-bench-") as folder,
         serving_from(synthetic.many_runs(RUNS, STEPS), folder, STEPS) as site,
@@ -55,7 +55,9 @@ def main() -> None:
 
 
 def request_curves(client: httpx2.Client) -> tuple[float, int, int]:
-    """Return the seconds until all has come, the fewest points of a curve, and the bytes."""
+    """Return the seconds until all data have arrived, the fewest points of a curve, and the
+    bytes.
+    """
     ids = [str(number) for number in range(1, RUNS + 1)]
     chunks = [",".join(ids[i : i + CHUNK]) for i in range(0, RUNS, CHUNK)]
 
@@ -81,7 +83,7 @@ def request_curves(client: httpx2.Client) -> tuple[float, int, int]:
 
 
 def tensorboard_seconds(folder: Path) -> float:
-    """Return how long TensorBoard would take to read and to sample the loss of one such run."""
+    """Return TensorBoard's time to read and sample the loss of one such run."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary

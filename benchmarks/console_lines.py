@@ -62,12 +62,12 @@ print(printing, time.perf_counter() - begun, file=sys.stderr)
 
 
 def line(number: int) -> str:
-    """Return the line that the script prints for a number."""
+    """Return the script's line for a number."""
     return f"step {number}: loss {1 / (number + 1):.6f}, {number * 64:,} samples"
 
 
 class Turn:
-    """One run of the script, which lasts until its sidecar has ended."""
+    """One run of the script, until its sidecar has ended."""
 
     def __init__(self, kind: str, folder: Path) -> None:
         self.script: list[float] = []  # MiB, as all samples
@@ -126,7 +126,7 @@ def _read_logged(folder: Path) -> Iterator[str]:
 
 
 def _equal_lines(lines: Iterator[str]) -> int:
-    """Return how many lines are as printed, in order."""
+    """Return how many lines are in order and as printed."""
     numbers = count()
     expected = next(numbers)
     for each in lines:
@@ -136,7 +136,7 @@ def _equal_lines(lines: Iterator[str]) -> int:
 
 
 def _drift(samples: list[float]) -> tuple[float, float, float]:
-    """Return the mean of the second tenth of the samples, that of the last, and their ratio."""
+    """Return the means of the second and the last tenth of the samples, and their ratio."""
     tenth = max(len(samples) // 10, 1)
     first = statistics.mean(samples[tenth : 2 * tenth] or samples)
     last = statistics.mean([each for each in samples[-tenth:] if each] or samples)
@@ -144,7 +144,7 @@ def _drift(samples: list[float]) -> tuple[float, float, float]:
 
 
 def line_seconds(kind: str) -> tuple[float, float]:
-    """Return the mean seconds of a step's line, and those of a whole step."""
+    """Return the mean seconds of a step's line, and of a whole step."""
     with (
         tempfile.TemporaryDirectory(prefix="halfstep-bench-") as folder,
         tempfile.TemporaryFile() as printed,

@@ -27,7 +27,7 @@ BAR_SECONDS = 1.0
 
 
 class Turns(Event):
-    """Signal to stop that never comes, and keeps the length of each turn."""
+    """A stop signal that is never set, and records the length of each turn."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Turns(Event):
 
 
 def record_as_rows(database: Database, run_id: int, steps: int) -> None:
-    """Store a run as an earlier version did: a row a step, and summaries of all sizes."""
+    """Store a run as an earlier version did: a row per step, and summaries of all sizes."""
     rng = np.random.default_rng(0)
     for first in range(0, steps, PART):
         numbers = np.arange(first, min(first + PART, steps))
@@ -53,7 +53,7 @@ def record_as_rows(database: Database, run_id: int, steps: int) -> None:
 
 
 def convert(database: Database, steps: int) -> tuple[float, float, float, float]:
-    """Return seconds, the longest turn, and bytes a step before and after."""
+    """Return seconds, the longest turn, and bytes per step before and after."""
     run_id = synthetic.start_run(database)
     record_as_rows(database, run_id, steps)
     before, turns, started = _bytes(database), Turns(), time.perf_counter()

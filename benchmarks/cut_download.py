@@ -25,7 +25,7 @@ from tests.spool_made import checkpoint_of
 CUTS = 5
 PIECE_BYTES = 2**20
 BAR = 1.01  # of the file's size, sent in all
-PARTIAL_FILE = 18  # curl's word for a connection that ended too early
+PARTIAL_FILE = 18  # curl's exit code for a connection that ended too early
 
 
 class CuttingProxy(threading.Thread):
@@ -40,7 +40,7 @@ class CuttingProxy(threading.Thread):
         self.cuts = self.sent_bytes = 0
 
     def run(self) -> None:
-        """Serve one connection at a time, because curl opens only one."""
+        """Serve one connection at a time, as curl opens only one."""
         while True:
             client, _ = self._listener.accept()
             with client, socket.create_connection(self._target) as server:
@@ -66,7 +66,7 @@ def _pass_on(source: socket.socket, target: socket.socket) -> None:
 
 
 def publish(site: Site, size_bytes: int) -> str:
-    """Save a checkpoint of random bytes to run 1; return its SHA-256."""
+    """Save a checkpoint of random bytes for run 1; return its SHA-256."""
     path = site.settings.run_folder(1) / "checkpoints" / "step-00000001.pt"
     path.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()

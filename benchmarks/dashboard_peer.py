@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def mlflow(folder, runs):
-    """Write into a SQLite database, by the store's own batches."""
+    """Write runs into a SQLite database, by MLflow's store in batches."""
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Param
@@ -33,7 +33,7 @@ def mlflow(folder, runs):
 
 
 def aim(folder, runs):
-    """Write into a repository."""
+    """Write runs into an Aim repository."""
     from aim import Run
 
     for row in runs:
@@ -48,7 +48,7 @@ def aim(folder, runs):
 
 
 def tensorboard(folder, runs):
-    """Write event files, with what its table of hyperparameters reads."""
+    """Write event files, with the data of TensorBoard's table of hyperparameters."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboard.plugins.hparams import metadata, plugin_data_pb2
@@ -78,7 +78,7 @@ def tensorboard(folder, runs):
 
 
 def main():
-    """Write all of them."""
+    """Write all runs with the chosen tool."""
     name, folder = sys.argv[1], Path(sys.argv[2])
     runs = json.loads((folder.parent / "runs.json").read_text())
     write = {each.__name__: each for each in (mlflow, aim, tensorboard)}[name]

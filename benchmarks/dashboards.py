@@ -46,14 +46,14 @@ BAR = 0.25
 PATIENCE_SECONDS = 300
 CELLS = ("list", "filter", "sort", "run", "comparison")
 
-#: By cell, the function that makes its requests once.
+#: A function for each cell that makes its requests once.
 Requests = Mapping[str, Callable[[httpx2.Client], list[httpx2.Response]]]
 #: A running tool: the client of its server, and its requests.
 Tool: TypeAlias = tuple[httpx2.Client, Requests]
 
 
 class Synthetic:
-    """A recipe with the settings that all recipes have."""
+    """A recipe with the common settings only."""
 
     name: ClassVar[str] = "synthetic"
     Config: ClassVar[type[RecipeConfig]] = RecipeConfig
@@ -61,7 +61,7 @@ class Synthetic:
 
 
 def make_runs(count: int, steps: int) -> list[dict[str, Any]]:
-    """Return the data of every tool: the same each time."""
+    """Return the same data for every tool."""
     rng = np.random.default_rng(0)
     falling = 2 * np.exp(-np.arange(steps) / steps * 3)
     return [
@@ -82,7 +82,7 @@ def make_runs(count: int, steps: int) -> list[dict[str, Any]]:
 
 
 def fill(database: Database, made_runs: list[dict[str, Any]]) -> None:
-    """Record the runs as their supervisors would."""
+    """Record the runs as supervisors do."""
     whole = config_model(Synthetic)(recipe=RecipeConfig()).model_dump(mode="json")
     with database.writing() as session:
         owner = accounts.user_named(session, "bench").id
@@ -311,7 +311,7 @@ def serving(python: Path, command: Callable[[str, str], list[str]], folder: Path
 
 
 def says(asked: Callable[[httpx2.Client], list[httpx2.Response]], client: httpx2.Client) -> bool:
-    """Return whether a server answers."""
+    """Return whether a server responds."""
     try:
         return all(answer.status_code == 200 for answer in asked(client))
     except httpx2.TransportError:
@@ -331,7 +331,7 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 
 def time_tools(tools: Mapping[str, Tool]) -> dict[str, dict[str, float]]:
-    """Return the median of the seconds of each cell of each tool, after a first round."""
+    """Return the median seconds of each request of each tool, after a first round."""
     found: dict[str, dict[str, list[float]]] = {
         name: {cell: [] for cell in requests} for name, (_client, requests) in tools.items()
     }
@@ -348,7 +348,7 @@ def time_tools(tools: Mapping[str, Tool]) -> dict[str, dict[str, float]]:
 def seconds_of(
     client: httpx2.Client, ask: Callable[[httpx2.Client], list[httpx2.Response]]
 ) -> float:
-    """Return the time of one request."""
+    """Return the time of a request."""
     started = time.perf_counter()
     answers = ask(client)
     seconds = time.perf_counter() - started
@@ -367,7 +367,7 @@ def options() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Serve the runs with all tools, and measure the tools in turns."""
+    """Serve the runs with all tools, and measure these in turns."""
     sizes = options()
     made_runs = make_runs(sizes.runs, sizes.steps)
     with tempfile.TemporaryDirectory(prefix="halfstep-bench-") as folder, ExitStack() as stack:

@@ -40,7 +40,7 @@ CPU = torch.device("cpu")
 
 
 class Pictures(Dataset[tuple[Tensor, int]]):
-    """JPEG files that are decoded, cropped and mirrored, each with a number as its label."""
+    """A dataset of JPEG files, decoded, cropped and mirrored, with a number as label."""
 
     folder: ClassVar[Path]
 
@@ -57,7 +57,7 @@ class Pictures(Dataset[tuple[Tensor, int]]):
 
 
 class Numbers(Dataset[tuple[Tensor, int]]):
-    """A dataset so large that only the order of its examples costs time."""
+    """A dataset so large that only the order of its examples takes time."""
 
     def __len__(self) -> int:
         return EXAMPLES
@@ -67,12 +67,12 @@ class Numbers(Dataset[tuple[Tensor, int]]):
 
 
 def network() -> nn.Module:
-    """Return a network so small that both loops wait for the data."""
+    """Return a network so small that both loops wait for data."""
     return nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.LazyLinear(10))
 
 
 class Labelled(Recipe):
-    """The network on those files, which records the time of each forward pass."""
+    """The network on the JPEG files, which records the time of each forward pass."""
 
     name: ClassVar = "labelled"
     title: ClassVar = "Labelled"
@@ -97,7 +97,7 @@ class Labelled(Recipe):
 
 
 class Small(Labelled):
-    """The same network on the ten million examples."""
+    """The same small network with the ten million examples."""
 
     data: ClassVar[type[Dataset[Any]]] = Numbers
     size: ClassVar[int] = 8
@@ -157,7 +157,7 @@ def _rate(forwards: list[float]) -> float:
 
 
 def seconds_to_first_batch(folder: Path) -> float:
-    """Resume within the ten million examples, and return the seconds to the first forward pass."""
+    """Resume within the ten million examples; return the seconds to the first forward pass."""
     ours(Small, 1, folder)
     path = folder / "step-00000001.pt"
     state = torch.load(path, weights_only=True)
@@ -169,7 +169,7 @@ def seconds_to_first_batch(folder: Path) -> float:
 
 
 def draw(folder: Path) -> None:
-    """Write the files: smooth colours with some noise, as photographs have."""
+    """Write JPEG files of smooth colours with noise, similar to photographs."""
     random = np.random.default_rng(0)
     for index in range(FILES):
         coarse = Image.fromarray(random.integers(0, 256, (12, 12, 3), dtype=np.uint8))

@@ -1,4 +1,4 @@
-"""Databases to measure on: durable ones, unlike those of the tests."""
+"""Durable databases to measure, unlike those of the tests."""
 
 import os
 import pwd
@@ -14,7 +14,7 @@ from db.database import Database
 
 @contextmanager
 def sqlite() -> Iterator[Database]:
-    """Give a fresh SQLite database, as the product sets it up (WAL, synchronous FULL)."""
+    """Yield a fresh SQLite database, as the product sets it up (WAL, synchronous FULL)."""
     with tempfile.TemporaryDirectory(prefix="halfstep-bench-") as folder:
         database = Database(f"sqlite:///{folder}/halfstep.db")
         database.migrate()
@@ -24,13 +24,13 @@ def sqlite() -> Iterator[Database]:
 
 @contextmanager
 def postgresql(connections: int = 100) -> Iterator[Database]:
-    """Give a fresh database on a PostgreSQL server of our own, with its default settings.
+    """Yield a fresh database of a private PostgreSQL server with default settings.
 
     connections: the number of connections that it allows.
     """
     binaries = max(Path("/usr/lib/postgresql").glob("*/bin"))
     folder = Path(tempfile.mkdtemp(prefix="halfstep-bench-"))
-    # PostgreSQL will not run as root; Debian's package brings a user for it.
+    # PostgreSQL does not run as root; Debian's package adds a user for it.
     user = "postgres" if os.geteuid() == 0 else None
     if user:
         os.chown(folder, pwd.getpwnam(user).pw_uid, -1)

@@ -48,7 +48,7 @@ TOOLS = (MESSAGES, ANOMALY, DEBUG, WANDB)
 PEERS = {DEBUG: "transformers", WANDB: "wandb"}
 
 
-# ---- What others' output names ------------------------------------------------------------------
+# ---- Causes named by other tools -----------------------------------------------------------------
 
 
 def named_by_messages(text: str) -> set[str]:
@@ -177,13 +177,13 @@ def wandb_watch(loop: Loop) -> set[str]:
 
 
 def _chart(shown: dict[str, Any], name: str) -> Any:
-    """Return a parameter's histogram: later graphs of a process have a number in their names."""
+    """Return a parameter's histogram; a process's later graphs have numbers in their names."""
     pattern = re.compile(rf"gradients/(graph_\d+)?{re.escape(name)}")
     return next((shown[key] for key in shown if pattern.fullmatch(key)), None)
 
 
 def _range(histogram: Any) -> list[float] | None:
-    """Return from where to where a histogram of wandb's reaches; None: there is none."""
+    """Return the range of a wandb histogram, or None if there is no histogram."""
     if histogram is None:
         return None
     drawn = dict(histogram)
@@ -201,7 +201,7 @@ RUNS: dict[str, Callable[[Loop], set[str]]] = {
 
 
 def named(tool: str, loops: list[Loop]) -> dict[str, list[str]]:
-    """Return the causes that a tool names, by loop. An error of the tool names nothing."""
+    """Return a tool's named causes by loop; an error of the tool names nothing."""
     found: dict[str, list[str]] = {}
     for loop in loops:
         with contextlib.redirect_stderr(io.StringIO()):
@@ -214,7 +214,7 @@ def named(tool: str, loops: list[Loop]) -> dict[str, list[str]]:
 
 
 def peers(loops: list[Loop], part: str) -> dict[str, dict[str, list[str]]]:
-    """Return what the other tools name, of those that are installed in .venv-frameworks."""
+    """Return the causes that other tools name, if they are installed in .venv-frameworks."""
     if not FRAMEWORKS.exists():
         return {}
     with tempfile.TemporaryDirectory() as folder:
@@ -254,13 +254,13 @@ def ours(loop: Loop, row: Row) -> None:
 
 
 def read_off(row: Row, tool: str, loop: Loop, causes: list[str]) -> None:
-    """Count whether a tool's output names a loop's cause; for a healthy one, any cause."""
+    """Count whether a tool's output names a loop's cause, or any cause of a healthy one."""
     is_right = not causes if loop.is_healthy else bool({loop.cause, *loop.accepts} & {*causes})
     row.read[tool] += is_right
 
 
 def lines(rows: dict[str, Row], tools: dict[str, dict[str, list[str]]]) -> Iterator[list[Any]]:
-    """Yield the table's lines: causes, all of them together, and the healthy loops."""
+    """Yield the table's rows: causes, their total, and the healthy loops."""
     whole = Row()
     for cause in CAUSES:
         for name in ("loops", "harmful", "contradictory", "different", "readable"):

@@ -1,4 +1,4 @@
-"""Bytes that a step takes on disk: its share of blocks, flagged rows and the pyramid.
+"""Disk space per step: its share of blocks, flagged rows and the pyramid.
 
 Scaler events are separate rows of some 40 bytes each. They have their own column, because their
 number depends on the scaler. Here every 500th step is skipped, which makes three of them.
@@ -25,7 +25,7 @@ STEPS = ("steps", "ix_steps_%", "%step_blocks%")
 
 
 def main() -> None:
-    """Record runs of some lengths and measure the files."""
+    """Record runs of several lengths, and measure the files."""
     rows = []
     for opened in (databases.sqlite, databases.postgresql):
         for steps in (100_000, 1_000_000):
@@ -50,14 +50,14 @@ def main() -> None:
 
 
 def vacuum(database: Database) -> None:
-    """Give the space of deleted rows to later ones, as autovacuum does."""
+    """Free the space of deleted rows, as autovacuum does."""
     if database.engine.dialect.name == "postgresql":
         with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as direct:
             direct.execute(text("VACUUM"))
 
 
 def bytes_of(database: Database, *names: str) -> int:
-    """Return the bytes of tables, and on SQLite of indexes, by the patterns of their names."""
+    """Return the bytes of tables, and of SQLite's indexes, by name patterns."""
     with database.reading() as session:
         query = text(SIZES[database.engine.dialect.name])
         return sum(int(session.execute(query, {"table": name}).scalar_one()) for name in names)

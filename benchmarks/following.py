@@ -1,4 +1,4 @@
-"""A page in Chromium that follows run 1 of a site, and the times of its drawings."""
+"""A page in Chromium that follows run 1 of a site, with the times of its drawings."""
 
 import json
 import time
@@ -42,7 +42,7 @@ OBSERVE = """() => {
 
 @dataclass(frozen=True)
 class Frame:
-    """The page's state from a time on, which is in milliseconds since the epoch."""
+    """The page's state from a time on, in milliseconds since the epoch."""
 
     moment: float
     tile: int
@@ -50,7 +50,7 @@ class Frame:
 
     @property
     def spread(self) -> int:
-        """Return the steps between the parts of the page."""
+        """Return the difference in steps between the parts of the page."""
         return max(self.tile, *self.panels) - min(self.tile, *self.panels)
 
 
@@ -71,7 +71,7 @@ class Followed:
 
 
 def follow(site: Site, seconds: float, *, throttling: float = 1) -> Followed:
-    """Open the page, let it settle, and watch it.
+    """Open the page, wait until it settles, and follow it.
 
     throttling: the factor by which the page's processor is slower than this machine's.
     """

@@ -1,9 +1,9 @@
-"""A queue of runs of all sizes, through the real claim on PostgreSQL, with a clock of our own.
+"""A queue of runs of all sizes: the real claim on PostgreSQL, with a simulated clock.
 
     python -m benchmarks.gangs [--runs 300] [--workers 32] [--patience 300] [--known]
 
-The product's default is compared with two orders in plain Python on the same trace, which know
-each run's length: FIFO, in which no run overtakes, and EASY, in which the first that waits has a
+The product's default is compared with two orders in plain Python on the same trace, which know each
+run's length: FIFO, in which no run overtakes, and EASY, in which the first that waits has a
 reservation and shorter runs are filled in. Long: --runs 5000 --workers 200 --known.
 """
 
@@ -32,7 +32,7 @@ from halfstep.telemetry.plain_json import JsonObject
 
 DEVICES = 8
 BAR_MS = 10.0
-#: nodes, devices of each, and how common it is.
+#: Nodes, devices of each node, and relative frequency.
 SIZES = (
     (1, 1, 40),
     (1, 2, 15),
@@ -52,7 +52,7 @@ ASKING = 8
 
 @dataclass(frozen=True)
 class Job:
-    """A run of the trace, with its arrival in seconds from the trace's start and its duration."""
+    """A run of the trace, with its arrival in seconds from the start and its duration."""
 
     number: int
     comes: float
@@ -62,7 +62,7 @@ class Job:
 
     @property
     def area(self) -> float:
-        """Device-seconds."""
+        """Return the device-seconds."""
         return self.nodes * self.devices * self.seconds
 
 
@@ -74,7 +74,7 @@ class Outcome:
     claims: list[float] = field(default_factory=list)
 
     def row(self, name: str, trace: list[Job], devices: int) -> tuple[Any, ...]:
-        """Summarize the utilisation until the last run's arrival, and the waits in minutes."""
+        """Return the utilization until the last arrival, and the waits in minutes, as a row."""
         last = max(job.comes for job in trace)
         used = sum(
             max(min(self.starts[job.number] + job.seconds, last) - self.starts[job.number], 0.0)
@@ -95,7 +95,7 @@ class Outcome:
 
 
 def made(count: int, worker_count: int) -> list[Job]:
-    """Return a trace: lengths are log-normal, arrivals a little more than the workers can do."""
+    """Return a trace of log-normal lengths, with arrivals slightly above the workers' capacity."""
     chance = random.Random(0)
     shapes = [(n, d) for n, d, _weight in SIZES if n <= worker_count // 2]
     weights = [weight for n, _d, weight in SIZES if n <= worker_count // 2]
@@ -111,32 +111,32 @@ def made(count: int, worker_count: int) -> list[Job]:
 
 
 class Cluster:
-    """Workers in plain Python for the two orders that the product is compared with."""
+    """Workers in plain Python, for the two orders that the product is compared with."""
 
     def __init__(self, count: int) -> None:
         self.free = [DEVICES] * count
         self.ends: list[tuple[float, int, list[int], int]] = []
 
     def fits(self, job: Job) -> list[int] | None:
-        """Return the workers with the least room that is enough."""
+        """Return the workers with the least sufficient room."""
         roomy = sorted((free, w) for w, free in enumerate(self.free) if free >= job.devices)
         return [w for _free, w in roomy[: job.nodes]] if len(roomy) >= job.nodes else None
 
     def start(self, job: Job, where: list[int], moment: float) -> None:
-        """Take the devices."""
+        """Take the run's devices."""
         for worker in where:
             self.free[worker] -= job.devices
         heapq.heappush(self.ends, (moment + job.seconds, job.number, where, job.devices))
 
     def end_next(self) -> float:
-        """Free the devices of the run that ends next, and return when."""
+        """Free the devices of the run that ends next; return the time."""
         moment, _number, where, devices = heapq.heappop(self.ends)
         for worker in where:
             self.free[worker] += devices
         return moment
 
     def ready(self, job: Job) -> tuple[float, list[int]]:
-        """Return when and where a run can start at the soonest, if nothing else does."""
+        """Return when and where a run can start at the earliest, if nothing else starts."""
         free = list(self.free)
         roomy = {w for w, each in enumerate(free) if each >= job.devices}
         for moment, _number, where, devices in sorted(self.ends):
@@ -173,7 +173,7 @@ def plain(trace: list[Job], worker_count: int, *, fills_in: bool) -> Outcome:
 
 
 def _fill_in(cluster: Cluster, waiting: list[Job], outcome: Outcome, moment: float) -> None:
-    """Start what ends before the first that waits can start, or is on no worker of its."""
+    """Start runs that end before the first queued run can start, or do not use its workers."""
     first = waiting[0]
     until, kept = cluster.ready(first)
     too_large: set[tuple[int, int]] = set()
@@ -219,7 +219,7 @@ def clock(database: Database) -> Iterator[Any]:
 
 
 class Site:
-    """The product: its database, its workers, and its claims."""
+    """The product's database, workers and claims."""
 
     def __init__(
         self, database: Database, worker_count: int, patience: float, *, knows: bool
@@ -264,7 +264,7 @@ class Site:
         self.jobs[run.id] = job
 
     def end(self, run_id: int) -> list[int]:
-        """Finish a run, free its devices, and return on which workers."""
+        """Finish a run and free its devices; return its workers."""
         with self.database.writing() as session:
             attempt = runs.get(session, run_id).attempt
             queue.end(session, run_id, attempt, Status.FINISHED)
@@ -274,7 +274,7 @@ class Site:
         return where
 
     def ask(self, worker_id: int, outcome: Outcome) -> int | None:
-        """Let a worker claim; return the run that it took."""
+        """Let a worker claim; return its run."""
         started = time.perf_counter()
         with self.database.writing() as session:
             run = queue_claims.claim(
@@ -304,9 +304,9 @@ class Site:
 def product(
     database: Database, trace: list[Job], worker_count: int, patience: float, *, knows: bool
 ) -> Outcome:
-    """Run the trace through the real claim: at each event, workers with free devices claim.
+    """Run the trace with the real claim: at each event, workers with free devices claim.
 
-    knows: whether each run has an idea of how long it takes.
+    knows: whether each run has an estimated duration.
     """
     outcome, chance = Outcome(), random.Random(1)
     with clock(database) as put:

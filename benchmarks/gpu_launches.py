@@ -30,7 +30,7 @@ WAITS = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize
 
 
 def main() -> None:
-    """Print the table, in which a loop that fails has a row with its error."""
+    """Print the table, where a failing loop has a row with its error."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="sizes for a processor")
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def count_launches(step: Step, device: torch.device) -> Counter[str]:
-    """Return how many kernels, copies, fills and waits some steps have; on a CPU its operators."""
+    """Return the kernels, copies, fills and waits of some steps, or a CPU's operators."""
     is_cpu = device.type == "cpu"
     categories = ON_CPU if is_cpu else ON_CUDA
     activities = [ProfilerActivity.CPU, *([] if is_cpu else [ProfilerActivity.CUDA])]

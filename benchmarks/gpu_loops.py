@@ -53,7 +53,9 @@ class Size:
 
     @property
     def flops(self) -> int:
-        """Operations of a step: three products a layer, but no gradient of the inputs."""
+        """Return a step's operations: three products per layer, without a gradient of the
+        inputs.
+        """
         return 2 * self.batch * self.width**2 * (3 * self.layers - 1)
 
 
@@ -70,7 +72,7 @@ class Case:
 
 @contextmanager
 def running(case: Case, device: torch.device) -> Iterator[Step]:
-    """Yield the step of a loop, which is watched or recorded until the context ends."""
+    """Yield a loop's step; it is watched or recorded until the context ends."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory(prefix="halfstep-gpu-") as folder:
@@ -99,7 +101,7 @@ def running(case: Case, device: torch.device) -> Iterator[Step]:
 
 
 def pace(step: Step, steps: int, device: torch.device) -> float:
-    """Return milliseconds a step, to the device's last kernel."""
+    """Return milliseconds per step, until the device's last kernel."""
     _wait(device)
     started = time.perf_counter()
     for _ in range(steps):
@@ -109,7 +111,7 @@ def pace(step: Step, steps: int, device: torch.device) -> float:
 
 
 def _bare_step(case: Case, device: torch.device) -> tuple[nn.Module, TrainStep]:
-    """Return a network, and the step of PyTorch's AMP examples that trains it."""
+    """Return a network, and the step of PyTorch's AMP examples for it."""
     precision = case.precision
     torch.set_float32_matmul_precision("high" if precision.is_tf32 else "highest")
     model: Any = _make_layers(case.size).to(device)

@@ -85,13 +85,13 @@ class Settings:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the deadline, 0 after it."""
+        """Return the seconds until the deadline, or 0 after it."""
         return max(0.0, self.deadline - time.monotonic())
 
 
 @dataclass(frozen=True)
 class Result:
-    """Milliseconds per step in each round, or the reason for which there are none."""
+    """Milliseconds per step in each round, or the reason why there are none."""
 
     rounds: tuple[float, ...] = ()
     left_out: str = ""
@@ -103,15 +103,15 @@ class Result:
 
     @property
     def spread(self) -> str:
-        """Difference of the slowest and the fastest round, in percent of the median."""
+        """Difference between the slowest and the fastest round, in percent of the median."""
         return f"{(max(self.rounds) - min(self.rounds)) / self.median:.1%}"
 
 
 class Process:
-    """A process that sends results of a function."""
+    """A process that sends a function's results."""
 
     def __init__(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Start it. function: gets the connection to send by, and the arguments."""
+        """Start the process. function: is passed the connection for results, and the arguments."""
         self.started = time.monotonic()
         self.connection, end = FORK.Pipe()
         self._process = FORK.Process(target=_run, args=(function, end, *arguments), daemon=True)
@@ -119,7 +119,7 @@ class Process:
         end.close()
 
     def result(self, timeout: float) -> Any:
-        """Return what the process sends next. Raises RuntimeError if that is an error."""
+        """Return the next result of the process. Raises RuntimeError if it is an error."""
         if not self.connection.poll(timeout):
             raise RuntimeError(f"no result within {timeout:.0f} s" if timeout else OVER)
         try:
@@ -156,7 +156,7 @@ def _run(function: Callable[..., None], connection: Connection, *arguments: Any)
 
 
 def result_of(function: Callable[..., None], settings: Settings) -> Any:
-    """Return the result of a function in a process of its own. Raises RuntimeError."""
+    """Return the result of a function in a separate process. Raises RuntimeError."""
     process = Process(function, settings)
     try:
         return process.result(min(settings.start_limit, settings.seconds_left))
@@ -165,7 +165,7 @@ def result_of(function: Callable[..., None], settings: Settings) -> Any:
 
 
 def serve_turns(connection: Connection, case: Case, settings: Settings) -> None:
-    """Warm a loop up, then send a turn's milliseconds a step for each message."""
+    """Warm a loop up, then send milliseconds per step for each requested turn."""
     device = settings.device
     with running(case, device) as step:
         pace(step, settings.warm_up_steps, device)  # libraries load, networks are compiled
@@ -177,7 +177,7 @@ def serve_turns(connection: Connection, case: Case, settings: Settings) -> None:
 
 
 def send_sizes(connection: Connection, settings: Settings) -> None:
-    """Send two sizes whose bare step takes about the requested time: a batch, and many layers."""
+    """Send two sizes with a bare step of about the requested time: a batch, and many layers."""
     sizes = []
     for size, name in ((settings.size, "batch"), (settings.many_layers, "layers")):
         grown = size
@@ -201,7 +201,7 @@ def send_device(connection: Connection, settings: Settings) -> None:
 
 
 def measure(cases: Sequence[Case], settings: Settings) -> dict[Case, Result]:
-    """Start all loops, and have them take turns in rounds, as far as the time allows."""
+    """Start all loops, and let them take turns in rounds until the time is over."""
     processes, results = _start(cases, settings)
     rounds: dict[Case, list[float]] = {case: [] for case in processes}
     order = [case for case in cases if case in processes]
@@ -223,7 +223,7 @@ def measure(cases: Sequence[Case], settings: Settings) -> dict[Case, Result]:
 def _start(
     cases: Sequence[Case], settings: Settings
 ) -> tuple[dict[Case, Process], dict[Case, Result]]:
-    """Start as many loops at once as there are cores; return those ready, and why others are not.
+    """Start as many loops at once as there are cores; return the ready ones, and others' errors.
 
     Returns when no loop is starting any more, so that nothing else runs during the turns.
     """
@@ -255,7 +255,7 @@ def _start(
 
 
 def main() -> None:
-    """Print a table of each group as soon as it is measured."""
+    """Print each group's table as soon as it is measured."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="sizes for a processor")
@@ -289,7 +289,7 @@ def main() -> None:
 
 
 def _report(modes: Sequence[str], settings: Settings) -> bool:
-    """Measure and print all groups; return whether the first had its reference."""
+    """Measure and print all groups; return whether the first one had its reference."""
     try:
         name, cuda = result_of(send_device, settings)
     except RuntimeError as error:
@@ -311,7 +311,7 @@ def _report(modes: Sequence[str], settings: Settings) -> bool:
 
 
 def _report_mode(mode: str, device_name: str, settings: Settings) -> bool:
-    """Measure and print the loops of a mode; return False if there is no reference."""
+    """Measure and print a mode's loops; return False without a reference."""
     reference = Case(FP32, "bare", settings.size)
     loops = [loop for loop in LOOPS if loop != "watched" or mode != "graph"]
     cases = [
@@ -341,7 +341,7 @@ def _report_mode(mode: str, device_name: str, settings: Settings) -> bool:
 
 
 def _bar_cells(precision: Precision, ratio: float | None) -> tuple[str, str]:
-    """Return a ratio to fp32 and its target as texts."""
+    """Return a ratio to fp32 and its target, as texts."""
     if ratio is None:
         return "unknown", ""
     bar = BARS.get(precision)
@@ -351,7 +351,7 @@ def _bar_cells(precision: Precision, ratio: float | None) -> tuple[str, str]:
 
 
 def _report_overhead(settings: Settings) -> None:
-    """Measure and print product and watched loops next to bare ones of about 2 ms."""
+    """Measure and print product and watched loops, next to bare ones of about 2 ms."""
     try:
         sizes = result_of(send_sizes, settings)
     except RuntimeError as error:
@@ -380,7 +380,7 @@ def _report_overhead(settings: Settings) -> None:
 
 
 def peak_of(device_name: str, precision: Precision) -> float | None:
-    """Return the peak of a device in a precision, in TFLOP/s; None if unknown."""
+    """Return a device's peak in a precision, in TFLOP/s, or None if unknown."""
     fits = [known for known in PEAKS if all(word in device_name for word in known.split())]
     if not fits:
         return None

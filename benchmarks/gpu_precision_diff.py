@@ -55,7 +55,7 @@ SMALL: dict[str, tuple[type[Recipe], dict[str, Any]]] = {
 
 
 def main() -> None:
-    """Print the table, or say that there is no GPU."""
+    """Print the table, or that there is no GPU."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="sizes for a processor")
@@ -93,7 +93,7 @@ def main() -> None:
 def _costs(
     recipe_class: type[Recipe], config: RunConfig[Any], device: torch.device
 ) -> list[tuple[float, int]]:
-    """Return seconds and bytes of a step, and of a diff."""
+    """Return seconds and bytes of a step and of a diff."""
     seed_everything(0)
     recipe = make_recipe(recipe_class, config, device)
     scaler, autocast = make_scaler(config, device), make_autocast(config, device)
@@ -119,7 +119,7 @@ def _costs(
 
 
 def _measure(call: Callable[[], None], device: torch.device) -> tuple[float, int]:
-    """Return the median seconds of a call, and the peak of bytes in tensors."""
+    """Return the median seconds of a call, and its peak bytes of tensors."""
     seconds = []
     call()  # libraries load, algorithms are chosen
     if device.type == "cuda":

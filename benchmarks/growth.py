@@ -38,12 +38,12 @@ DATABASES: dict[str, Callable[[], AbstractContextManager[Database]]] = {
     "SQLite": databases.sqlite,
     "PostgreSQL": databases.postgresql,
 }
-#: Medians in milliseconds, a backup in seconds, by what is timed.
+#: Times by measurement: medians in milliseconds, a backup in seconds.
 Times = Mapping[str, float]
 
 
 def of_requests(site: Site, addresses: Mapping[str, str], rounds: int) -> dict[str, float]:
-    """Return the median of each page or answer, in milliseconds."""
+    """Return the median milliseconds of each page or response."""
     headers = {"Authorization": f"Bearer {site.token()}"}
     with httpx2.Client(base_url=site.address, headers=headers) as client:
         return {
@@ -53,7 +53,7 @@ def of_requests(site: Site, addresses: Mapping[str, str], rounds: int) -> dict[s
 
 
 def of_claims(database: Database, rounds: int) -> float:
-    """Return the median of a claim, in milliseconds; each claimed run ends before the next."""
+    """Return the median milliseconds of a claim; each run ends before the next claim."""
     device = {"kind": "cpu", "index": 0, "memory_bytes": 2**30, "fp16": True, "bf16": True}
     with database.writing() as session:
         offer: dict[str, Any] = {"devices": [device], "recipes": [], "versions": {}}
@@ -78,7 +78,7 @@ def of_claims(database: Database, rounds: int) -> float:
 
 
 def of_backup(site: Site) -> float:
-    """Return the seconds of a backup of everything."""
+    """Return the seconds of a full backup."""
     started = time.perf_counter()
     backup.back_up(site.database, open_store(site.settings), site.settings.data / "backup")
     return time.perf_counter() - started
@@ -128,7 +128,7 @@ def of_steps(
 
 
 def of_recording(database: Database, run_id: int, steps: int) -> dict[str, float]:
-    """Return the mean CPU time of flushes of further steps, seals included, in milliseconds."""
+    """Return the mean CPU milliseconds of flushes of further steps, with seals."""
     found = {}
     for number in RECORDED:
         last = steps + SEALED
@@ -143,7 +143,7 @@ def of_recording(database: Database, run_id: int, steps: int) -> dict[str, float
 
 
 def slope(amounts: list[int], times: list[float]) -> float:
-    """Return the slope of the time over the amount, both on a log scale."""
+    """Return the slope of time over amount, both on a log scale."""
     return float(np.polyfit(np.log(amounts), np.log(times), 1)[0])
 
 

@@ -17,7 +17,7 @@ from tests.diagnosis.held_out_cases import FOLDER, HEALTHY, cases, judge, judge_
 
 
 def main() -> None:
-    """Print the cases of the collections, and their counts."""
+    """Print the cases of the collections, and their totals."""
     everything = sorted(each.name for each in FOLDER.iterdir() if each.is_dir())
     parser = argparse.ArgumentParser(prog="python -m benchmarks.held_out")
     parser.add_argument("collections", nargs="*", help=f"of {', '.join(everything)}; all if none")

@@ -1,4 +1,4 @@
-"""Bytes per step of long histories, and response times of charts of long runs.
+"""Bytes per step of long histories, and response times of their charts.
 
 python -m benchmarks.history [--steps 10000000] [--compared-steps 1000000]
 """
@@ -23,7 +23,7 @@ from db.tables import Run, ScalerEvent, Status, Step, StepBlock, StepBucket
 from db.telemetry import windows
 
 COMPARED, WINDOWS, ROUNDS = 20, 300, 15
-#: In bytes a step, milliseconds and seconds.
+#: Bytes per step, milliseconds and seconds.
 BARS = {"bytes": 11.0, "open": 30.0, "p99": 40.0, "compare": 0.12}
 
 
@@ -38,7 +38,7 @@ def record_run(database: Database, steps: int) -> int:
 
 
 def copy_run(database: Database, source: int) -> int:
-    """Make a run with the history of another: quicker than to record it."""
+    """Create a run by copying another's history, which is faster than recording it."""
     run_id = synthetic.start_run(database)
     with database.writing() as session:
         connection = session.connection()
@@ -56,7 +56,7 @@ def copy_run(database: Database, source: int) -> int:
 
 
 def count_used_bytes(database: Database) -> int:
-    """Return the bytes of SQLite's pages with content."""
+    """Return the bytes of SQLite's pages in use."""
     with database.engine.connect() as connection:
         pages, free, size = (
             int(connection.exec_driver_sql(f"PRAGMA {name}").scalar_one())
@@ -66,19 +66,19 @@ def count_used_bytes(database: Database) -> int:
 
 
 class Times(NamedTuple):
-    """Elapsed and processor milliseconds, each sorted; other programs lengthen the former."""
+    """Sorted elapsed and CPU milliseconds; other programs lengthen the elapsed time only."""
 
     wall: list[float]
     processor: list[float]
 
     def at(self, share: float) -> tuple[float, float]:
-        """Return the quantile of both."""
+        """Return a quantile of both times."""
         index = max(0, round(len(self.wall) * share) - 1)
         return self.wall[index], self.processor[index]
 
 
 def time_calls(calls: Iterable[Callable[[], object]]) -> Times:
-    """Return how long calls take."""
+    """Return the times of calls."""
     times = []
     for call in calls:
         started, worked = time.perf_counter(), time.process_time()
@@ -90,20 +90,20 @@ def time_calls(calls: Iterable[Callable[[], object]]) -> Times:
 def open_charts(
     database: Database, run_id: int, first: int | None = None, last: int | None = None
 ) -> None:
-    """Read the charts of a run."""
+    """Read a run's charts."""
     with database.reading() as session:
         assert windows.windows_of(session, [run_id], first=first, last=last).get(run_id) is not None
 
 
 def compare(database: Database, run_ids: list[int]) -> None:
-    """Read the losses of runs as their comparison page does."""
+    """Read the losses of runs, as the comparison page does."""
     with database.reading() as session:
         found = windows.windows_of(session, run_ids, most=1000, names={"loss"})
     assert len(found) == len(run_ids)
 
 
 def random_windows(database: Database, run_id: int, steps: int) -> Times:
-    """Measure windows whose lengths are spread over the powers of ten."""
+    """Measure windows with lengths spread evenly over the powers of ten."""
     choose, calls = random.Random(0), []
     for _ in range(WINDOWS):
         length = int(10 ** choose.uniform(0, math.log10(steps)))

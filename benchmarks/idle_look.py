@@ -24,7 +24,7 @@ BAR_MS = 1.0
 
 
 def fill(database: Database, run_id: int) -> None:
-    """Give a run its steps and its points, of four metrics."""
+    """Add steps and points of four metrics to a run."""
     for flush in synthetic.flushes(POINTS // 4):
         synthetic.record(database, run_id, flush)
     for first in range(0, POINTS, BATCH):

@@ -67,7 +67,7 @@ class Waiting(Worker):
             ).id
 
     def _update_recipes(self) -> None:
-        """Do nothing, because the recipes do not change here."""
+        """Do nothing, since the recipes do not change here."""
 
     def _launch(self, node: RunNode) -> None:
         self.claimed[node.run_id] = time.monotonic()
@@ -77,7 +77,7 @@ class Waiting(Worker):
 def waiting(
     database: Database, count: int, tally: Callable[..., None], *, by_word: bool
 ) -> Iterator[dict[int, float]]:
-    """Let that many workers wait, and yield the claim times. tally: called at each query."""
+    """Run this many waiting workers; yield the claim times. tally: called at each query."""
     claimed: dict[int, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         some = []
@@ -109,7 +109,7 @@ def waiting(
 
 
 def processor_seconds(database: Database) -> float:
-    """Return what all of the server's processes have used so far."""
+    """Return the CPU seconds that all of the server's processes have used so far."""
     with database.read_only() as session:
         folder = session.scalar(text("SELECT current_setting('data_directory')"))
     pid = int((Path(str(folder)) / "postmaster.pid").read_text().split()[0])
@@ -122,7 +122,7 @@ def processor_seconds(database: Database) -> float:
 
 
 def idling(database: Database, count: int, seconds: float, *, by_word: bool) -> dict[str, Any]:
-    """Let workers wait, and return the number and the cost of their queries."""
+    """Let workers idle; return the number and the cost of their queries."""
     statements = [0]
 
     def tally(*_: object) -> None:
@@ -138,13 +138,13 @@ def idling(database: Database, count: int, seconds: float, *, by_word: bool) -> 
 
 
 def starting(database: Database, *, by_word: bool) -> list[float]:
-    """Return how long runs wait for idle workers, submitted one after the other."""
+    """Return the waits of runs that are submitted to idle workers one after the other."""
     with waiting(database, FEW, lambda *_: None, by_word=by_word) as claimed:
         return [_submit(database, claimed) for _ in range(SUBMISSIONS)]
 
 
 def _submit(database: Database, claimed: dict[int, float]) -> float:
-    """Submit a run, and return how long it waited."""
+    """Submit a run; return its wait."""
     config = {"precision": "fp32", "training": {"steps": 10}}
     with database.writing() as session:
         owner = accounts.user_named(session, "ada")
@@ -156,7 +156,7 @@ def _submit(database: Database, claimed: dict[int, float]) -> float:
 
 
 def main() -> None:
-    """Measure both, and print a table."""
+    """Measure both cases, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=30.0)

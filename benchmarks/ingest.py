@@ -30,7 +30,7 @@ BAR, MEMORY_BAR = 100_000, 1.1
 
 
 def pieces_of(steps: int) -> list[tuple[int, bytes]]:
-    """Spool a run and return its pieces, compressed, each with its offset."""
+    """Spool a run; return its compressed pieces with their offsets."""
     with tempfile.TemporaryDirectory(prefix="halfstep-bench-") as folder:
         with SpoolWriter(Path(folder), 1, rotate_bytes=2**40) as spool:
             for flush in synthetic.flushes(steps):
@@ -47,7 +47,7 @@ def pieces_of(steps: int) -> list[tuple[int, bytes]]:
 
 
 class Load:
-    """Uploaders of one server, each with a run of its own."""
+    """Uploaders of one server, each with its own run."""
 
     def __init__(self, site: Site) -> None:
         self.site, self.resident_mib, self._made = site, list[float](), 0
@@ -55,7 +55,7 @@ class Load:
         self._lock = threading.Lock()
 
     def steps_a_second(self, runs: int) -> float:
-        """Send that many runs at once, and return their total steps per second."""
+        """Send this many runs at once; return their total steps per second."""
         pieces = pieces_of(STEPS // runs)
         with ThreadPoolExecutor(runs) as pool:
             addresses = list(pool.map(self._begin, range(runs)))
@@ -86,7 +86,7 @@ def _resident_mib(process: psutil.Process) -> float:
 
 
 def measure(database: Database, runs: int) -> tuple[list[float], float, float]:
-    """Return the speed of each round, the server's memory at its most, and its last ÷ first third.
+    """Return each round's speed, the server's peak memory, and last ÷ first third of it.
 
     A first round, in which the server loads what it needs, does not count.
     """
@@ -105,7 +105,7 @@ def measure(database: Database, runs: int) -> tuple[list[float], float, float]:
 
 
 def main() -> None:
-    """Measure each database from one run and from twenty."""
+    """Measure each database with one run and with twenty."""
     rows, slowest, most_growth = [], float("inf"), 0.0
     for name, opened in (("SQLite", databases.sqlite), ("PostgreSQL", databases.postgresql)):
         for runs in (1, 20):

@@ -38,7 +38,7 @@ OBSERVE = """{
 
 
 def paint(browser: Browser, state: StorageState, address: str, *, is_slow: bool) -> dict[str, Any]:
-    """Open an address with an empty cache, and return the paint times in milliseconds."""
+    """Open a URL with an empty cache; return the paint times in milliseconds."""
     context = browser.new_context(viewport=VIEWPORT, storage_state=state)
     context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()

@@ -1,4 +1,4 @@
-"""Time of the main thread for a live change of the list of 300 runs, of which five train.
+"""Main-thread time of a live change in a list of 300 runs, of which five train.
 
 Each message of the stream replaces the rows of the five runs; the time includes the layout of the
 page that follows. The page shows its first 50 runs, as the list does.
@@ -39,7 +39,7 @@ TIME_PATCHES = """{
 
 
 def feed(database: Database, run_ids: list[int], ended: threading.Event) -> None:
-    """Record steps of the live runs until asked to end."""
+    """Record steps of the live runs until told to stop."""
     flushes = {run_id: synthetic.flushes(1_000_000, STEPS_A_FLUSH) for run_id in run_ids}
     while not ended.wait(PAUSE_SECONDS):
         for run_id in run_ids:
@@ -48,7 +48,7 @@ def feed(database: Database, run_ids: list[int], ended: threading.Event) -> None
 
 
 def measure() -> list[float]:
-    """Return the milliseconds of each patch."""
+    """Return each patch's milliseconds."""
     ended = threading.Event()
     with tempfile.TemporaryDirectory() as folder, databases.sqlite() as database:
         run_list.fill(database, RUNS - LIVE)

@@ -1,4 +1,4 @@
-"""Live viewers: the server's time and memory, and who lags.
+"""Live viewers: the server's CPU time and memory, and the viewers' lag.
 
 There are two cases: 500 viewers of one run that is recorded five times a second, and 100 viewers,
 each with a run of its own that is recorded once a second. A viewer's lag is the time from a commit
@@ -24,13 +24,13 @@ STREAMS = 100
 STEPS_AN_UPDATE, SECONDS = 40, 30
 FIRST_STEPS = 10_000
 BAR_CORES, BAR_SECONDS, BAR_MIB = 1.0, 1.0, 200.0
-#: Of a cursor, the last step that it covers: the third number.
+#: The third number of a cursor is the last step that it covers.
 CURSOR = re.compile(rb"^id: (?:-?\d+\.){2}(\d+)\.", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Case:
-    """Viewers, spread evenly over runs."""
+    """Viewers that are spread evenly over runs."""
 
     runs: int
     viewers: int
@@ -42,7 +42,7 @@ CASES = (Case(1, 500, 5), Case(100, 100, 1))
 
 @dataclass
 class Measured:
-    """Figures of a case."""
+    """The figures of a case."""
 
     #: When each last step of an update was committed, by run and step.
     committed: dict[tuple[int, int], float] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Measured:
 async def view(
     site: Site, token: str, run_id: int, cursor: str, number: int, measured: Measured
 ) -> None:
-    """Read a stream to its end as a browser would, without drawing."""
+    """Read a stream to its end like a browser, without drawing."""
     host, port = site.address.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=2**20)
     writer.write(
@@ -77,7 +77,7 @@ async def view(
 
 
 async def measure(site: Site, case: Case, run_ids: Sequence[int], first: int) -> Measured:
-    """Have all viewers watch, then record each run from step `first` on."""
+    """Let all viewers follow, then record each run from step `first` on."""
     measured = Measured()
     tokens = [site.token(f"viewer-{number}") for number in range(0, case.viewers, STREAMS)]
     for token in tokens:  # until its first use a token counts for its address
@@ -125,7 +125,7 @@ async def measure(site: Site, case: Case, run_ids: Sequence[int], first: int) ->
 
 
 def measure_case(case: Case) -> Measured:
-    """Run the server in a process of its own, and the viewers here."""
+    """Run the server in a separate process, with the viewers in this one."""
     with serving(FIRST_STEPS) as site:
         if case.runs == 1:
             return asyncio.run(measure(site, case, [1], FIRST_STEPS + 1))

@@ -1,4 +1,4 @@
-"""Many metric names in one run, through HTTP: how long they take, and how long an edit waits.
+"""Many metric names in one run through HTTP: recording time, and the wait of an edit.
 
 A run logs 10,000 names in each of 20 steps. Its pieces are those that an uploader sends, made
 before the clock starts; meanwhile a person edits the note of another run repeatedly. Then the page
@@ -24,7 +24,7 @@ from halfstep.telemetry.spool import SpoolWriter
 NAMES, STEPS = 10_000, 20
 PIECE_BYTES = 2**20
 BAR_SECONDS, BAR_WAIT_SECONDS, BAR_ANSWER_SECONDS = 25.0, 0.3, 0.5
-#: By name, what is asked for once the run is recorded.
+#: URLs by name that are requested once the run is recorded.
 ASKED = {
     "page": "/runs/{run}",
     "search": "/runs/{run}?metric_search=u99",
@@ -51,7 +51,7 @@ def spool() -> bytes:
 
 
 def begin(site: Site, client: httpx2.Client, number: int) -> int:
-    """Begin a watched run and return its id."""
+    """Begin a watched run; return its id."""
     run = {"id": f"{number:032x}", "attempt": 1, "name": f"run {number}"}
     run["started"] = "2026-01-01T00:00:00+00:00"
     answer = client.post(f"{site.address}/api/v1/ingest", json=run)
@@ -59,7 +59,7 @@ def begin(site: Site, client: httpx2.Client, number: int) -> int:
 
 
 def send(site: Site, client: httpx2.Client, run: int, content: bytes) -> float:
-    """Send a spool in pieces and return the seconds until all of it is recorded."""
+    """Send a spool in pieces; return the seconds until all is recorded."""
     offset, started = 0, time.perf_counter()
     while offset < len(content):
         piece = gzip.compress(content[offset : offset + PIECE_BYTES], 1)
@@ -74,7 +74,7 @@ def send(site: Site, client: httpx2.Client, run: int, content: bytes) -> float:
 
 
 def edit(url: str, client: httpx2.Client, stop: threading.Event, waits: list[float]) -> None:
-    """Edit a run's note until `stop` is set; append to `waits` how long each edit took."""
+    """Edit a run's note until `stop` is set; append each edit's time to `waits`."""
     while not stop.is_set():
         started = time.perf_counter()
         body = {"note": f"{started}"}
@@ -84,7 +84,7 @@ def edit(url: str, client: httpx2.Client, stop: threading.Event, waits: list[flo
 
 
 def slowest(site: Site, client: httpx2.Client, run: int) -> dict[str, float]:
-    """Return the seconds of the slowest answer to each address that is asked for."""
+    """Return the seconds of the slowest response of each URL."""
     found = {}
     for name, address in ASKED.items():
         client.get(site.address + address.format(run=run))  # which compiles templates and queries
@@ -98,8 +98,8 @@ def slowest(site: Site, client: httpx2.Client, run: int) -> dict[str, float]:
 
 
 def measure(database: Database) -> tuple[float, float, int, dict[str, float]]:
-    """Return the seconds of the recording, the longest wait of an edit, how many edits, and
-    the seconds of the slowest answers.
+    """Return the recording's seconds, an edit's longest wait, the number of edits, and the
+    slowest responses.
     """
     content, waits, stop = spool(), list[float](), threading.Event()
     with (

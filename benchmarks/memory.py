@@ -19,18 +19,18 @@ from db.telemetry.export import as_csv, as_parquet
 
 WATCHED_STEPS = 1_000_000
 BAR = 1.1
-#: Of a cursor, the last step that it covers: the third number.
+#: The third number of a cursor is the last step that it covers.
 CURSOR = re.compile(rb"^id: (?:-?\d+\.){2}(\d+)\.", re.MULTILINE)
 
 
 def exporting(export: Callable[[Database, int, str], Iterator[bytes]]) -> list[float]:
-    """Export a long run; return the memory after each piece, in MiB."""
+    """Export a long run; return the MiB after each piece."""
     process = psutil.Process()
     return [_resident_mib(process) for _piece in export(synthetic.long_run(), 1, "steps")]
 
 
 def recording() -> list[float]:
-    """Record a long run; return the memory after each flush, in MiB."""
+    """Record a long run; return the MiB after each flush."""
     with databases.sqlite() as database:
         run_id = synthetic.start_run(database)
         resident = []
@@ -41,7 +41,7 @@ def recording() -> list[float]:
 
 
 def watching() -> list[float]:
-    """Let a viewer follow a run flush by flush; return the server's memory after each."""
+    """Let a viewer follow a run flush by flush; return the server's memory after each one."""
     with serving(synthetic.BATCH_STEPS) as site, _stream(site) as stream:
         resident = []
         for flush in synthetic.flushes(WATCHED_STEPS, first=site.steps + 1):

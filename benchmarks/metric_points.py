@@ -19,7 +19,7 @@ from db.tables import Status
 from db.telemetry import telemetry
 from halfstep.telemetry.events import Metric
 
-#: Runs, metrics, points of each metric, and of these in a flush.
+#: Runs, metrics, points per metric, and points of a metric in a flush.
 CASES = (
     (1, 300, 10_000, 10),
     (1, 300, 1500, 10),
@@ -37,7 +37,7 @@ SIZES = {
 
 
 def flushes(metrics: int, points: int, batch: int, kind: type) -> Iterator[telemetry.Flush]:
-    """Make the points of a run."""
+    """Return the points of a run."""
     rng = np.random.default_rng(0)
     falling = 2 * np.exp(-np.arange(points) / points * 3)
     values = (falling[:, None] + rng.normal(0, 0.1, (points, metrics))).astype(kind).tolist()
@@ -52,7 +52,7 @@ def flushes(metrics: int, points: int, batch: int, kind: type) -> Iterator[telem
 
 
 def size(connection: Connection) -> int:
-    """Return the bytes of all tables of metrics."""
+    """Return the bytes of all metric tables."""
     query = SIZES[connection.dialect.name]
     return sum(connection.scalar(text(query.format(table))) for table in TABLES)
 
@@ -60,7 +60,7 @@ def size(connection: Connection) -> int:
 def measure(
     database: Database, runs: int, metrics: int, points: int, batch: int, kind: type
 ) -> tuple[float, float, float]:
-    """Return bytes a point, and points a second of wall and of this process's CPU time."""
+    """Return bytes per point, and points per second of elapsed and of CPU time."""
     with database.reading() as session:
         empty = size(session.connection())
     wall = cpu = 0.0

@@ -1,4 +1,4 @@
-"""Opening a run of 10,000,000 steps, against one of 10,000: the whole window, cold.
+"""Opening a run of 10,000,000 steps, compared with 10,000: the whole window, cold.
 
 Cold means that neither SQLite nor the system has any of the database in memory. The server itself
 has answered a request before.
@@ -18,7 +18,7 @@ ROUNDS = 15
 
 
 def open_cold(database: Database, run_id: int) -> tuple[float, windows.Window]:
-    """Return the CPU milliseconds to a window of a run, and the window."""
+    """Return a window of a run, and its CPU milliseconds with a cold cache."""
     database.dispose()
     path = str(database.engine.url.database)
     with open(path, "rb") as file:  # noqa: PTH123 - only its number is needed

@@ -1,4 +1,4 @@
-"""Opening a run of 10,000,000 steps in Chromium, against one of 10,000: time to the first chart.
+"""Opening a run of 10,000,000 steps in Chromium, compared with 10,000: time to the first chart.
 
 The time is from the navigation to the drawn figure, with the scripts and the server's caches warm.
 """

@@ -1,4 +1,4 @@
-"""The same work as peer.py, through trainer.telemetry and halfstep.telemetry.spool.
+"""The work of peer.py, through trainer.telemetry and halfstep.telemetry.spool.
 
     python -m benchmarks.ourselves 2000 busy <folder>
 
@@ -23,7 +23,7 @@ from trainer.telemetry import Telemetry
 
 
 def result_of(*, is_skipped: bool) -> StepResult:
-    """Return a step's result, each tensor of it new, as the loop makes them."""
+    """Return a step's result with new tensors, as the loop makes it."""
     loss, scale, factor = torch.ones(()), torch.ones(()), torch.ones(())
     if is_skipped:
         norms = [torch.full((), torch.inf)]
@@ -34,7 +34,7 @@ def result_of(*, is_skipped: bool) -> StepResult:
 
 
 def main() -> None:
-    """Log as many steps as asked for; every 500th is skipped."""
+    """Log the requested number of steps, with every 500th skipped."""
     steps, kind, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
     torch.set_num_threads(1)
     device = torch.device("cpu")

@@ -17,7 +17,7 @@ BLOCK = bytes(2**20)
 
 
 def step_itself(kind):
-    """Take about a millisecond without the interpreter's lock, so that a tool's threads can work.
+    """Take about a millisecond without the GIL, so that a tool's threads can work.
 
     A busy step runs native code on a processor, like a training step. An idle step sleeps, and
     after a sleep the host runs any code slowly.
@@ -29,7 +29,7 @@ def step_itself(kind):
 
 
 def trackio(folder):
-    """Return two functions: one logs a step with the tool, the other ends its run."""
+    """Return two functions for Trackio: one logs a step, the other ends the run."""
     os.environ["TRACKIO_DIR"] = folder
     import trackio
 
@@ -38,7 +38,7 @@ def trackio(folder):
 
 
 def tensorboard(folder):
-    """Return two functions: one logs a step with the tool, the other ends its run."""
+    """Return two functions for TensorBoard: one logs a step, the other ends the run."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -54,7 +54,7 @@ def tensorboard(folder):
 
 
 def wandb(folder):
-    """Return two functions: one logs a step with the tool, the other ends its run."""
+    """Return two functions for W&B: one logs a step, the other ends the run."""
     import wandb
 
     run = wandb.init(mode="offline", dir=folder, settings=wandb.Settings(silent=True))
@@ -62,7 +62,7 @@ def wandb(folder):
 
 
 def aim(folder):
-    """Return two functions: one logs a step with the tool, the other ends its run."""
+    """Return two functions for Aim: one logs a step, the other ends the run."""
     from aim import Run
 
     run = Run(repo=folder, system_tracking_interval=None, log_system_params=False)
@@ -75,7 +75,7 @@ def aim(folder):
 
 
 def mlflow(folder):
-    """Return two functions: one logs a step with the tool, the other ends its run."""
+    """Return two functions for MLflow: one logs a step, the other ends the run."""
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     import mlflow
 
@@ -89,7 +89,7 @@ def mlflow(folder):
 
 
 def main():
-    """Log as many steps as asked for."""
+    """Log the requested number of steps."""
     name, steps, kind, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
     log, close = {f.__name__: f for f in (trackio, tensorboard, wandb, aim, mlflow)}[name](folder)
     held = []

@@ -35,7 +35,7 @@ BAR_MICROSECONDS, BAR_SPOOL, BAR_RATIO = 6.0, 5.0, 0.25
 
 
 class Figures(defaultdict[str, list[float]]):
-    """Measurements of each round, by label."""
+    """Measurements of each round by label."""
 
     def __init__(self) -> None:
         super().__init__(list)
@@ -46,17 +46,17 @@ class Figures(defaultdict[str, list[float]]):
 
 
 def python_of(name: str) -> Path | None:
-    """Return the interpreter of a tool's environment, or None if it cannot be made."""
+    """Return the Python of a tool's environment, or None if it cannot be made."""
     return python_with(name, pin(name))
 
 
 def pin(name: str) -> str:
-    """Return the requirement of a tool."""
+    """Return a tool's pinned requirement."""
     return f"{name}=={PEERS[name]}"
 
 
 def python_with(folder_name: str, *requirements: str) -> Path | None:
-    """Return the interpreter of an environment, or None if it cannot be made.
+    """Return the Python of an environment, or None if it cannot be made.
 
     It is made the first time, and again when its requirements have changed.
     """
@@ -72,7 +72,7 @@ def python_with(folder_name: str, *requirements: str) -> Path | None:
 
 
 def held(command: list[str]) -> list[list[int]] | None:
-    """Run one tool; return its lists of nanoseconds, or None if it failed."""
+    """Run a tool; return its lists of nanoseconds, or None if it failed."""
     with tempfile.TemporaryDirectory(prefix="halfstep-bench-") as folder:
         ended = subprocess.run([*command, folder], capture_output=True, text=True)
     if ended.returncode:

@@ -43,7 +43,7 @@ SCALE = {"fp16": 1024.0, "bf16": 1.0}
 
 
 class Training(NamedTuple):
-    """Parts of a training."""
+    """The parts of a training."""
 
     modules: Mapping[str, nn.Module]
     optimizers: Mapping[str, torch.optim.Optimizer]
@@ -51,7 +51,7 @@ class Training(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Figures of one process."""
+    """The figures of a process."""
 
     step_seconds: float
     diff_seconds: float
@@ -62,7 +62,7 @@ class Cost(NamedTuple):
 
 
 def recipe(name: str, precision: Precision) -> Training:
-    """Return the training of a recipe, on its first examples."""
+    """Return the training of a recipe on its first examples."""
     recipe_class = load_recipe(name)
     config = small_config(recipe_class, {}, precision, batch_size=BATCH_SIZE)
     made = make_recipe(recipe_class, config, CPU)
@@ -145,7 +145,7 @@ def measure(name: str, precision: Precision, *, with_diffs: bool) -> Cost:
 
 
 def alone(name: str, precision: Precision, *, with_diffs: bool) -> Cost:
-    """Measure in a process of its own."""
+    """Measure in a separate process."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         return process.submit(measure, name, precision, with_diffs=with_diffs).result()
 
@@ -222,7 +222,7 @@ def _live(modules: Mapping[str, nn.Module], optimizers: Mapping[str, Any]) -> in
 
 
 def _peak(call: Callable[[], None]) -> int:
-    """Return the most bytes of tensors that a call had allocated at a time."""
+    """Return a call's peak bytes of allocated tensors."""
     with profile(profile_memory=True) as profiler:
         call()
     events = [e for e in profiler.kineto_results.events() if e.name() == "[memory]"]

@@ -1,4 +1,4 @@
-"""1,000 random windows of 10,000,000 steps: CPU time of each, and whether it is true."""
+"""1,000 random windows of 10,000,000 steps: CPU time, and whether each is correct."""
 
 import math
 import random
@@ -13,7 +13,7 @@ CHECKED = 100  # against the raw steps, which takes the longer
 
 
 def main() -> None:
-    """Draw windows whose lengths are spread evenly over the powers of ten."""
+    """Read windows with lengths spread evenly over the powers of ten."""
     database = synthetic.long_run()
     choose = random.Random(0)
     times, most, wrong = [], 0, 0

@@ -1,4 +1,4 @@
-"""Steps recorded durably a second by one worker, pyramid and events included."""
+"""Steps that one worker records durably per second, with pyramid and events."""
 
 import statistics
 import time
@@ -13,7 +13,7 @@ BAR = 100_000
 
 
 def steps_a_second(database: Database, batch: int) -> float:
-    """Record a run, and return its speed without the time to make the numbers."""
+    """Record a run; return its speed without the time to make the numbers."""
     run_id = synthetic.start_run(database)
     seconds = 0.0
     for flush in synthetic.flushes(STEPS, batch):
@@ -24,7 +24,7 @@ def steps_a_second(database: Database, batch: int) -> float:
 
 
 def main() -> None:
-    """Measure each database and batch in turn, some rounds over."""
+    """Measure each database and batch size in turn, for several rounds."""
     with databases.sqlite() as sqlite, databases.postgresql() as postgresql:
         cases = [
             (name, database, batch)

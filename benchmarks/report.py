@@ -1,4 +1,4 @@
-"""Print a table as Markdown, with the machine it was measured on, and save it if asked."""
+"""Prints a table as Markdown with the machine of the measurement, and saves it on request."""
 
 import argparse
 import os
@@ -57,7 +57,7 @@ def report(
 
 
 def summary(lines: str) -> str:
-    """Return the one table, of the lines that the claims added."""
+    """Return a table of the lines that the claims added."""
     header = ("claim", "bar", "measured", "fastest peer", "")
     circumstances = "\n".join(f"- {fact}" for fact in _circumstances("all"))
     return "\n".join((_line(header), _line(["---"] * len(header)), lines, circumstances, ""))

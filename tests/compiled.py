@@ -1,4 +1,4 @@
-"""SQL that was compiled for one test's database, for the databases of the tests that follow.
+"""SQL compiled for one test's database, reused for those of later tests.
 
 A server compiles each of its statements once in its life. A test has a `Database` of its own, which
 would compile all that it executes: a fifth of what tests/app took, of some files half.
@@ -13,7 +13,7 @@ _known: dict[str, tuple[Any, Any]] = {}
 
 
 def share(database: Database) -> None:
-    """Have a database use what others of its kind have compiled."""
+    """Let a database use statements that others of its kind have compiled."""
     engine = database.engine
     if engine.name not in _known:
         database.check()  # only then does its dialect know what the server can do

@@ -1,4 +1,4 @@
-"""Databases that the migrations built: SQLite and PostgreSQL run the same tests."""
+"""Databases built by the migrations: SQLite and PostgreSQL run the same tests."""
 
 import gc
 import os
@@ -70,7 +70,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def _databases(kinds: list[str], metafunc: pytest.Metafunc) -> list[Any]:
     """Mark the second database as extended, unless the test's subject is SQL.
 
-    Of a test with a bucket the subject is that.
+    A test with a bucket is about the bucket.
     """
     has_marker = metafunc.definition.get_closest_marker
     is_sample = has_marker("sql_sample") and _is_first_with_database(metafunc)
@@ -81,15 +81,15 @@ def _databases(kinds: list[str], metafunc: pytest.Metafunc) -> list[Any]:
 
 
 def _is_first_with_database(metafunc: pytest.Metafunc) -> bool:
-    """Return whether a test is the first of its module that uses a database of either kind."""
+    """Return whether a test is its module's first with a database of any kind."""
     first: dict[Any, str] = metafunc.config.stash.setdefault(FIRST_TESTS, {})
     return first.setdefault(metafunc.module, metafunc.definition.name) == metafunc.definition.name
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
-    """Abbreviate long values: each process is sent the ids of all tests, and each report has one.
+    """Abbreviate long values in test ids, which each process receives and each report repeats.
 
-    One of 16 MB, of a file that is too large, took seconds in all of them.
+    An id of 16 MB, of a file that is too large, took seconds in all of them.
     """
     is_long = isinstance(val, str | bytes) and len(val) > ID_LENGTH
     return f"{val[:20]!a}...{len(val)}" if is_long else None
@@ -97,7 +97,7 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Turn garbage collection off while modules load, which would take half of the time."""
+    """Turn garbage collection off while modules load, since it would take half of the time."""
     gc.disable()
     try:
         return (yield)
@@ -119,7 +119,7 @@ EXTENDED_FOLDERS = {"clusters", "examples", "faults", "frameworks", "gpu", "imag
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Import nothing of a folder or a module that the marker expression leaves out whole."""
+    """Do not import folders and modules that the marker expression excludes as a whole."""
     expression = config.option.markexpr
     folders = {"not slow": SLOW_FOLDERS, "not extended": EXTENDED_FOLDERS}
     left_out = set().union(*(folders[mark] for mark in folders if mark in expression))
@@ -133,7 +133,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the slow tests, and spread those that wait; see _spread.
 
-    Of several values of a function `make test` takes the first to PostgreSQL.
+    Of several values of a function `make test` runs the first on PostgreSQL.
     """
     functions: set[str] = set()
     on: dict[str, set[str]] = {"sqlite": set(), "postgresql": set()}  # functions by database
@@ -156,7 +156,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _spread(items: list[pytest.Item]) -> None:
     """Spread tests that wait for processes among the others, which fill the waits.
 
-    Not up to the end, where nothing would fill them.
+    They are not spread to the end, where nothing would fill the waits.
     """
     waiting = [item for item in items if "site" in getattr(item, "fixturenames", ())]
     busy = [item for item in items if "site" not in getattr(item, "fixturenames", ())]
@@ -171,8 +171,8 @@ def _place_items(items: list[pytest.Item], end: float) -> list[tuple[float, pyte
 def _shorten(kinds: list[str], metafunc: pytest.Metafunc) -> list[str]:
     """Return the databases for long tests: one for each fault, browser test and test with workers.
 
-    To a browser all databases are equal, and the queries of a worker's processes are tested on both
-    by tests/db and tests/app. A fault that is marked `sql` is tested on both.
+    For a browser all databases are equal, and the queries of a worker's processes are tested on
+    both by tests/db and tests/app. A fault that is marked `sql` is tested on both.
     """
     parts = metafunc.definition.path.parts
     if "faults" in parts:
@@ -191,7 +191,7 @@ def postgresql_server() -> Iterator[str]:
 
 @contextmanager
 def running_postgresql() -> Iterator[str]:
-    """Run a PostgreSQL server of our own on a Unix socket; yield its URL without a database."""
+    """Run a private PostgreSQL server on a Unix socket; yield its URL without a database."""
     folder = Path(tempfile.mkdtemp(prefix="halfstep-pg-", dir="/tmp"))
     if user := postgresql_user():
         os.chown(folder, pwd.getpwnam(user).pw_uid, -1)
@@ -205,7 +205,7 @@ def running_postgresql() -> Iterator[str]:
 
 
 def postgresql_control(folder: Path, action: str, *arguments: str) -> None:
-    """Start or stop the server of a folder, and wait until it has."""
+    """Start or stop a folder's server, and wait for it."""
     arguments += ("-t", "600")  # a busy machine is no fault
     if action == "start":
         options = f"-k {folder} -c listen_addresses='' -c fsync=off -c max_connections=100"
@@ -219,7 +219,7 @@ def _postgresql(program: str, folder: Path, *arguments: str) -> None:
 
 
 def postgresql_user() -> str | None:
-    """PostgreSQL will not run as root; Debian's package brings a user for it."""
+    """Return the user for PostgreSQL, which does not run as root; Debian's package adds one."""
     return "postgres" if os.geteuid() == 0 else None
 
 
@@ -234,7 +234,7 @@ def postgresql_binaries() -> str:
 
 @pytest.fixture(scope="session")
 def postgresql_template(postgresql_server: str) -> str:
-    """Migrate one database that every test's own is copied from."""
+    """Migrate one database, from which every test's own is copied."""
     swept.execute(postgresql_server, "CREATE DATABASE template_halfstep")
     database = Database(postgresql_server.format(name="template_halfstep"))
     database.migrate()
@@ -244,7 +244,7 @@ def postgresql_template(postgresql_server: str) -> str:
 
 @pytest.fixture(scope="session")
 def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Migrate one file that every test's own is copied from."""
+    """Migrate one file, from which every test's own is copied."""
     path = tmp_path_factory.mktemp("template") / "halfstep.db"
     database = Database(f"sqlite:///{path}")
     database.migrate()
@@ -254,7 +254,7 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """Yield the URL of a fresh, migrated database of the kind that this test is run on."""
+    """Yield the URL of a fresh, migrated database of this test's kind."""
     if request.param == "sqlite":
         path = tmp_path / "halfstep.db"
         shutil.copy(request.getfixturevalue("sqlite_template"), path)
@@ -272,7 +272,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
 
 @pytest.fixture(scope="session")
 def postgresql_swept(postgresql_server: str, postgresql_template: str) -> Iterator[swept.Swept]:
-    """A database for many tests, which is emptied for each."""
+    """A database for many tests that is emptied for each."""
     database = swept.Swept(postgresql_server, postgresql_template)
     yield database
     database.drop()
@@ -300,19 +300,19 @@ PASSWORDS = accounts._passwords
 
 @pytest.fixture(scope="session", autouse=True)
 def own_state(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Keep `halfstep up` of the person who runs the tests out of sight of watched scripts."""
+    """Hide the user's own `halfstep up` from watched scripts."""
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def cheap_passwords() -> None:
-    """Hundreds of passwords are hashed, each for a tenth of a second if it is to keep a secret."""
+    """Use cheap hashes, because a secure one takes a tenth of a second and tests make hundreds."""
     accounts._passwords = PasswordHash((Argon2Hasher(time_cost=1, memory_cost=8, parallelism=1),))
 
 
 @pytest.fixture
 def ada(database: Database) -> User:
-    """A user."""
+    """A user named Ada."""
     with database.writing() as session:
         return accounts.user_named(session, "ada")
 
@@ -327,7 +327,7 @@ def token(database: Database, ada: User) -> str:
 
 @pytest.fixture
 def site(tmp_path: Path, database: Database, database_url: str, ada: User) -> Iterator[Site]:
-    """A fresh data folder for real workers; nothing of it is left running."""
+    """A fresh data folder for real workers, all of which end with the test."""
     data = tmp_path / "data"
     data.mkdir()
     yield Site(data, database, database_url, ada)
@@ -340,14 +340,14 @@ def site(tmp_path: Path, database: Database, database_url: str, ada: User) -> It
 def bucket_port(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[int]:
-    """Yield where a server of buckets listens."""
+    """Yield the port of a server of buckets."""
     with SERVERS[request.param](tmp_path_factory.mktemp(request.param)) as port:
         yield port
 
 
 @pytest.fixture
 def bucket(bucket_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    """Yield an empty bucket that the environment names."""
+    """Yield an empty bucket that is set in the environment."""
     made = Bucket(bucket_port, f"test-{uuid.uuid4()}")
     for name, value in made.environment.items():
         monkeypatch.setenv(name, value)
@@ -357,6 +357,6 @@ def bucket(bucket_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket
 
 @pytest.fixture
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget what torch.compile did for other tests in this process."""
+    """Forget what torch.compile compiled for other tests in this process."""
     if frames := sys.modules.get("torch._dynamo.convert_frame"):
         monkeypatch.setattr(frames, "FRAME_COUNTER", 0)

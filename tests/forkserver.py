@@ -1,4 +1,4 @@
-"""Processes of functions of tests, forked from one that has loaded what these need."""
+"""Processes of test functions, forked from one with loaded modules."""
 
 import multiprocessing
 

@@ -1,4 +1,4 @@
-"""Recipes that pause until a file exists, so that a test acts on a run at a known step."""
+"""Recipes that pause until a file exists, so that a test can act at a known step."""
 
 import os
 import sys
@@ -16,13 +16,13 @@ SECONDS = float(os.environ.get("HALFSTEP_TEST_STEP_SECONDS", "0.05"))
 
 
 class Gated(Digits):
-    """Digits, slowly until the file that HALFSTEP_GATE names is there."""
+    """Digits, which is slow until the file in HALFSTEP_GATE exists."""
 
     name: ClassVar = "gated"
     title: ClassVar = "Gated digits"
 
     def batch(self, indices: Any, generator: Any) -> Any:
-        """Return a batch once the gate is open; record the time if a test needs it."""
+        """Return a batch, slowly while the gate is closed; record the time if a test needs it."""
         if trace := os.environ.get("HALFSTEP_TEST_TRACE"):
             with Path(trace).open("a") as file:
                 file.write(f"{_told()} {time.monotonic()}\n")
@@ -32,14 +32,14 @@ class Gated(Digits):
 
 
 class GatedMLP(MLP):
-    """Wide layers; each process makes one step until the file exists."""
+    """Wide layers, of which each process makes one step until the gate file exists."""
 
     name: ClassVar = "gated_mlp"
     title: ClassVar = "Gated wide layers"
     has_made_one = False
 
     def training_step(self, batch: Any) -> Iterator[Loss]:
-        """Yield the loss, of the first step at once."""
+        """Yield the loss, after the first step only if the gate is open."""
         while self.has_made_one and not _is_open():
             time.sleep(SECONDS)
         self.has_made_one = True
@@ -51,7 +51,7 @@ def _is_open() -> bool:
 
 
 def _told() -> str:
-    """Return run and attempt from the arguments of the process."""
+    """Return run and attempt from the process's arguments."""
     folder, attempt = sys.argv[1:3]
     parts = Path(folder).parts
     return f"{parts[parts.index('runs') + 1]} {attempt}"

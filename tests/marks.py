@@ -1,4 +1,4 @@
-"""Marks of parametrized values, and tests of many values."""
+"""Marks of parametrized values, and tests that check many values."""
 
 from collections.abc import Callable, Collection, Iterable
 from functools import wraps
@@ -9,7 +9,7 @@ import pytest
 
 
 def extended(values: Iterable[Any]) -> list[Any]:
-    """Leave values to `make test-all`; a value of several parameters is a tuple."""
+    """Mark values for `make test-all` only; a value of several parameters is a tuple."""
     return [
         pytest.param(*(value if isinstance(value, tuple) else [value]), marks=pytest.mark.extended)
         for value in values
@@ -17,14 +17,15 @@ def extended(values: Iterable[Any]) -> list[Any]:
 
 
 def sampled(values: Iterable[Any], sample: Collection[Any]) -> list[Any]:
-    """Keep the values of a sample in `make test`, and leave the others to `make test-all`."""
+    """Keep a sample of values in `make test`, and mark the others for `make test-all`."""
     return [value if value in sample else extended([value])[0] for value in values]
 
 
 def looped(names: str, values: Iterable[Any]) -> Callable[[Callable[..., None]], Any]:
     """Check all values in one test, whose error names each that fails.
 
-    names, values: as of `parametrize`. For checks without effect, which need no fixture each.
+    names, values: as of `parametrize`. It is for checks without side effects, which need no fixture
+    for each value.
     """
     parameters = names.split(", ")
     rows = [value if len(parameters) > 1 else [value] for value in values]

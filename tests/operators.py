@@ -1,4 +1,4 @@
-"""Counts the operators that code dispatches."""
+"""A counter of the operators that code dispatches."""
 
 from collections import Counter
 from typing import Any
@@ -17,7 +17,7 @@ VIEWS = frozenset(
 
 
 class Operators(TorchDispatchMode):
-    """Counts operators by name; one over a list of tensors is one."""
+    """A mode that counts operators by name; one for a list of tensors counts once."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Small images, as Pillow writes them."""
+"""Small images, encoded by Pillow."""
 
 from io import BytesIO
 from typing import Any

@@ -1,8 +1,8 @@
 """Interpreters that have imported torch already, for tests of how a script ends.
 
-What tests.warm forks is ended by os._exit. Here a fork returns into its interpreter's own main:
-exceptions, exit codes, exit hooks and finalization are those of an interpreter that was started for
-the script. HALFSTEP_COLD=yes starts one for each.
+Processes that tests.warm forks end by os._exit. Here a fork returns into its interpreter's own
+main: exceptions, exit codes, exit hooks and finalization are those of an interpreter that was
+started for the script. HALFSTEP_COLD=yes starts one for each.
 """
 
 import atexit
@@ -58,7 +58,7 @@ def _stream() -> Any:
 
 
 def _fork(request: dict[str, Any], streams: list[int], timeout: float) -> int:
-    """Have the interpreter fork, and return the exit code of the fork."""
+    """Let the interpreter fork; return the fork's exit code."""
     interpreter, requests = _interpreter()
     requests.settimeout(timeout)
     try:
@@ -73,7 +73,7 @@ def _fork(request: dict[str, Any], streams: list[int], timeout: float) -> int:
 
 @cache
 def _interpreter() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start the interpreter that this process has fork."""
+    """Start the interpreter that forks for this process."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with its:
         interpreter = subprocess.Popen(
@@ -89,7 +89,7 @@ def _interpreter() -> tuple[subprocess.Popen[bytes], socket.socket]:
 
 
 def _serve() -> list[str]:
-    """Fork for each request; return what to run, in the fork only."""
+    """Fork for each request; return its arguments in the fork."""
     for module in MODULES:
         import_module(module)
     gc.freeze()  # or the end of each fork would look through all of it

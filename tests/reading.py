@@ -1,4 +1,4 @@
-"""A recipe with a dataset that workers read, and a check of its augmentation."""
+"""A recipe with a dataset that data workers read, and a check of its augmentation."""
 
 import random
 
@@ -13,7 +13,7 @@ EXAMPLES = 37
 
 
 class Noisy(Dataset):
-    """Examples that are augmented from every global generator."""
+    """Examples augmented by every global random generator."""
 
     def __len__(self):
         return EXAMPLES
@@ -25,7 +25,7 @@ class Noisy(Dataset):
 
 
 class Reading(Regression):
-    """The regression on a dataset."""
+    """The regression with a dataset."""
 
     batch = Recipe.batch
     made = Noisy

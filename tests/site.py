@@ -1,4 +1,4 @@
-"""A data folder, its database and real workers on it, for tests that let everything run."""
+"""A data folder, its database and real workers, for tests of the whole system."""
 
 import json
 import os
@@ -38,13 +38,13 @@ SECONDS = 240  # patience with a slow machine; nothing here is asserted about ti
 
 
 class Site:
-    """A data folder, its database, and workers on it."""
+    """A data folder, its database and its workers."""
 
     def __init__(self, data: Path, database: Database, url: str, owner: User) -> None:
         self.data, self.database, self.url, self.owner = data, database, url, owner
 
     def submit(self, steps: int = 60, **changes: Any) -> int:
-        """Queue a run of digits, or with these changes, and return its id."""
+        """Queue a run of digits, or with these changes; return its id."""
         config = {"precision": "fp16", "training": {"steps": steps}}
         values: dict[str, Any] = {"recipe": "digits", "config": config}
         with self.database.writing() as session:
@@ -71,7 +71,7 @@ class Site:
     def start_gated_worker(
         self, name: str = "w1", **environment: str
     ) -> AbstractContextManager[subprocess.Popen[bytes]]:
-        """A worker that offers GATED and GATED_MLP, which are slow until the gate is open."""
+        """Start a worker with GATED and GATED_MLP, which are slow until the gate is open."""
         gated = {"HALFSTEP_RECIPES": f"{GATED}, {GATED_MLP}", "HALFSTEP_GATE": str(self.gate)}
         return self.worker(name, **gated, **environment)
 
@@ -83,11 +83,11 @@ class Site:
         return self.data / "gate"
 
     def scratch(self, run_id: int) -> Path:
-        """Return the folder that a run writes."""
+        """Return the folder that a run may write."""
         return self.data / "scratch" / str(run_id) / "0"
 
     def idle_worker(self) -> Worker:
-        """A worker in this process that offers one CPU and does nothing of itself."""
+        """Return a worker in this process with one CPU, which acts only when called."""
         worker = Worker(Settings(data=self.data, database_url=self.url), self.database)
         worker.device_indexes = {0}
         worker.recipes, worker.precisions = ["digits"], ["fp16"]
@@ -97,7 +97,7 @@ class Site:
         return worker
 
     def lost_attempt(self, worker: Worker, run_id: int) -> tuple[int, int]:
-        """Claim a run with a supervisor that died at once; the worker has not noticed yet."""
+        """Claim a run whose supervisor died at once, unnoticed by the worker."""
         with self.database.writing() as session:
             run = claim(session, worker)
             assert run is not None
@@ -147,7 +147,7 @@ class Site:
             return "\n".join(line.text for line in series.log_lines(session, run_id))
 
     def training(self, run_id: int) -> psutil.Process:
-        """The training process of a run, which its supervisor started or had forked."""
+        """Return a run's training process, started by its supervisor or forked."""
         with self.database.reading() as session:
             attempt = runs.get(session, run_id).attempt
         log = (self.data / "runs" / str(run_id) / f"supervisor-{attempt}.log").read_text()
@@ -166,13 +166,13 @@ class Site:
 
 
 def halfstep(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Type a command and wait for its end."""
+    """Run a command to its end."""
     command = [sys.executable, "-m", "halfstep.cli.main", *words]
     return warm.run(command, env={**os.environ, **environment}, timeout=SECONDS)
 
 
 def type_command(*words: str) -> int | str:
-    """Type a command in this process; return its exit code, or the sentence that it ended with."""
+    """Run a command in this process; return its exit code or its last message."""
     try:
         main(list(words))
     except SystemExit as ended:
@@ -181,13 +181,13 @@ def type_command(*words: str) -> int | str:
 
 
 def type_train(words: list[str]) -> None:
-    """Type `halfstep recipe train` in this process; raise SystemExit as it does."""
+    """Run `halfstep recipe train` in this process; raise SystemExit as it does."""
     main(["recipe", "train", *words])
 
 
 @contextmanager
 def heed(number: signal.Signals) -> Iterator[None]:
-    """Start processes that a signal ends, where this one ignores it: behind nohup or &."""
+    """Let a signal end started processes, although this one ignores it, as behind nohup or &."""
     is_ignored = signal.getsignal(number) is signal.SIG_IGN
     if is_ignored:
         signal.signal(number, signal.SIG_DFL)
@@ -204,9 +204,9 @@ def up(
     python: str | Path = sys.executable,
     **environment: str,
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run `halfstep up` and yield it with the link that it prints.
+    """Run `halfstep up`; yield it with its printed link.
 
-    stop: what ends it.  python: interpreter of the environment in which it is installed.
+    stop: the signal that ends it.  python: interpreter of the environment in which it is installed.
     """
     with heed(stop):
         process = warm.Popen(
@@ -253,7 +253,7 @@ def answers(base: str) -> bool:
 
 
 def until(condition: Callable[[], bool], seconds: float = SECONDS) -> None:
-    """Wait for a condition that other processes fulfil, and leave them most of the time."""
+    """Wait for a condition that other processes fulfil, without using much CPU time."""
     begun = time.monotonic()
     deadline = begun + seconds
     while not condition():

@@ -1,4 +1,4 @@
-"""A Slurm of a test's own: its real daemons, as two nodes on this machine, below a folder."""
+"""A Slurm for tests: its real daemons, with two nodes on this machine, below a folder."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ def is_installed() -> bool:
 
 
 class Slurm:
-    """Daemons of Slurm, each ended by its own pid."""
+    """Slurm's daemons, each of which is ended by its PID."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -70,7 +70,7 @@ class Slurm:
         self._launch("slurmd", "-D", "-N", name, key=name)
 
     def kill_node(self, name: str) -> None:
-        """Kill a node's daemon, as in a crash; its jobs continue."""
+        """Kill a node's daemon as in a crash; its jobs continue."""
         self.processes[name].kill()
         self.processes[name].wait()
 

@@ -1,4 +1,4 @@
-"""Events as JSON objects, and spools with what no honest training writes."""
+"""Events as JSON objects, and spools with invalid contents."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def events_of(items: list[Any]) -> list[dict[str, Any]]:
 
 
 def spool_raw(folder: Path, attempt: int, *payloads: bytes, kind: int = EVENT) -> Path:
-    """Append whole frames with these payloads to the first file of an attempt's spool."""
+    """Append complete frames with these payloads to the first file of an attempt's spool."""
     path = folder / f"{attempt}-0.spool"
     folder.mkdir(parents=True, exist_ok=True)
     if not path.exists():
@@ -38,7 +38,7 @@ def spool_raw(folder: Path, attempt: int, *payloads: bytes, kind: int = EVENT) -
 
 
 def spool_anything(folder: Path, attempt: int, *events: Any) -> Path:
-    """Append events, whatever they hold."""
+    """Append events with any contents."""
     return spool_raw(folder, attempt, *(json.dumps(event).encode() for event in events))
 
 

@@ -1,4 +1,4 @@
-"""Shared parts of benchmarks, and the measurements of the most important one."""
+"""Shared parts of benchmarks, and the measurements of the most important ones."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ TOLD = {"headroom": "headroom", "layer norms": "layer_norms", "histogram": "hist
 
 
 def test_the_run_that_benchmarks_record_takes_steps(database: Database) -> None:
-    """Claims and records match its expectations, and several may run at once."""
+    """The benchmarks' run takes steps: claims and records succeed, for several at once."""
     run_id, _ = synthetic.start_run(database), synthetic.start_run(database)
     for flush in synthetic.flushes(1000, 500):
         synthetic.record(database, run_id, flush)
@@ -34,7 +34,7 @@ def test_the_run_that_benchmarks_record_takes_steps(database: Database) -> None:
 def test_environment_is_made_again_for_other_requirements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A raised pin is never measured with the version before."""
+    """An environment with another pin of a requirement is made again."""
     monkeypatch.setattr(peers, "ENVIRONMENTS", tmp_path)
     installed = tmp_path / "tool" / "installed"
     installed.parent.mkdir()
@@ -48,7 +48,7 @@ def test_environment_is_made_again_for_other_requirements(
 def test_many_names_are_sent_and_every_address_answers(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The benchmark of many metric names, with few of them."""
+    """The benchmark of many metric names runs with a few names, and every URL responds."""
     monkeypatch.setattr(many_names, "NAMES", 20)
     _seconds, _wait, edits, answers = many_names.measure(database)
     assert edits > 0
@@ -59,7 +59,9 @@ def test_many_names_are_sent_and_every_address_answers(
 def test_telemetrys_cost_is_that_of_each_diagnosis_and_no_bit_of_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each copy runs its measurement in every turn, and all end with the same weights."""
+    """Each copy of the telemetry benchmark measures its diagnosis, and all end with the same
+    weights.
+    """
     turns = 2
     monkeypatch.setattr(telemetry_cost, "WARM_UP_TURNS", 1)
     _, measured, costs = telemetry_cost.measure(
@@ -79,7 +81,7 @@ def test_telemetrys_cost_is_that_of_each_diagnosis_and_no_bit_of_training(
 
 
 def read_printed_rows(module: str, *options: str) -> list[list[str]]:
-    """Run a GPU benchmark on a CPU, at small sizes; return the cells of its tables' rows."""
+    """Run a GPU benchmark on a CPU at small sizes; return its table rows' cells."""
     command = [sys.executable, "-m", f"benchmarks.{module}", "--device", "cpu", "--small", *options]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     lines = [line for line in run.stdout.splitlines() if line.startswith("|")]
@@ -88,7 +90,7 @@ def read_printed_rows(module: str, *options: str) -> list[list[str]]:
 
 @pytest.mark.extended
 def test_gpu_performance_measures_each_precision_loop_and_mode() -> None:
-    """On a CPU all are measured except CUDA graphs, which are reported with the reason."""
+    """On a CPU all loops and modes are measured except CUDA graphs, with the reason."""
     rows = read_printed_rows("gpu_performance", "--modes", "eager,graph", "--seconds", "1200")
     names = [precision.name for precision in gpu_loops.PRECISIONS]
     times = {tuple(row[:3]): row[3] for row in rows}
@@ -106,7 +108,7 @@ def test_gpu_performance_measures_each_precision_loop_and_mode() -> None:
 
 
 def test_gpu_performance_reports_what_its_budget_leaves_out() -> None:
-    """Without any time every configuration still has a row."""
+    """The GPU benchmark has a row for every configuration even without any time."""
     settings = gpu_performance.Settings(
         torch.device("cpu"), 0.0, gpu_loops.Size(8, 8), gpu_loops.Size(8, 8)
     )
@@ -118,7 +120,7 @@ def test_gpu_performance_reports_what_its_budget_leaves_out() -> None:
 
 @pytest.mark.extended
 def test_gpu_launches_counts_those_of_each_loop() -> None:
-    """A step of any loop has at least the bare loop's operators."""
+    """A step of each loop has at least the bare loop's operators."""
     _header, _line, *rows = read_printed_rows("gpu_launches")
     counts = {tuple(row[:3]): float(row[3]) for row in rows}
     assert len(counts) == len(gpu_loops.LOOPS) * 4

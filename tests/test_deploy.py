@@ -1,4 +1,4 @@
-"""Files of deploy/ as systemd and Prometheus read them."""
+"""Files of deploy/, parsed as by systemd and Prometheus."""
 
 import json
 import re
@@ -31,7 +31,7 @@ ADDED = {"instance", "job", "le", "__name__"}
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
 def test_systemd_knows_each_line_of_a_unit(unit: Path, tmp_path: Path) -> None:
-    """No unknown key or value; the command exists."""
+    """systemd knows each key and value of the units, and their command exists."""
     text = unit.read_text()
     [command] = re.findall(r"^ExecStart=/opt/halfstep/bin/halfstep (\w+)$", text, re.MULTILINE)
     assert command in ("server", "worker")
@@ -44,7 +44,9 @@ def test_systemd_knows_each_line_of_a_unit(unit: Path, tmp_path: Path) -> None:
 
 
 def test_each_variable_of_units_and_containers_exists() -> None:
-    """Those of comments, too; the file for compose's own variables is documented."""
+    """Each variable in units and containers exists, in comments too, or is documented for
+    compose.
+    """
     root = DEPLOY.parent
     files = [root / "docker-compose.yml", root / "Dockerfile", *DEPLOY.iterdir()]
     text = "\n".join(path.read_text() for path in files)
@@ -63,7 +65,7 @@ def test_rules_and_panels_name_series_with_their_labels(
     running: Run,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    """Each series of an expression exists, with the labels that it selects, groups or prints."""
+    """Each series in a rule or panel exists, with its labels."""
     settings = Settings(data=tmp_path, metrics_token=SecretStr("a-long-random-text"))
     submit(database, ada)
     back_up(database, open_store(settings), tmp_path / "backup")
@@ -98,7 +100,7 @@ def test_rules_and_panels_name_series_with_their_labels(
 
 
 def _expressions() -> Iterator[str]:
-    """Yield the expressions of rules with their texts, and those of panels with their legends."""
+    """Yield the expressions of rules with their texts, and of panels with their legends."""
     for group in yaml.safe_load((DEPLOY / "prometheus-alerts.yml").read_text())["groups"]:
         for rule in group["rules"]:
             yield f"{rule['expr']} # {rule['annotations']['summary']}"

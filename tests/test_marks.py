@@ -1,4 +1,4 @@
-"""Tests of many values."""
+"""Tests that check many values."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tests.marks import looped
 
 
 def test_each_value_that_fails_is_named() -> None:
-    """All values are checked, whatever fails before them."""
+    """All values are checked, and each that fails is named."""
 
     @looped("one, other", [(1, 1), (1, 2), (2, 2), (2, 3)])
     def check(one: int, other: int) -> None:

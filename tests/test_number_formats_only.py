@@ -1,4 +1,4 @@
-"""One formatter: no module, template or script formats a number on its own."""
+"""All numbers are formatted by one module, in Python, templates and scripts."""
 
 import ast
 import re
@@ -39,7 +39,7 @@ def _specs(path: Path) -> Iterator[str]:
 
 
 def test_python_has_no_other_format() -> None:
-    """Sentences, tables and pages take numbers from halfstep.number_formats."""
+    """Sentences, tables and pages format numbers by halfstep.number_formats only."""
     paths = (
         p for room in ("app", "db", "halfstep", "trainer") for p in (ROOT / room).rglob("*.py")
     )
@@ -53,7 +53,7 @@ def test_python_has_no_other_format() -> None:
 
 
 def test_templates_have_no_other_format() -> None:
-    """Templates use the filters, but for coordinates and attributes."""
+    """Templates format numbers by filters only, except coordinates and attributes."""
     found = []
     for path in (ROOT / "app/templates").rglob("*.html"):
         for number, line in enumerate(path.read_text().splitlines(), 1):
@@ -65,7 +65,7 @@ def test_templates_have_no_other_format() -> None:
 
 
 def test_scripts_have_no_other_format() -> None:
-    """Scripts format numbers only by formats.js."""
+    """Scripts format numbers by formats.js only."""
     found = [
         f"{path.name}: {match[0]}"
         for path in (ROOT / "app/static").rglob("*.js")

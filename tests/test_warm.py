@@ -1,4 +1,4 @@
-"""Processes of the tests are forked, which otherwise only the clock would show."""
+"""Tests' processes are forked, which saves time only."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.skipif(os.environ.get("HALFSTEP_COLD") == "yes", reason="nothing is forked")
 @pytest.mark.only_on("postgresql")
 def test_a_worker_forks_although_its_listener_thread_waits(site: Site) -> None:
-    """A worker with a waiting listener thread forks supervisors, which import no torch."""
+    """A worker with a waiting listener thread forks supervisors, with torch already loaded."""
     run_id = site.submit(recipe="gated")
     with site.start_gated_worker():
         site.wait_for_step(run_id, 1)

@@ -43,7 +43,7 @@ MODULES = (
     "worker.daemon",
     "worker.worker",
 )
-#: What these load in the course of their work, by and by.
+#: Modules that these load while they work.
 LOADED = (
     "app.commands",
     "app.serve",
@@ -60,9 +60,9 @@ LOADED = (
     "trainer.recipes.mlp",
     "trainer.recipes.wgan_gp",
 )
-#: What an interpreter reads as it starts, and libraries as they are loaded.
+#: Variables that an interpreter reads at its start, and libraries when loaded.
 READ_AT_START = ("PYTHON", "LD_", "MKL_", "OPENBLAS_")
-#: A worker's thread that waits for word from its database.
+#: A worker's thread that waits for notifications of its database.
 LISTENER = "listener"
 #: Threads that a fork does not need: torchrun's keep-alive.
 HARMLESS = (LISTENER, "RendezvousKeepAliveTimer")
@@ -72,7 +72,7 @@ PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 PARAMETERS = list(inspect.signature(subprocess.Popen._execute_child).parameters)[1:]  # type: ignore[attr-defined]
 PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 
-#: Where this process was forked: what it may have open, which no fork may find so.
+#: Databases that this forked process may have open, and that its own forks must not inherit.
 databases: "weakref.WeakSet[Any]" = weakref.WeakSet()
 is_forked = False
 
@@ -80,7 +80,7 @@ Job = dict[str, Any]
 
 
 class Popen(subprocess.Popen[Any]):
-    """subprocess.Popen, which forks one of MODULES, or a script, where it can."""
+    """A subprocess.Popen that forks one of MODULES, or a script, if possible."""
 
     def _execute_child(self, *values: Any) -> None:
         asked = dict(zip(PARAMETERS, values, strict=True))
@@ -144,7 +144,7 @@ def _read_at_start(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _have_forked(job: Job, streams: list[int]) -> int:
-    """Have the nursery fork, and return the process id of a child of this process."""
+    """Let the nursery fork; return the id of a new child of this process."""
     nursery = _nursery()
     socket.send_fds(nursery, [json.dumps(job).encode()], streams)
     return int(nursery.recv(REQUEST_BYTES))
@@ -199,13 +199,13 @@ def _load() -> None:
 
 
 def _let_go(job: Job, streams: list[int]) -> int:
-    """Fork a process as a child of our parent, and return its pid."""
+    """Fork a process as a child of the parent process; return its PID."""
     reading, writing = os.pipe()
     between = os.fork()
     if not between:
         pid = os.fork()
         if not pid:
-            while os.getppid() != STARTER:  # only then may it be tied to its parent's life
+            while os.getppid() != STARTER:  # only then may it depend on its parent
                 time.sleep(0.001)
             _become(job, streams)
         os.write(writing, str(pid).encode())
@@ -218,7 +218,7 @@ def _let_go(job: Job, streams: list[int]) -> int:
 
 
 def _fork(job: Job, streams: list[int]) -> int:
-    """Fork a child of this process, which was forked itself."""
+    """Fork a child of this process, which is a fork itself."""
     for database in list(databases):
         database.engine.dispose()
     sys.stdout.flush()
@@ -232,13 +232,13 @@ def _fork(job: Job, streams: list[int]) -> int:
 
 
 def _is_waiting(thread: threading.Thread) -> bool:
-    """Whether a listener waits: for its connection, or until it tries again."""
+    """Return whether a listener waits for its connection or its next attempt."""
     frame = sys._current_frames().get(thread.ident or 0)
     return thread.name != LISTENER or frame is None or "wait" in frame.f_code.co_name
 
 
 def _become(job: Job, streams: list[int]) -> NoReturn:
-    """Become the job's process, from its start to its end; nothing inherited is closed."""
+    """Become the job's process until its end; nothing inherited is closed."""
     global is_forked
     code = 1
     try:
@@ -277,7 +277,7 @@ def _take_streams(streams: list[int], *, unbuffered: bool) -> None:
 
 
 def handle_signals(ignored: Collection[int]) -> None:
-    """Handle signals like a fresh interpreter started with these ignored."""
+    """Handle signals like a fresh interpreter with these ones ignored."""
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         how = signal.SIG_IGN if number in ignored else signal.SIG_DFL
@@ -295,7 +295,7 @@ def _seed() -> None:
 
 
 def _run(argv: list[str]) -> int:
-    """Run a request like a fresh interpreter, and return the exit code."""
+    """Run a request like a fresh interpreter; return the exit code."""
     _python, how, *words = argv
     code = 0
     try:

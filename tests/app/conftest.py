@@ -1,4 +1,4 @@
-"""The server as browsers and scripts meet it, with rows that the database layer wrote."""
+"""Fixtures: the server as browsers and scripts use it, with rows that the database layer wrote."""
 
 import json
 import socket
@@ -115,7 +115,7 @@ DESCRIPTIONS: list[str] = []
 
 @pytest.fixture(scope="session", autouse=True)
 def one_event_loop() -> Iterator[None]:
-    """Have clients that are used without `with` share one: each request would start its own."""
+    """Share one event loop among clients without `with`; each request would start its own."""
     with start_blocking_portal() as portal:
         TestClient.portal = portal
         yield
@@ -225,7 +225,7 @@ def client_of(app: FastAPI, database: Database, user: User, **token: Any) -> Tes
 
 
 def csrf_token(client: TestClient) -> str:
-    """Read the token off a page."""
+    """Read the CSRF token from a page."""
     page = client.get("/account").text
     return page.partition('name="csrf-token" content="')[2].partition('"')[0]
 

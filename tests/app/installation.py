@@ -1,6 +1,6 @@
 """An installation in use: two projects that share no member, with rows in every table.
 
-Every text of the hidden project that no request needs to name holds MARK, and its files FILE_MARK.
+Every text of the hidden project that no request has to name contains MARK, and its files FILE_MARK.
 """
 
 import hashlib
@@ -71,7 +71,7 @@ WORDS: dict[str, Any] = {
 
 @dataclass
 class Side:
-    """One project and its people. ids: rows of it, by what paths of routes call them."""
+    """A project with its users. ids: its rows, by the names of path parameters."""
 
     project: str
     owner: User
@@ -91,7 +91,7 @@ class Installation:
 
 
 def install(settings: Settings, database: Database, operator: User) -> Installation:
-    """Fill every table for both projects. The operator owns nothing of them."""
+    """Fill every table for both projects; the admin owns none of the rows."""
     settings.data.mkdir(exist_ok=True)
     sides = [
         _side(settings, database, operator, project, mark)
@@ -114,9 +114,9 @@ def install(settings: Settings, database: Database, operator: User) -> Installat
 
 
 def tables() -> list[Table]:
-    """Return all tables, those that others point to first.
+    """Return all tables, referenced ones first.
 
-    Not those of steps that are not converted: until then a run shows none.
+    Tables of unconverted steps are left out, because a run with them shows no steps.
     """
     return [each for each in Base.metadata.sorted_tables if each.name not in NOT_CONVERTED]
 
@@ -274,7 +274,7 @@ def _artifact(settings: Settings, session: Session, side: Side) -> None:
 
 
 def _add_kept(session: Session, side: Side) -> None:
-    """Add what people keep: a preset, a rule of retention, a check, a view, an upload."""
+    """Add what users store: a preset, a retention rule, a check, a view and an upload."""
     of = {"user_id": side.owner.id, "project": side.project}
     preset = Preset(name=f"{side.mark} preset", recipe="digits", config={}, place={}, **of)
     session.add_all((preset, RetentionRule(log_days=3000.0, **of)))
@@ -327,7 +327,7 @@ def _alert(session: Session, user: User, side: Side) -> None:
 
 
 def _row(name: str, side: Side) -> dict[str, Any]:
-    """Return a row of a table with every column filled, but for keys that number themselves."""
+    """Return a row of a table with every column filled except self-numbering keys."""
     table = Base.metadata.tables[name]
     return {
         column.name: _value(column, side)

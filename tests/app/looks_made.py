@@ -1,4 +1,4 @@
-"""Shared helpers of the tests of looks."""
+"""Shared helpers that count the cost of queries."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ INSTRUCTIONS = 100
 
 @contextmanager
 def count_instructions(database: Database) -> Iterator[list[int]]:
-    """Count what SQLite's machine does, in hundreds of instructions: no clock is as exact."""
+    """Count SQLite's virtual machine instructions in hundreds, which is more exact than a clock."""
     hundreds = [0]
 
     def tick() -> int:

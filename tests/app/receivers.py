@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass
 class Receiver:
-    """Recorded requests, and the status, headers and body of the response."""
+    """A receiver that records requests, with the status, headers and body of its response."""
 
     port: int = 0
     got: list[Any] = field(default_factory=list)
@@ -26,7 +26,7 @@ class Receiver:
 
 @contextmanager
 def http_receiver(tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
-    """A webhook's receiver."""
+    """An HTTP server that receives webhooks."""
     result = Receiver()
 
     class Handler(BaseHTTPRequestHandler):
@@ -54,7 +54,7 @@ def http_receiver(tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
 
 @contextmanager
 def smtp_receiver() -> Iterator[Receiver]:
-    """A mail server that takes any message: got are pairs of recipients and text."""
+    """A mail server that accepts any message: got has pairs of recipients and text."""
     result = Receiver()
 
     class Handler(socketserver.StreamRequestHandler):

@@ -1,4 +1,4 @@
-"""The operator's commands, as a person types them."""
+"""The operator's commands, run as from a terminal."""
 
 import json
 import os
@@ -47,7 +47,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_up_serves_signs_in_and_stops_cleanly(tmp_path: Path) -> None:
-    """The printed link signs in once; Ctrl-C stops server and worker, SIGTERM the next time."""
+    """`halfstep up` prints a link that signs in once, and stops by Ctrl-C or SIGTERM."""
     for number in (signal.SIGINT, signal.SIGTERM):
         with up(HALFSTEP_DATA=str(tmp_path)) as (process, link):
             base = link.split("/?")[0]
@@ -72,8 +72,8 @@ def test_up_serves_signs_in_and_stops_cleanly(tmp_path: Path) -> None:
 
 @pytest.mark.extended
 def test_a_link_leads_to_the_server_of_the_data_folder(tmp_path: Path) -> None:
-    """The link has the port of the running server, unless another one is named or the server
-    has ended or was killed.
+    """`halfstep link` has the port of the running server, unless another is named or the server has
+    ended or was killed.
     """
     environment, file = {"HALFSTEP_DATA": str(tmp_path)}, tmp_path / "server.json"
     with up(**environment) as (_process, link):
@@ -97,7 +97,7 @@ def test_a_link_leads_to_the_server_of_the_data_folder(tmp_path: Path) -> None:
 
 
 def test_a_second_start_on_a_data_folder_says_where_halfstep_runs(tmp_path: Path) -> None:
-    """It names the address of the first, also if it was started for another port."""
+    """A second `halfstep up` on a data folder names the address of the first, on any port."""
     with up(HALFSTEP_DATA=str(tmp_path)) as (_process, link):
         port = str(free_port())
         second = halfstep("up", HALFSTEP_DATA=str(tmp_path), HALFSTEP_PORT=port)
@@ -110,7 +110,7 @@ def test_a_second_start_on_a_data_folder_says_where_halfstep_runs(tmp_path: Path
 @pytest.mark.extended
 @pytest.mark.parametrize("stop", [signal.SIGTERM, *extended([signal.SIGHUP])])
 def test_whatever_stops_up_leaves_no_worker_behind(tmp_path: Path, stop: signal.Signals) -> None:
-    """A service manager's SIGTERM and a closed terminal end it like Ctrl-C."""
+    """SIGTERM and a closed terminal end `halfstep up` and its worker, as Ctrl-C does."""
     for _ in range(2):
         with up(stop, HALFSTEP_DATA=str(tmp_path)) as (process, _link):
             until((tmp_path / f"worker-{socket.gethostname()}.lock").exists)
@@ -121,7 +121,7 @@ def test_whatever_stops_up_leaves_no_worker_behind(tmp_path: Path, stop: signal.
 
 
 def test_up_continues_after_a_kill(site: Site) -> None:
-    """The worker ends with `halfstep up`, so the next one takes its name and finds the
+    """The worker is killed with `halfstep up`, so the next one takes its name and continues its
     trainings.
     """
     gated = {"HALFSTEP_RECIPES": GATED, "HALFSTEP_GATE": str(site.gate)}
@@ -141,7 +141,7 @@ def test_up_continues_after_a_kill(site: Site) -> None:
 
 @pytest.mark.extended
 def test_up_with_a_closed_terminal_leaves_no_worker_behind(tmp_path: Path) -> None:
-    """The reader of the output has ended, as after `halfstep up | head`."""
+    """`halfstep up | head` leaves no worker behind."""
     with up(signal.SIGTERM, HALFSTEP_DATA=str(tmp_path)) as (process, _link):
         until((tmp_path / f"worker-{socket.gethostname()}.lock").exists)
         family = psutil.Process(process.pid).children(recursive=True)
@@ -152,7 +152,7 @@ def test_up_with_a_closed_terminal_leaves_no_worker_behind(tmp_path: Path) -> No
 
 
 def test_written_files_are_private(site: Site) -> None:
-    """Other users can read neither the database nor a run's files nor their folders."""
+    """Other users can read neither database nor runs' files and folders."""
     data = site.data / "data"
     environment = {"HALFSTEP_DATA": str(data), "HALFSTEP_WORKER_NAME": "w1"}
     database = Database(f"sqlite:///{data / 'halfstep.db'}")
@@ -169,7 +169,9 @@ def test_written_files_are_private(site: Site) -> None:
 
 
 def test_up_stops_cleanly_before_the_worker_is_ready(tmp_path: Path) -> None:
-    """Ctrl-C right after the link is no failure, and leaves nothing behind."""
+    """Ctrl-C right after `halfstep up` prints the link exits with 0 and leaves no process
+    behind.
+    """
     with up(HALFSTEP_DATA=str(tmp_path)) as (process, _link):
         family = psutil.Process(process.pid).children(recursive=True)
     assert process.returncode == 0
@@ -183,9 +185,7 @@ def _workers(pid: int) -> list[psutil.Process]:
 
 @pytest.mark.extended
 def test_up_prints_no_link_if_its_worker_has_ended(tmp_path: Path) -> None:
-    """A worker that is killed while the server loads is reported in one sentence, without
-    a link.
-    """
+    """If the worker dies while the server loads, `halfstep up` says so and prints no link."""
     port = {"HALFSTEP_PORT": str(free_port()), "HALFSTEP_DATA": str(tmp_path)}
     process = subprocess.Popen(  # with its modules still to load, unlike tests.warm
         [sys.executable, "-m", "halfstep.cli.main", "up"],
@@ -205,7 +205,7 @@ def test_up_prints_no_link_if_its_worker_has_ended(tmp_path: Path) -> None:
 @pytest.mark.extended
 @pytest.mark.parametrize("stop", [signal.SIGTERM, *extended([signal.SIGINT, signal.SIGHUP])])
 def test_up_stops_cleanly_while_the_server_loads(tmp_path: Path, stop: signal.Signals) -> None:
-    """The worker starts before the server's modules are loaded, and ends before it has begun."""
+    """A signal while the server's modules load also ends the worker, which was started before."""
     port = {"HALFSTEP_PORT": str(free_port()), "HALFSTEP_DATA": str(tmp_path)}
     with heed(stop):
         process = subprocess.Popen(  # with its modules still to load, unlike tests.warm
@@ -238,7 +238,7 @@ def test_up_starts_without_standard_input(tmp_path: Path) -> None:
 
 
 def test_port_in_use_is_named(tmp_path: Path) -> None:
-    """A taken port ends in one sentence that names setting and port, before the worker begins."""
+    """A port in use is reported in one sentence with the setting, before the worker starts."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         ended = halfstep("up", HALFSTEP_DATA=str(tmp_path), HALFSTEP_PORT=port)
@@ -250,7 +250,7 @@ def test_port_in_use_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("data", ["/proc/halfstep", "/dev/null/halfstep"])
 def test_folder_that_cannot_be_written_is_named(data: str) -> None:
-    """A data folder without write permission ends in one sentence that names it."""
+    """For a data folder without write permission one sentence with its name is printed."""
     ended = halfstep("up", HALFSTEP_DATA=data)
     assert ended.returncode == 1
     assert ended.stderr.startswith(f"halfstep: HALFSTEP_DATA: {data} cannot be written")
@@ -277,7 +277,9 @@ def test_database_that_does_not_answer_is_named(tmp_path: Path, url: str, messag
 @pytest.mark.xdist_group("bucket")
 @pytest.mark.parametrize("word", ["server", *extended(["worker"])])
 def test_a_missing_bucket_is_named(bucket: Bucket, tmp_path: Path, word: str) -> None:
-    """The command ends with the reason before anything is served or claimed."""
+    """The command ends with the reason for a missing bucket before anything is served or
+    claimed.
+    """
     url = {"HALFSTEP_STORAGE_URL": "s3://nobody-has-made-it"}
     ended = halfstep(word, HALFSTEP_DATA=str(tmp_path), **url)
     assert ended.returncode == 1
@@ -303,7 +305,7 @@ def test_setting_out_of_range_is_named(tmp_path: Path, name: str, value: str, al
 
 
 def test_the_link_creates_only_the_first_user(tmp_path: Path) -> None:
-    """A name that is mistyped later makes no account; the terminal's deeds are written down."""
+    """The link creates only the first account, not one for a mistyped name, and is audited."""
     environment = {"HALFSTEP_DATA": str(tmp_path)}
     halfstep("migrate", **environment)
     assert "1 to 64 are allowed" in halfstep("link", "x" * 65, **environment).stderr
@@ -319,7 +321,7 @@ def test_the_link_creates_only_the_first_user(tmp_path: Path) -> None:
 
 
 def test_commands_for_an_installation_make_none(tmp_path: Path) -> None:
-    """In a folder without an installation they report it, and create no empty database."""
+    """Commands for an installation report that a folder has none, and create no empty database."""
     for words in (("link", "bob"), ("backup", "here"), ("rebuild", "1"), ("storage", "check")):
         ended = halfstep(*words, HALFSTEP_DATA=str(tmp_path / "data"))
         assert ended.returncode == 1
@@ -328,7 +330,9 @@ def test_commands_for_an_installation_make_none(tmp_path: Path) -> None:
 
 
 def test_sql_of_migrations_is_printed_for_postgresql(site: Site) -> None:
-    """PostgreSQL's SQL needs no installation; for SQLite the command says that there is none."""
+    """The SQL of migrations for PostgreSQL is printed without an installation; for SQLite the
+    command says that there is none.
+    """
     environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
     ended = halfstep("migrate", "--sql", **environment)
     if site.url.startswith("sqlite"):
@@ -352,7 +356,7 @@ def test_backup_migrates_nothing(site: Site, tmp_path: Path) -> None:
 
 
 def test_due_migrations_are_printed_without_a_change(site: Site) -> None:
-    """The output has the space that the copy of a SQLite database needs, and nothing is changed."""
+    """`migrate --check` prints due migrations and the space for a SQLite copy, without a change."""
     environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
     assert "No migration is due." in halfstep("migrate", "--check", **environment).stdout
     before, newest = revisions()[-2:]
@@ -367,7 +371,7 @@ def test_due_migrations_are_printed_without_a_change(site: Site) -> None:
 def test_an_upgrade_that_cannot_begin_is_named(
     site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without the space, the check exits with 1; a database of a newer version is refused."""
+    """Without space the upgrade check exits with 1; a newer version's database is refused."""
     monkeypatch.setenv("HALFSTEP_DATA", str(site.data))
     monkeypatch.setenv("HALFSTEP_DATABASE_URL", site.url)
     command.downgrade(site.database.migrations(), revisions()[-2])
@@ -384,7 +388,7 @@ def test_an_upgrade_that_cannot_begin_is_named(
 
 
 def test_backup_and_storage_check_from_the_command(site: Site, tmp_path: Path) -> None:
-    """The commands print their results and errors."""
+    """Backup and storage check by command print their results and errors."""
     environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
     folder = str(tmp_path / "backup")
     result = halfstep("backup", folder, **environment).stdout
@@ -402,7 +406,7 @@ def test_backup_and_storage_check_from_the_command(site: Site, tmp_path: Path) -
 
 
 def test_rebuild_recomputes_the_summary(site: Site) -> None:
-    """The summaries are restored as they were; an unknown run is named."""
+    """`rebuild` restores the same summaries; an unknown run is named."""
     environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
     offer_digits(site.database)
     running = start_run(site.database, site.owner)
@@ -421,7 +425,7 @@ def test_rebuild_recomputes_the_summary(site: Site) -> None:
 
 
 def test_a_lost_file_of_steps_is_named_by_commands(site: Site) -> None:
-    """A wrong folder deletes no record; `rebuild` converts the run first."""
+    """A wrong data folder causes no deletion of records; `rebuild` converts the run first."""
     environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
     offer_digits(site.database)
     running = start_run(site.database, site.owner)
@@ -446,7 +450,9 @@ def test_a_lost_file_of_steps_is_named_by_commands(site: Site) -> None:
 
 
 def test_a_deep_check_names_damaged_blocks(site: Site, tmp_path: Path) -> None:
-    """The command ends with 1, also with --mend: nothing can restore them. So does a backup."""
+    """A deep check exits with 1 for damaged blocks, also with --mend because nothing can restore
+    them, and so does a backup.
+    """
     environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
     offer_digits(site.database)
     running = start_run(site.database, site.owner)
@@ -481,7 +487,7 @@ def test_what_operators_read_is_json_too(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Each command prints its figures as one object per line, asks nothing, and prints
+    """With --json each command prints its figures as one object per line, asks nothing, and prints
     nothing else.
     """
     monkeypatch.setenv("HALFSTEP_DATA", str(settings.data))

@@ -1,4 +1,4 @@
-"""Many requests at once."""
+"""Many concurrent requests."""
 
 import asyncio
 import gc
@@ -35,7 +35,7 @@ async def _answer(app: FastAPI, token: str, path: str) -> int:
 
 
 async def _answers(app: FastAPI, token: str) -> list[set[int]]:
-    """Send them all at once, readers and then writers; return the status codes of each kind."""
+    """Send all requests at once, readers before writers; return the status codes of each kind."""
     async with _client(app, token) as client:
         reading = [client.get("/api/v1/runs") for _ in range(REQUESTS)]
         read = await asyncio.gather(*reading)
@@ -59,7 +59,7 @@ def test_any_number_of_requests_at_once_are_answered(
 def test_a_rejected_request_leaves_nothing_behind(
     app: FastAPI, database: Database, ada: User
 ) -> None:
-    """The session is released with the request, without a garbage collection."""
+    """After a rejected request the session is released without garbage collection."""
     with database.writing() as session:
         token, _row = accounts.make_api_token(session, ada, "script")
     opened: list[weakref.ref[Session]] = []
@@ -79,7 +79,7 @@ def test_a_rejected_request_leaves_nothing_behind(
 
 
 def test_requests_cannot_exhaust_threads_and_connections(database: Database) -> None:
-    """A request with a connection always gets a thread, and a read-only request a connection."""
+    """Requests with a connection always get a thread, and read-only requests a connection."""
     pool = database.engine.pool
     assert TURNS < 40  # of anyio's threads
     assert database.engine.dialect.name == "sqlite" or pool.size() + pool._max_overflow > TURNS  # type: ignore[attr-defined]

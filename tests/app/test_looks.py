@@ -1,4 +1,4 @@
-"""Cost of requests for a run or the list, for long runs and many runs."""
+"""Cost of requests for a run or the list, with long runs and many runs."""
 
 import itertools
 
@@ -75,7 +75,7 @@ def test_an_update_costs_as_much_as_is_new(
 def test_forks_and_groups_are_found_by_an_index(
     database: Database, running: Run, ada: User
 ) -> None:
-    """Among many runs, those of one parent or group are looked up."""
+    """Runs of one parent or group are found by an index."""
     for _ in range(300):
         submit(database, ada)
     with count_instructions(database) as hundreds, database.reading() as session:
@@ -112,8 +112,8 @@ def test_a_list_of_many_takes_few_queries(
 def test_curves_of_many_runs_take_as_many_queries_as_those_of_two(
     database: Database, ada: User, offered: None, script: TestClient
 ) -> None:
-    """Ten short runs with a metric take as many queries as two, also zoomed in; one run
-    is read once.
+    """Curves of ten short runs with a metric take as many queries as those of two, also zoomed in,
+    and each run is read once.
     """
     events = [make_metric(2, 0.5)]
     for _ in range(10):
@@ -150,8 +150,8 @@ def test_a_page_of_200_runs_takes_eleven_queries(
     monkeypatch: pytest.MonkeyPatch,
     whose: str,
 ) -> None:
-    """The queries read sign-in, permissions, the trash, and all that a row can show: loss,
-    health, retries, position.
+    """A page of 200 runs takes eleven queries for sign-in, permissions, the trash and all that a
+    row can show.
     """
     monkeypatch.setattr("app.runs.list_pages.PAGE_SIZE", 200)
     retrying = {**CONFIG, "scaler": {**CONFIG["scaler"], "retry_in_fp32": True}}

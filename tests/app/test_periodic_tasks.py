@@ -1,4 +1,4 @@
-"""Background tasks of the server."""
+"""The server's background tasks."""
 
 import logging
 from threading import Event

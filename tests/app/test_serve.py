@@ -23,7 +23,7 @@ from tests.site import SECONDS, until
 def test_stream_continues_where_it_was_lost(
     database: Database, running: Run, script: TestClient, address: str
 ) -> None:
-    """A browser that comes back with its last event's id gets only the steps after it."""
+    """A browser that reconnects with the id of its last event gets only later steps."""
     headers = {"authorization": script.headers["authorization"]}
     url = f"{address}/api/v1/runs/{running.id}/live"
     record(database, running, make_steps([1.0] * 3))
@@ -54,7 +54,7 @@ def test_server_stops_while_pages_are_open(
 
 
 def test_an_answer_waits_for_no_acknowledgement(settings: Settings, database: Database) -> None:
-    """Each part is sent at once, however the listening socket was created."""
+    """Each part of a response is sent at once, without waiting for an acknowledgement."""
     with (
         serving(settings, database) as (server, address),
         socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))),
@@ -94,7 +94,7 @@ HALF_REQUESTS = [
 def test_who_sends_no_whole_request_is_not_waited_for(
     address: str, monkeypatch: pytest.MonkeyPatch, said: bytes, after_one: bool
 ) -> None:
-    """The server closes a connection that stays silent, also one that had an answer before."""
+    """The server closes a connection that stays silent, also after a response."""
     with ExitStack() as stack:
         if not after_one:
             monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.2)
@@ -154,7 +154,9 @@ def test_headers_are_bounded(address: str) -> None:
 def test_an_answer_may_take_longer_than_a_request(
     database: Database, settings: Settings, running: Run, script: TestClient
 ) -> None:
-    """The limit is for received data: an open live stream has none."""
+    """A live stream stays open longer than the time limit of requests, which is for
+    received data.
+    """
     headers = {"authorization": script.headers["authorization"]}
     with serving(settings, database) as (server, address), ExitStack() as stack:
         silent = stack.enter_context(socket.create_connection(_host_and_port(address)))

@@ -1,4 +1,4 @@
-"""Several servers behind one address, on one database: real processes."""
+"""Several server processes behind one address, with one database."""
 
 import json
 import os
@@ -45,9 +45,7 @@ def server(site: Site) -> Iterator[httpx2.Client]:
 
 @pytest.mark.only_on("postgresql")
 def test_two_servers_are_as_one(site: Site) -> None:
-    """A session of one is valid at the other, which shows the first one's changes live; failed
-    sign-ins are counted together.
-    """
+    """Two servers share sessions and failed sign-ins, and each shows the other's changes live."""
     offer_digits(site.database)
     with site.database.writing() as session:
         accounts.set_password(session, session.merge(site.owner), PASSWORD)
@@ -92,8 +90,8 @@ def test_two_servers_are_as_one(site: Site) -> None:
 
 
 def test_a_server_whose_database_is_migrated_stops_with_one_sentence(site: Site) -> None:
-    """A migration by a newer version on another machine ends the server, since each
-    request would fail.
+    """A server whose database a newer version migrates ends with one sentence, since each request
+    would fail.
     """
     environment = {**os.environ, **site.environment, "HALFSTEP_PORT": str(free_port())}
     process = warm.Popen(
@@ -112,7 +110,7 @@ def test_a_server_whose_database_is_migrated_stops_with_one_sentence(site: Site)
 
 
 def test_a_worker_whose_database_is_migrated_stops_with_one_sentence(site: Site) -> None:
-    """The worker ends at its next heartbeat."""
+    """A worker whose database was migrated ends at its next heartbeat with one sentence."""
     worker = site.idle_worker()
     _set_revision(site, "9999")
     with pytest.raises(Conflict, match="migrated to revision 9999 by another version"):

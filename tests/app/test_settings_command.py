@@ -13,7 +13,7 @@ VARIABLES = [f"HALFSTEP_{name.upper()}" for name in Settings.model_fields]
 
 @pytest.fixture(autouse=True)
 def empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove all HALFSTEP_* variables."""
+    """Remove all HALFSTEP_* variables from the environment."""
     for name in [*VARIABLES, *(f"HALFSTEP_{each}" for each in variables.OF_SCRIPTS)]:
         monkeypatch.delenv(name, raising=False)
 
@@ -21,7 +21,7 @@ def empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_values_have_their_source_and_default(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The list has every setting, and the variables of scripts that are set."""
+    """Every setting is listed with source and default, and so are variables of scripts."""
     monkeypatch.setenv("HALFSTEP_TRASH_DAYS", "90")
     monkeypatch.setenv("HALFSTEP_SANDBOX", "yes")
     monkeypatch.setenv("HALFSTEP_MODE", "offline")
@@ -39,7 +39,7 @@ def test_values_have_their_source_and_default(
 def test_secrets_are_hidden(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Tokens, and passwords within addresses, are hidden."""
+    """`halfstep settings` hides tokens, and passwords within URLs."""
     secret = "correct-horse"
     for name in ("SMTP_URL", "METRICS_TOKEN", "OIDC_CLIENT_SECRET", "TOKEN"):
         monkeypatch.setenv(f"HALFSTEP_{name}", secret)
@@ -54,7 +54,7 @@ def test_secrets_are_hidden(
 def test_an_unknown_variable_ends_the_start(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each command of the service ends with the right name of the variable."""
+    """An unknown HALFSTEP_* variable ends each command of the service with the correct name."""
     monkeypatch.setenv("HALFSTEP_BIN_DAYS", "90")
     for command in ("settings", "up", "server", "migrate"):
         ended = type_command(command)

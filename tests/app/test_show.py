@@ -62,7 +62,7 @@ def output_file(folder: Path) -> Path:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Return the files of a folder."""
+    """Return the contents of the files in a folder."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
@@ -73,7 +73,7 @@ def names(browser: httpx2.Client) -> set[str]:
 
 
 def test_runs_of_a_folder_are_shown_and_cannot_be_changed(tmp_path: Path) -> None:
-    """Runs of all projects are shown; a viewer cannot rename them, and no file is written."""
+    """`halfstep show` lists runs of all projects, does not allow changes, and writes no file."""
     (tmp_path / "script.py").write_text(SCRIPT)
     assert warm.run([sys.executable, "script.py"], cwd=tmp_path).returncode == 0
     before = contents(tmp_path / "halfstep-runs")
@@ -96,7 +96,7 @@ def test_runs_of_a_folder_are_shown_and_cannot_be_changed(tmp_path: Path) -> Non
 
 
 def test_a_run_grows_while_it_is_shown(tmp_path: Path) -> None:
-    """A damaged run costs only itself; a folder that is missing is read when it is back."""
+    """A growing run is updated, a damaged run affects no other, and a folder may come back."""
     (tmp_path / "script.py").write_text(GROWING)
     (tmp_path / "halfstep-runs" / "damaged").mkdir(parents=True)
     (tmp_path / "halfstep-runs" / "damaged" / "run.json").write_text(json.dumps([]))
@@ -120,7 +120,7 @@ def test_a_run_grows_while_it_is_shown(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["nowhere", "."])
 def test_a_folder_without_runs_is_named(tmp_path: Path, name: str) -> None:
-    """The command ends with the folder's name before anything is started."""
+    """`halfstep show` of a folder without runs ends with its name before anything starts."""
     ended = halfstep("show", str(tmp_path / name), **os.environ)
     assert ended.returncode == 2
     assert str(tmp_path) in ended.stderr.replace("\n", "").replace(" ", "")

@@ -1,4 +1,4 @@
-"""The stylesheets: how large they are, and that nothing in them is left over."""
+"""The stylesheets: their size, and that they have no unused rules."""
 
 import re
 from pathlib import Path
@@ -50,14 +50,14 @@ PAGES = sorted(name for name, text in TEMPLATES.items() if text.startswith("{% e
 
 
 def test_styles_stay_small() -> None:
-    """Repeated rules belong in system.css."""
+    """Stylesheets stay below a size limit; repeated rules belong in system.css."""
     assert len("".join(FILES.values()).encode()) <= MOST_BYTES
     assert len(PAGES) > 30  # the expressions above still find them
 
 
 @looped("name", PAGES)
 def test_a_page_loads_the_styles_of_its_parts_and_few_others(name: str) -> None:
-    """A class of its templates that only one component has is in a file that it loads."""
+    """A page loads the stylesheets with classes of its templates that one component defines."""
     loaded = _list_loaded(name)
     assert sum(len(FILES[style].encode()) for style in loaded) <= MOST_BYTES_OF_A_PAGE
     text = "".join(TEMPLATES[part] for part in _with_parts(name))
@@ -79,7 +79,7 @@ def test_each_class_is_in_use() -> None:
 
 
 def test_compacting_keeps_what_a_stylesheet_says() -> None:
-    """Spaces between selectors and in quotes stay; comments, others and leading zeros go."""
+    """Comments, needless spaces and leading zeros go; spaces between selectors and quotes stay."""
     css = '/* a */\n.a .b, [c="d"] > d { content: ": ; 0.5"; f: 0 0.5em 10.5px; }'
     assert compact(css) == '.a .b,[c=d]>d{content:": ; 0.5";f:0 .5em 10.5px}'
     assert compact("@media (width < 9px) { e { f: g } }") == "@media (width < 9px){e{f:g}}"

@@ -1,4 +1,4 @@
-"""A server's installation: without the extra `worker`, and so without torch."""
+"""An installation of the server without the extra `worker`, and so without torch."""
 
 import re
 import subprocess
@@ -33,7 +33,7 @@ def run_without_worker(code: str) -> str:
 
 @pytest.mark.extended
 def test_server_and_database_need_nothing_of_the_extra() -> None:
-    """Every module of `app` and `db` is imported without it."""
+    """Every module of `app` and `db` can be imported without the extra `worker`."""
     code = """
 import app, db
 from importlib import import_module
@@ -46,7 +46,9 @@ for package in (app, db):
 
 
 def test_the_start_of_a_server_loads_no_package_that_few_requests_need() -> None:
-    """The excluded packages take a tenth to half a second each, and megabytes."""
+    """A server starts without packages that few requests need, each of which costs a tenth to half
+    a second and megabytes.
+    """
     packages = {"optuna", "psycopg", "pyarrow", "scipy", "uvicorn"}
     code = f"import sys, app.serve; print(*{packages} & {{*sys.modules}})"
     assert run_without_worker(code).split() == ["uvicorn"]
@@ -54,7 +56,9 @@ def test_the_start_of_a_server_loads_no_package_that_few_requests_need() -> None
 
 @pytest.mark.extended
 def test_help_names_missing_packages_of_the_worker() -> None:
-    """Help of the server's commands works; that of the worker's names the missing packages."""
+    """Without the extra `worker` the help of server commands works, and that of worker commands
+    names the missing packages.
+    """
     text = run_without_worker("from halfstep.cli.main import main; main(['--help'])")
     text = re.sub(r"\s+", " ", text)
     assert "server Start only the server" in text

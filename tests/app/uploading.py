@@ -37,7 +37,7 @@ def write_token(database: Database, user: User) -> str:
 
 
 class Uploader:
-    """Sends one run with a token, as one process of it after the other."""
+    """An uploader of one run with a token, for one process after the other."""
 
     def __init__(self, client: TestClient | httpx2.Client, token: str, folder: Path) -> None:
         self.client, self.folder = client, folder
@@ -61,7 +61,7 @@ class Uploader:
     def put(
         self, piece: bytes, *, offset: int | None = None, packed: bool = False, **headers: str
     ) -> httpx2.Response:
-        """Send a piece of the file that the server is at."""
+        """Send a piece of the file that the server is receiving."""
         offset = self.offset if offset is None else offset
         if packed:
             piece, headers = gzip.compress(piece), {"Content-Encoding": "gzip"}

@@ -1,4 +1,4 @@
-"""Fixtures for several machines and for the engine of a cluster."""
+"""Fixtures of several machines, and of a cluster's engine."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Lead what connects to an address to a Unix socket: … forward HOST PORT PATH."""
+"""Forward connections from an address to a Unix socket: … forward HOST PORT PATH."""
 
 import asyncio
 import sys

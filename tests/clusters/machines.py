@@ -1,4 +1,4 @@
-"""Machines of a test's own: network namespaces on a bridge, each a host with its own processes.
+"""Machines for tests: network namespaces on a bridge, each a host with its own processes.
 
 Each has its own hostname, disk folder and process ids, so that it can be cut off or switched off as
 a whole. Database and bucket are on the host that all of them reach over the bridge.
@@ -22,13 +22,13 @@ WORKER = f"exec {sys.executable} -m worker.worker"
 
 
 def can_make_machines() -> bool:
-    """Return whether machines can be made here: root, with iproute2."""
+    """Return whether machines can be created here, which needs root and iproute2."""
     tried = subprocess.run(["ip", "netns", "list"], capture_output=True, check=False)
     return os.geteuid() == 0 and tried.returncode == 0
 
 
 class Machine:
-    """One host: its worker is its first process, with which all others end."""
+    """A host whose first process is its worker; with it all others end."""
 
     def __init__(self, site: Site, folder: Path, number: int) -> None:
         self.site, self.number = site, number
@@ -87,14 +87,14 @@ class Machine:
         )
 
     def cut(self) -> None:
-        """Take it off the network."""
+        """Disconnect the machine from the network."""
         ip("link", "set", self.link, "down")
 
     def mend(self) -> None:
         ip("link", "set", self.link, "up")
 
     def switch_off(self) -> None:
-        """End all of its processes at once."""
+        """End all processes of the machine at once."""
         if self.process is not None:
             self.process.kill()
             self.process.wait(SECONDS)

@@ -13,7 +13,7 @@ def worker_of(site: Site, run_id: int, number: int) -> str:
 
 
 def assert_never_two_at_once(site: Site, run_id: int) -> None:
-    """Compare the times at which ranks requested batches, by the clock of this machine."""
+    """Assert that attempts requested their batches in separate periods, by this machine's clock."""
     times: dict[int, list[float]] = {}
     for line in (site.data / "trace").read_text().splitlines():
         run, attempt, moment = line.split()

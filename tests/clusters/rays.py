@@ -1,4 +1,4 @@
-"""A Ray of a test's own, over machines of its own: a head without devices, and nodes."""
+"""A Ray for tests over several machines: a head without devices, and nodes."""
 
 import sys
 from collections.abc import Iterator
@@ -16,14 +16,14 @@ OBJECT_STORE_BYTES = 80_000_000  # the least that Ray takes
 
 
 class Cluster:
-    """Machines of a Ray cluster; the first one has the head."""
+    """Machines of a Ray cluster, of which the first is the head."""
 
     def __init__(self, made: list[Machine]) -> None:
         self.head, self.nodes = made[0], made[1:]
 
     @property
     def address(self) -> str:
-        """Address of the cluster for other machines."""
+        """The address of the cluster for other machines."""
         return f"ray://{self.head.address}:10001"
 
     def start(self, beside: str, **environment: str) -> None:
@@ -35,13 +35,13 @@ class Cluster:
         until(lambda: all(map(_has_started, self.nodes)))
 
     def kill_head(self) -> None:
-        """End the head's process, which has the state of the cluster; its machine stays."""
+        """Kill the head's process, which has the cluster's state; its machine stays."""
         [process] = self._processes("gcs_server", [self.head])
         process.kill()
 
     @property
     def is_there(self) -> bool:
-        """Return whether a process of Ray still runs on its nodes."""
+        """Return whether a process of Ray is still running on a node."""
         return bool(self._processes("raylet", self.nodes))
 
     def _processes(self, name: str, machines: list[Machine]) -> list[psutil.Process]:
@@ -55,7 +55,7 @@ class Cluster:
 
 
 def _command(machine: Machine, words: str, beside: str = "sleep infinity") -> str:
-    """Return the command of a machine: a part of Ray with a /tmp/ray of its own.
+    """Return a machine's command: a part of Ray with its own /tmp/ray.
 
     The machine outlives Ray's daemons.
     """

@@ -1,4 +1,4 @@
-"""Three machines, and one run over two of them that suffers each fault many times over."""
+"""Three machines, and one run over two of them that suffers each fault repeatedly."""
 
 import os
 import random
@@ -41,7 +41,7 @@ MODERATE = {"HALFSTEP_TEST_STEP_SECONDS": "0.2", "HALFSTEP_MAX_ATTEMPTS": "1000"
 
 
 class Scene:
-    """The machines, the run on two of them, and the bucket that its checkpoints are in."""
+    """The machines, the run on two of them, and its bucket of checkpoints."""
 
     def __init__(self, site: Site, three: list[Machine], folder: Path, bucket: Bucket) -> None:
         self.site, self.three, self.folder, self.bucket = site, three, folder, bucket
@@ -61,7 +61,7 @@ class Scene:
         return self.site.submit(recipe="gated", nodes=2, config=config)
 
     def victim(self, number: int) -> Machine:
-        """Return the machine of node `number` of the run."""
+        """Return the machine of the run's node `number`."""
         name = worker_of(self.site, self.run_id, number)
         return next(each for each in self.three if each.name == name)
 
@@ -71,7 +71,7 @@ class Scene:
         until(lambda: run(self.run_id).status == Status.RUNNING)
 
     def end(self, run_id: int) -> dict[str, Any]:
-        """Return the last checkpoint of a run."""
+        """Return a run's last checkpoint."""
         with self.site.database.reading() as session:
             saved = checkpoints.to_resume(session, runs.get(session, run_id))[0]
         settings = Settings(data=self.folder / "other", storage_url=self.bucket.url)
@@ -134,7 +134,7 @@ def database_stopped(scene: Scene, _machine: Machine) -> None:
 
 
 def bucket_away(scene: Scene, _machine: Machine) -> None:
-    """The bucket answers 500 while three more checkpoints are made, which arrive afterwards."""
+    """Let the bucket fail during three checkpoints, which arrive afterwards."""
     before = scene.site.run(scene.run_id)
     scene.bucket.proxy.is_broken = True
     scene.site.wait_for_step(scene.run_id, before.step + 15)
@@ -198,7 +198,7 @@ def test_a_run_over_two_machines_survives_it_again_and_again(
 
 
 def _kill(scene: Scene, machine: Machine, module: str) -> None:
-    """End one process of a machine by force, and wait for the next attempt."""
+    """Kill a process of a machine, and wait for the next attempt."""
     before = scene.site.run(scene.run_id).attempt
     until(lambda: bool(_processes(machine, module)))
     os.kill(_processes(machine, module)[0], signal.SIGKILL)
@@ -206,7 +206,7 @@ def _kill(scene: Scene, machine: Machine, module: str) -> None:
 
 
 def _processes(machine: Machine, module: str) -> list[int]:
-    """Return the processes of a machine that run a module and have not ended."""
+    """Return the machine's live processes that run a module."""
     assert machine.process is not None
     found = []
     for each in psutil.Process(machine.process.pid).children(recursive=True):

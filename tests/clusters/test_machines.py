@@ -43,9 +43,7 @@ FAULTS: list[Callable[[Machine], None]] = [kill_node, cut_off]
 def test_a_lost_machine_costs_an_attempt_and_no_step(
     site: Site, three: list[Machine], failure_kind: Callable[[Machine], None], number: int
 ) -> None:
-    """Another machine takes its place, two attempts never train at once, and the end is
-    bit-identical.
-    """
+    """After a machine's loss another one takes its place, and the end is bit-identical."""
     config = {"precision": "fp16", "training": {"steps": STEPS, "batch_size": 16}}
     config["checkpoints"] = {"every_steps": 5}
     for machine in three:
@@ -77,7 +75,7 @@ def end(site: Site, run_id: int) -> dict[str, object]:
 
 
 def test_a_short_network_failure_costs_nothing(site: Site, three: list[Machine]) -> None:
-    """With a link and the database unreachable for an eighth of the lease each, attempt 1
+    """If a link and the database are unreachable for an eighth of the lease each, attempt 1
     completes with all rows. (TCP retries after as long as it has waited.)
     """
     for machine in three[:2]:

@@ -1,4 +1,4 @@
-"""Pilots by a real Ray: a head and two nodes, each a machine of its own."""
+"""Pilots by a real Ray, with a head and two nodes on separate machines."""
 
 import importlib.util
 import sys
@@ -30,7 +30,7 @@ STEPS = 3000
 
 @pytest.fixture
 def engine(site: Site, tmp_path: Path) -> Iterator[Ray]:
-    """An engine outside of the cluster, connected to it."""
+    """An engine outside of the cluster that is connected to it."""
     with ray_cluster(site, tmp_path) as cluster:
         settings = Settings(
             data=site.data, placement="ray", ray_address=cluster.address, ray_resource="CPU"
@@ -49,7 +49,7 @@ def _is_up(engine: Ray) -> bool:
 
 @dataclass(frozen=True)
 class Sleepers(Pilots):
-    """Pilots that only write their environment, and sleep."""
+    """Pilots that write their environment, and sleep."""
 
     @property
     def command(self) -> list[str]:
@@ -58,9 +58,9 @@ class Sleepers(Pilots):
 
 
 def test_actors_are_placed_once_seen_and_cancelled(engine: Ray) -> None:
-    """Any number of calls has the same effect. A request that does not fit waits as a whole
-    with the reason, an actor that cannot start its worker reports it, and a node lists all
-    missing packages.
+    """Placing, polling and cancelling can be repeated. A request that does not fit waits as a whole
+    with the reason, an actor that cannot start its worker reports it, and a node lists all missing
+    packages.
     """
     first, second, large = Sleepers(1, 1, 2, 1), Sleepers(2, 1, 2, 1), Sleepers(3, 1, 3, 1)
     assert engine.poll(first).state == "gone"
@@ -90,9 +90,8 @@ def test_actors_are_placed_once_seen_and_cancelled(engine: Ray) -> None:
 
 
 def test_a_run_trains_where_ray_has_room_and_outlives_its_head(site: Site, tmp_path: Path) -> None:
-    """The run has two nodes. Another one waits with Ray's reason, and leaves Ray when it is
-    cancelled. The head is lost, and a minute later all of Ray: the run ends in its first
-    attempt.
+    """A run of two nodes survives the loss of the head and then of all Ray, in its first
+    attempt. Another run waits with Ray's reason, and leaves Ray when it is cancelled.
     """
     with place_by_ray(site, tmp_path) as cluster:
         until(lambda: site.offers("gated"))
@@ -114,7 +113,7 @@ def test_a_run_trains_where_ray_has_room_and_outlives_its_head(site: Site, tmp_p
 
 
 def test_a_lost_node_costs_an_attempt_and_the_record_is_whole(site: Site, tmp_path: Path) -> None:
-    """The expired lease queues the run again, and Ray has room for it on the other node."""
+    """After a node is lost the lease expires, and Ray places the run on another node."""
     with place_by_ray(site, tmp_path) as cluster:
         until(lambda: site.offers("gated"))
         run_id = site.submit(STEPS, recipe="gated")
@@ -129,7 +128,7 @@ def test_a_lost_node_costs_an_attempt_and_the_record_is_whole(site: Site, tmp_pa
 
 @contextmanager
 def place_by_ray(site: Site, folder: Path) -> Iterator[Cluster]:
-    """Start Ray with a placer on its head."""
+    """Start Ray with a placer on the head's machine."""
     placing = {"PLACEMENT": "ray", "RAY_RESOURCE": "CPU", "RAY_ADDRESS": f"{NET}.10:{PORT}"}
     result = {f"HALFSTEP_{name}": value for name, value in placing.items()}
     placer = f"{sys.executable} -m worker.clusters.placer >{folder}/placer.log 2>&1"
@@ -144,7 +143,7 @@ def placement_state(site: Site, run_id: int) -> str:
 
 
 def why(site: Site, run_id: int) -> str:
-    """Return why a queued run waits."""
+    """Return the pending reason of a queued run."""
     with site.database.reading() as session:
         return pending_reasons.reason(
             runs.get(session, run_id), pending_reasons.Queue.read(session)

@@ -1,4 +1,4 @@
-"""Pilots by a real Slurm: its own daemons, two nodes on this machine."""
+"""Pilots by a real Slurm with its daemons and two nodes on this machine."""
 
 import os
 import subprocess
@@ -43,7 +43,7 @@ def engine(cluster: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> p
 
 @dataclass(frozen=True)
 class Sleepers(Pilots):
-    """Pilots that only write their environment, and sleep."""
+    """Pilots that write their environment, and sleep."""
 
     @property
     def command(self) -> list[str]:
@@ -51,8 +51,8 @@ class Sleepers(Pilots):
 
 
 def test_a_job_is_placed_once_seen_and_cancelled(engine: placement.Placement) -> None:
-    """Any number of calls has the same effect; a job that needs more nodes than are free waits
-    with the reason.
+    """Placing, polling and cancelling can be repeated; a job that needs more nodes than are free
+    waits with the reason.
     """
     first, second = Sleepers(1, 1, 2, 1), Sleepers(2, 1, 2, 1)
     assert engine.poll(first).state == "gone"
@@ -74,7 +74,7 @@ def test_a_job_is_placed_once_seen_and_cancelled(engine: placement.Placement) ->
 def test_a_rejection_of_slurm_has_its_message(
     engine: placement.Placement, cluster: Slurm, tmp_path: Path
 ) -> None:
-    """The message of an unknown partition, or of too many nodes, is Slurm's."""
+    """A rejected job has Slurm's message, as for an unknown partition or too many nodes."""
     wrong = Settings(data=tmp_path, placement="slurm", slurm_options="--partition=nowhere")
     with pytest.raises(PlacementRejected, match="invalid partition"):
         placement.open_placement(wrong).place(Sleepers(3, 1, 1, 1))
@@ -87,7 +87,7 @@ def test_a_rejection_of_slurm_has_its_message(
 def test_an_unreachable_slurm_rejects_no_run(
     engine: placement.Placement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A configuration that cannot be read is an outage: every call of the placer waits for it."""
+    """An unreadable configuration is an outage, for which every call of the placer waits."""
     broken = tmp_path / "slurm.conf"
     broken.write_text("nonsense\n")
     monkeypatch.setenv("SLURM_CONF", str(broken))
@@ -107,7 +107,7 @@ def test_another_installation_has_other_jobs(engine: placement.Placement, tmp_pa
 
 
 def test_runs_train_where_slurm_puts_them(site: Site, cluster: Slurm, tmp_path: Path) -> None:
-    """Each of two nodes has a worker only for this run. Near the time limit it leaves a
+    """Each of two nodes has a worker for this run only. Near the time limit it leaves a
     checkpoint, is placed again, and resumes exactly; a cancelled one leaves Slurm's queue.
     """
     with placing(site, cluster, "--exclusive --time=10", lease_seconds=30):
@@ -136,7 +136,7 @@ def test_runs_train_where_slurm_puts_them(site: Site, cluster: Slurm, tmp_path: 
 def test_a_node_is_checked_before_the_first_run(
     cluster: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Missing requirements of the node are reported; a missing partition is reported by Slurm."""
+    """A node's missing requirements are reported by the check, a missing partition by Slurm."""
     for name, value in {**cluster.environment, "HALFSTEP_DATA": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
     said = "\n".join(map(str, of_placement(Settings(data=tmp_path, placement="slurm"))))
@@ -151,7 +151,7 @@ def test_a_node_is_checked_before_the_first_run(
 def test_a_node_whose_daemon_dies_is_a_machine_that_is_lost(
     site: Site, cluster: Slurm, tmp_path: Path
 ) -> None:
-    """Slurm ends the job and kills its processes; only the lease queues the run again."""
+    """If a node's daemon dies, Slurm ends the job, and the expired lease queues the run again."""
     with placing(site, cluster, "--exclusive", lease_seconds=15):
         run_id = site.submit(steps=80, recipe="gated")
         site.wait_for_step(run_id, 3)
@@ -166,7 +166,7 @@ def test_a_node_whose_daemon_dies_is_a_machine_that_is_lost(
 
 @contextmanager
 def placing(site: Site, cluster: Slurm, options: str, *, lease_seconds: int) -> Iterator[None]:
-    """Run a placer with these options, once it offers the gated recipe."""
+    """Run a placer with these options; yield once it offers the gated recipe."""
     own = {**cluster.environment, **site.environment, "HALFSTEP_PLACEMENT": "slurm"}
     own |= {"HALFSTEP_SLURM_OPTIONS": options, "HALFSTEP_LEASE_SECONDS": str(lease_seconds)}
     own |= {"HALFSTEP_RECIPES": GATED, "HALFSTEP_GATE": str(site.gate)}
@@ -180,7 +180,7 @@ def placing(site: Site, cluster: Slurm, options: str, *, lease_seconds: int) -> 
 
 
 def why(site: Site, run_id: int) -> str:
-    """Return why a queued run waits."""
+    """Return the pending reason of a queued run."""
     with site.database.reading() as session:
         return pending_reasons.reason(
             runs.get(session, run_id), pending_reasons.Queue.read(session)

@@ -1,4 +1,4 @@
-"""Runs and workers as tests need them."""
+"""Fixtures of runs and workers."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ SAMPLED |= {"test_grouping.py", "test_log_lines.py", "test_series.py"}
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
-    """Run these tests on both databases in `make test`, of some modules only the first."""
+    """Run database tests on both databases in `make test`, some modules on the first only."""
     if isinstance(collector, pytest.Module):
         is_sampled = not SAMPLED.isdisjoint(collector.path.parts)
         collector.add_marker("sql_sample" if is_sampled else "sql")
@@ -104,7 +104,7 @@ def running(database: Database, ada: User, worker: Worker) -> Run:
 
 
 def is_blocked(database: Database) -> bool:
-    """Return whether a connection waits for a lock of another one."""
+    """Return whether a connection waits for another one's lock."""
     waits = select(func.count()).select_from(text("pg_stat_activity"))
     waits = waits.where(text("wait_event_type = 'Lock' AND datname = current_database()"))
     with database.reading() as session:

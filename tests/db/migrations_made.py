@@ -12,7 +12,7 @@ from sqlalchemy import (
 
 
 def a_value(column: Any) -> Any:
-    """Return a value of a column's type; a key refers to the first row."""
+    """Return a value of a column's type, or the first row's key."""
     if isinstance(column.type, Boolean):
         return True
     if isinstance(column.type, Integer):

@@ -1,4 +1,4 @@
-"""Commands in the queue."""
+"""Queued commands."""
 
 import pytest
 
@@ -18,9 +18,7 @@ def reason(database: Database, run: Run) -> str:
 def test_only_a_worker_that_offers_commands_claims_them(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """Workers without the permission pass them by; one with it claims both kinds in the
-    queue's order.
-    """
+    """Workers without the permission skip commands; one with it claims both kinds in order."""
     with database.writing() as session:
         command, recipe = submit_command(session, ada), submit(session, ada)
         first = claim(session, worker)
@@ -35,7 +33,7 @@ def test_only_a_worker_that_offers_commands_claims_them(
 def test_a_command_needs_its_number_of_devices(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """Precision and memory, which are unknown for commands, exclude no worker."""
+    """A command claims its number of devices, without regard to precision and memory."""
     with database.writing() as session:
         submit_command(session, ada, devices_per_node=2, config={"training": 1})
         assert claim(session, worker, commands=True, free_devices=[0]) is None
@@ -47,9 +45,7 @@ def test_a_command_needs_its_number_of_devices(
 def test_a_queued_command_has_a_pending_reason(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """Without a worker that offers commands the reason names the setting; with one it is that
-    of any other run.
-    """
+    """A queued command's reason names the setting if no worker offers commands."""
     with database.writing() as session:
         command = submit_command(session, ada, devices_per_node=2)
     assert reason(database, command) == (
@@ -66,7 +62,7 @@ def test_a_queued_command_has_a_pending_reason(
 def test_a_command_is_held_in_the_queue_and_not_paused(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """Only its script could resume it; kill and cancel work."""
+    """A queued command can be held; a running one can be cancelled or killed, but not paused."""
     with database.writing() as session:
         waits, works = submit_command(session, ada), submit_command(session, ada)
         assert run_control.pause(session, waits.id, ada).status == Status.PAUSED
@@ -81,6 +77,6 @@ def test_a_command_is_held_in_the_queue_and_not_paused(
 
 
 def test_a_command_that_waits_for_no_run_is_rejected(database: Database, ada: User) -> None:
-    """A command that waits for an unknown run is rejected like any other run."""
+    """A command that waits for an unknown run is rejected, as any run is."""
     with database.writing() as session, pytest.raises(Invalid, match="there is no run 7"):
         submit_command(session, ada, after_id=7)

@@ -1,4 +1,4 @@
-"""The connection, the migrations and the clock."""
+"""The database connection, the migrations and the clock."""
 
 import secrets
 import time
@@ -19,7 +19,7 @@ from db.tables import LatestMetric, Run, Table, User
 
 
 def test_migrations_give_the_tables_of_the_code(database: Database) -> None:
-    """A migrated database has the schema of a fresh one."""
+    """Migrations give the schema of the table classes."""
 
     elsewhere = {"sqlite": "ix_runs_kept", "postgresql": "ix_runs_listed"}
 
@@ -34,7 +34,7 @@ def test_migrations_give_the_tables_of_the_code(database: Database) -> None:
 
 @pytest.mark.only_on("postgresql")
 def test_migrations_give_the_key_of_the_code(database: Database) -> None:
-    """Columns of indexes and keys are equal, which the test above does not compare."""
+    """Migrations give the indexes and keys of the table classes."""
     with database.reading() as session:
         query = text("SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conname = :name")
         key = session.scalar(query, {"name": "pk_run_config_values"})
@@ -45,7 +45,7 @@ def test_migrations_give_the_key_of_the_code(database: Database) -> None:
 
 
 def test_migrating_twice_changes_nothing(database: Database) -> None:
-    """A second start finds its tables and keeps them."""
+    """Migrating again changes nothing."""
     database.migrate()
 
 
@@ -56,7 +56,7 @@ def test_clock_counts_seconds_since_the_epoch(database: Database) -> None:
 
 
 def test_failed_transaction_leaves_nothing(database: Database) -> None:
-    """An error inside a transaction undoes all of it."""
+    """An error within a transaction undoes all of it."""
     with suppress(ZeroDivisionError), database.writing() as session:
         accounts.user_named(session, "ada")
         _ = 1 / 0
@@ -65,7 +65,7 @@ def test_failed_transaction_leaves_nothing(database: Database) -> None:
 
 
 def test_a_reader_sees_one_snapshot(database: Database, ada: User) -> None:
-    """Writes of others are visible in the next session, and a reader writes nothing."""
+    """A reader sees one snapshot, later writes in the next session, and cannot write."""
     with database.reading() as session:
         before = session.scalars(select(User.name)).all()
         with database.writing() as other:
@@ -77,7 +77,7 @@ def test_a_reader_sees_one_snapshot(database: Database, ada: User) -> None:
 
 @pytest.mark.parametrize("kind", ["read_only", "single_write", "reading", "writing"])
 def test_a_closed_session_cannot_be_used(database: Database, kind: str) -> None:
-    """A closed session cannot begin a transaction that nothing would end."""
+    """A closed session cannot begin another transaction, which nothing would end."""
     with getattr(database, kind)() as session:
         session.scalar(select(now()))
     with pytest.raises(InvalidRequestError):
@@ -88,7 +88,7 @@ def test_a_closed_session_cannot_be_used(database: Database, kind: str) -> None:
 def test_a_silent_transaction_releases_its_locks(
     database_url: str, database: Database, running: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run that it locked can be locked by others, and its own transaction ends as an outage."""
+    """A transaction that stays silent loses its locks, and ends as an outage."""
     monkeypatch.setattr("db.database.IDLE_MILLISECONDS", 100)
     silent = Database(database_url)
 
@@ -106,7 +106,7 @@ def test_a_silent_transaction_releases_its_locks(
 
 
 def test_silent_database_is_named_without_its_password() -> None:
-    """A database that does not answer gives an error with its address and no secret."""
+    """The error for an unresponsive database has its address without the password."""
     url = "postgresql+psycopg://halfstep:sesame@127.0.0.1:9/halfstep?password=sesame"
     database = Database(url)
     with pytest.raises(DatabaseUnreachable, match=r"127\.0\.0\.1:9") as caught:
@@ -116,14 +116,14 @@ def test_silent_database_is_named_without_its_password() -> None:
 
 @pytest.mark.parametrize("url", ["mysql://localhost/x", "nonsense", "sqlite+nothing:///x"])
 def test_url_that_cannot_be_understood_names_the_setting(url: str) -> None:
-    """A wrong URL gives an error that names HALFSTEP_DATABASE_URL."""
+    """The error for an invalid URL names HALFSTEP_DATABASE_URL."""
     with pytest.raises(Invalid, match="HALFSTEP_DATABASE_URL"):
         Database(url)
 
 
 @pytest.mark.only_on("postgresql")
 def test_values_too_long_for_an_index_are_no_outage(database: Database, running: Run) -> None:
-    """Such a value is rejected at once, because as an outage it would be retried forever."""
+    """A value too long for an index is rejected, not retried like an outage."""
     name = secrets.token_hex(20_000)  # that nothing can compress
     metric = LatestMetric(run_id=running.id, name=name, step=1, value=0.5)
     with pytest.raises(DBAPIError) as caught, database.writing() as session:

@@ -1,4 +1,4 @@
-"""A SQLite database is copied before it is migrated."""
+"""Copies of a SQLite database before migrations."""
 
 import shutil
 import sqlite3
@@ -23,7 +23,9 @@ def revision_of(path: Path) -> str:
 
 
 def test_a_migration_leaves_a_copy_of_the_database_as_it_was(database: Database) -> None:
-    """The copy is private to the user and the only one; a start without a migration makes none."""
+    """A migration leaves one private copy of the earlier database; a start without one makes no
+    copy.
+    """
     assert database.file is not None
     database.migrate()
     assert database_copy.copies(database.file) == []
@@ -40,7 +42,7 @@ def test_a_migration_leaves_a_copy_of_the_database_as_it_was(database: Database)
 def test_without_space_for_the_copy_nothing_is_changed(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error says how much is needed."""
+    """Without space for the copy nothing is migrated, and the error has the needed space."""
     before = revisions()[-2]
     command.downgrade(database.migrations(), before)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=1000))

@@ -1,4 +1,4 @@
-"""Migrations of databases that have rows, there and back."""
+"""Migrations of databases with rows, up and down."""
 
 import io
 import json
@@ -63,7 +63,7 @@ def tables(database: Database) -> list[TableClause]:
 
 
 def counts(database: Database, names: Iterable[str]) -> set[int]:
-    """Return the number of rows of those tables that exist."""
+    """Return the number of rows of the given tables that exist."""
     there = set(inspect(database.engine).get_table_names())
     numbers = [
         select(func.count()).select_from(table(name)).scalar_subquery()
@@ -74,7 +74,7 @@ def counts(database: Database, names: Iterable[str]) -> set[int]:
 
 
 def fill(database: Database, *, without: Collection[str] = ()) -> set[str]:
-    """Put one row, with a value in each column, into every table; return their names."""
+    """Insert one row, with a value in each column, into every table; return the tables' names."""
     found = [each for each in tables(database) if each.name not in without]
     with database.engine.begin() as connection:
         connection.execute(text(IN_ANY_ORDER[database.engine.name]))
@@ -108,7 +108,7 @@ def test_rows_outlive_every_migration(database: Database) -> None:
 
 
 def test_every_revision_is_tried() -> None:
-    """A new revision is in this module's list."""
+    """Every revision is in this module's list."""
     script = ScriptDirectory.from_config(Database("sqlite:///unused.db").migrations())
     assert [each.revision for each in script.walk_revisions()][::-1] == REVISIONS
     assert revisions() == REVISIONS  # read without Alembic
@@ -116,9 +116,7 @@ def test_every_revision_is_tried() -> None:
 
 @looped("revision", ["0034", "9999"])
 def test_an_unknown_revision_is_named(database: Database, revision: str) -> None:
-    """A revision that is older than the first one left, or of a newer version, is named, and
-    nothing is changed.
-    """
+    """An unknown revision, older or newer than all known ones, is named, and nothing changes."""
     stored = "UPDATE alembic_version SET version_num = '{}'"
     newest = REVISIONS[-1]
     with database.engine.begin() as connection:
@@ -132,7 +130,7 @@ def test_an_unknown_revision_is_named(database: Database, revision: str) -> None
 
 @pytest.mark.only_on("sqlite")
 def test_foreign_keys_are_on_after_a_migration(database: Database) -> None:
-    """Foreign keys are off only while tables are rebuilt."""
+    """Foreign keys are enforced again after a migration rebuilt tables."""
     database.migrate()
     with database.engine.connect() as connection:
         assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar_one() == 1
@@ -140,9 +138,7 @@ def test_foreign_keys_are_on_after_a_migration(database: Database) -> None:
 
 @pytest.mark.only_on("postgresql")
 def test_sql_is_printed_without_a_change(database: Database) -> None:
-    """The SQL of migrations is printed for users who apply changes by hand, and nothing
-    is changed.
-    """
+    """The SQL of migrations can be printed for users who apply it by hand; nothing is changed."""
     text = io.StringIO()
     command.upgrade(database.migrations(text), "0035:head", sql=True)
     assert "ALTER TABLE deeds RENAME TO audit_events" in text.getvalue()
@@ -152,8 +148,8 @@ def test_sql_is_printed_without_a_change(database: Database) -> None:
 def test_losses_and_summaries_of_an_earlier_version_are_understood(
     database: Database, running: Run
 ) -> None:
-    """A loss stored as NULL was NaN: such a run still counts as diverged. Of metrics one summary of
-    each size was stored for every point; now points are read.
+    """A NULL loss of earlier versions counts as NaN, so the run has diverged. Metric summaries
+    of every size are replaced by points.
     """
     points = [make_metric(step, step / 70) for step in range(1, 71)]
     record(database, running, make_steps([1.0, float("nan")]), events=points)
@@ -173,7 +169,7 @@ def test_losses_and_summaries_of_an_earlier_version_are_understood(
 
 
 def test_values_are_renamed_with_the_tables(database: Database, running: Run, ada: User) -> None:
-    """Configurations, searched settings and tokens keep their meaning, there and back.
+    """Configurations, searched settings and tokens are renamed with their tables, up and down.
 
     Groups of other names in a configuration are the recipe's own, and audit events are kept.
     """

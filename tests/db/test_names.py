@@ -1,4 +1,4 @@
-"""Names of people, projects, runs and what people keep: no character in them is invisible."""
+"""Names of users, projects, runs and stored objects: no character in them is invisible."""
 
 import pytest
 
@@ -18,7 +18,7 @@ HIDDEN = [
 
 @looped("hidden", HIDDEN)
 def test_a_name_has_no_invisible_character(hidden: str) -> None:
-    """An invisible character is rejected in names that users choose, a blank in those of runs,
+    """Invisible characters are rejected in names that users choose, replaced in those of runs,
     and removed elsewhere.
     """
     with pytest.raises(Invalid, match="which is invisible"):
@@ -30,7 +30,7 @@ def test_a_name_has_no_invisible_character(hidden: str) -> None:
 
 
 def test_names_in_any_script_are_kept() -> None:
-    """Letters with their marks, and symbols, are visible."""
+    """Letters of any script with combining marks, and symbols, are allowed in names."""
     for name in ("Ada Lovelace", "Zoë", "Иван", "李明", "김철수", "ﷺ", "अदा", "run 7 ✓", "naïve-α"):
         assert check_name(name, most=20) == name
         assert clean(name) == without_invisible(name) == name

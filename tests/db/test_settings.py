@@ -28,7 +28,7 @@ BOUNDED = [name for name, field in FIELDS if any(isinstance(b, Ge | Gt) for b in
 def test_a_wrong_value_is_named_with_the_allowed_values(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error has the variable, its value and the allowed values."""
+    """The error for an invalid setting has the variable, its value and the allowed values."""
     monkeypatch.setenv(variable := f"HALFSTEP_{name.upper()}", value)
     with pytest.raises(Invalid) as caught:
         Settings.read()
@@ -36,7 +36,7 @@ def test_a_wrong_value_is_named_with_the_allowed_values(
 
 
 def test_a_retired_setting_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An operator who set it learns that nothing has to be set any more."""
+    """A retired setting is refused with the reason, so that an operator can remove it."""
     monkeypatch.setenv("HALFSTEP_FREEZE_AFTER_DAYS", "7")
     with pytest.raises(Invalid, match=r"FREEZE_AFTER_DAYS: retired: .* blocks.* Unset it"):
         Settings.read()
@@ -46,8 +46,8 @@ def test_a_retired_setting_is_refused_with_the_reason(monkeypatch: pytest.Monkey
 def test_a_renamed_variable_is_an_error_with_its_new_name(
     earlier: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An ignored HALFSTEP_BIN_DAYS would erase runs, and an ignored HALFSTEP_WALLS would
-    give no sandbox.
+    """A renamed variable is an error with its new name, since ignoring it could erase runs or
+    disable the sandbox.
     """
     assert name.lower() in Settings.model_fields
     assert earlier.lower() not in Settings.model_fields
@@ -61,7 +61,7 @@ def test_a_renamed_variable_is_an_error_with_its_new_name(
 def test_an_unknown_variable_is_an_error_with_the_nearest_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A variable of another tool is allowed by its name or its prefix."""
+    """An unknown variable is an error with the nearest name; other tools' ones can be allowed."""
     monkeypatch.setenv("HALFSTEP_TRASHDAYS", "90")
     monkeypatch.setenv("HALFSTEP_LAB_ROOM", "7")
     with pytest.raises(Invalid) as caught:
@@ -73,9 +73,7 @@ def test_an_unknown_variable_is_an_error_with_the_nearest_name(
 
 
 def test_variables_of_services_in_kubernetes_are_allowed() -> None:
-    """Kubernetes sets variables for each service in each pod, here for one named
-    halfstep-server.
-    """
+    """Variables that Kubernetes sets for a service named halfstep-server are allowed."""
     names = ("SERVICE_HOST", "SERVICE_PORT", "PORT", "PORT_8000_TCP", "PORT_8000_TCP_ADDR")
     environment = {f"HALFSTEP_SERVER_{name}": "10.0.0.1" for name in names}
     assert set(variables.problems(environment, [])) == set(environment)
@@ -83,7 +81,7 @@ def test_variables_of_services_in_kubernetes_are_allowed() -> None:
 
 
 def test_each_variable_that_is_read_is_known() -> None:
-    """No process ends for a variable that another part of Halfstep reads or sets."""
+    """Each HALFSTEP_* variable in the sources is known."""
     root = Path(__file__).parents[2]
     sources = [
         path.read_text()

@@ -1,4 +1,4 @@
-"""Codes for a terminal are no part of a text that people read."""
+"""Terminal escape codes are removed from texts for people."""
 
 from db.database import Database
 from db.queue import queue
@@ -21,12 +21,12 @@ from tests.marks import looped
     ],
 )
 def test_links_of_terminals_leave_nothing(line: str, text: str) -> None:
-    """OSC 8 and similar sequences are removed, with or without their end."""
+    """Terminal links by OSC 8 and similar sequences are removed, complete or not."""
     assert without_codes(line) == text
 
 
 def test_the_outcome_of_a_run_has_no_codes(database: Database, running: Run) -> None:
-    """Reason and error of a run contain the last output of the script without terminal codes."""
+    """Reason and error of a run have no terminal codes of the script's output."""
     link = "\x1b]8;;https://a\x1b\\link\x1b]8;;\x1b\\"
     with database.writing() as session:
         error = f"\x1b[31mred\x1b[0m\n{link}"

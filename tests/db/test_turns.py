@@ -23,7 +23,7 @@ def wait_for(turns: Turns, waiting: int) -> None:
 
 
 def test_writers_take_turns_in_order(database: Database) -> None:
-    """Each writer writes once those before it have committed."""
+    """Each writer writes once all earlier ones have committed."""
     order: list[int] = []
 
     def write(number: int) -> None:
@@ -44,7 +44,7 @@ def test_writers_take_turns_in_order(database: Database) -> None:
 
 
 def test_a_session_waits_at_its_first_statement_only(database: Database) -> None:
-    """Opened during a write and closed without a statement, it does not wait."""
+    """A session waits for its turn at its first statement, and without one it never waits."""
     with database.writing() as session:
         session.execute(text("SELECT 1"))
         with database.writing(), database.reading() as reader:
@@ -54,7 +54,7 @@ def test_a_session_waits_at_its_first_statement_only(database: Database) -> None
 
 @pytest.mark.parametrize("how", ["raises", "rolls back", "loses its connection"])
 def test_a_turn_ends_however_a_writer_ends(database: Database, how: str) -> None:
-    """A transaction that fails or is given up leaves the turn to the next."""
+    """A transaction that fails or is abandoned passes its turn on."""
     with suppress(ZeroDivisionError, PendingRollbackError), database.writing() as session:
         session.execute(text("SELECT 1"))
         if how == "rolls back":
@@ -69,7 +69,7 @@ def test_a_turn_ends_however_a_writer_ends(database: Database, how: str) -> None
 
 
 def test_a_session_that_timed_out_gets_no_turn() -> None:
-    """A session that timed out gets no turn, since it would not return it."""
+    """A session that timed out while waiting gets no turn, which it would not return."""
     turns = Turns()
     assert turns.take(timeout=0)
     assert not turns.take(timeout=0)

@@ -1,4 +1,4 @@
-"""Estimates of upgrades, beside those of tests/upgrades/test_estimate.py."""
+"""Estimates of upgrades, in addition to tests/upgrades/test_estimate.py."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.sql
 def test_steps_in_files_are_estimated_from_their_first_rows(
     database: Database, running: Run, tmp_path: Path
 ) -> None:
-    """The file of a run is read, and stays."""
+    """Steps in a file are estimated by its first rows, and the file stays."""
     store = LocalStore(tmp_path / "store", mkdir=True)
     database.open_store = lambda: store
     record(database, running, make_steps([1.0] * 3000))
@@ -37,7 +37,7 @@ def test_steps_in_files_are_estimated_from_their_first_rows(
 
 @pytest.mark.only_on("postgresql")
 def test_without_the_permission_nothing_is_measured(database: Database, tmp_path: Path) -> None:
-    """The reason is PostgreSQL's; a schema that a killed estimate has left is replaced."""
+    """Without the permission to create a schema nothing is measured, for PostgreSQL's reason."""
     with database.writing() as session:
         session.execute(text(f"CREATE SCHEMA {upgrade_estimate.SCRATCH}"))
         session.execute(text(f"CREATE TABLE {upgrade_estimate.SCRATCH}.runs (id int)"))

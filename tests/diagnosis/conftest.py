@@ -1,4 +1,4 @@
-"""Selection of a slice of the corpus: HALFSTEP_DIAGNOSIS_SLICE=3/8, see tests.diagnosis.slices."""
+"""Slices of the corpus by HALFSTEP_DIAGNOSIS_SLICE=3/8, see tests.diagnosis.slices."""
 
 import math
 import os
@@ -10,7 +10,7 @@ from tests.diagnosis.slices import VARIABLE, has_place
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests of a slice's loops; tests without a loop are in the first."""
+    """Keep the tests of a slice's loops; tests without a loop are in the first slice."""
     if not (part := os.environ.get(VARIABLE)):
         return
     from tests.diagnosis.corpus import LOOPS
@@ -28,5 +28,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def _enough_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no slow machine keep a step from being armed."""
+    """Give slow machines enough time to arm each step."""
     monkeypatch.setattr(armed_steps, "FREE_SECONDS", math.inf)

@@ -24,7 +24,7 @@ SOUND_ON_CUDA = (
 
 
 def chosen() -> list[Loop]:
-    """Return the loops to try."""
+    """Return the loops that are to be tried."""
     is_full = os.environ.get("HALFSTEP_DIAGNOSIS") == "full"
     loops = list(LOOPS.values()) if is_full else sample()
     if DEVICE == "cuda":

@@ -1,4 +1,4 @@
-"""Networks and data that the corpus' loops share; everything is drawn from seeds of its own."""
+"""Networks and data that the corpus' loops share, drawn from their own seeds."""
 
 import os
 from collections.abc import Iterator
@@ -18,12 +18,12 @@ def autocast(precision: str) -> AbstractContextManager[object]:
 
 
 def grad_scaler(scale: float = 2.0**12, growth_interval: int = 2000) -> torch.amp.GradScaler:
-    """Return a scaler at a scale that small networks can bear."""
+    """Return a scaler with a scale that fits small networks."""
     return torch.amp.GradScaler(DEVICE, init_scale=scale, growth_interval=growth_interval)
 
 
 def make_generator(seed: int) -> torch.Generator:
-    """Return a generator of random numbers of the loops' device."""
+    """Return a random generator on the loops' device."""
     return torch.Generator(DEVICE).manual_seed(seed)
 
 
@@ -47,7 +47,7 @@ class ConvNet(nn.Module):
 
 
 class Block(nn.Module):
-    """A transformer's block with attention by hand; temperature multiplies its scores."""
+    """A transformer block with hand-written attention; temperature multiplies its scores."""
 
     def __init__(self, width: int = 32, temperature: float = 1.0) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Block(nn.Module):
         self.temperature = temperature
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """x: (B, T, C); mask: what is added to the scores."""
+        """Compute the block. x: (B, T, C); mask: what is added to the scores."""
         q, k, v = self.qkv(self.norm(x)).chunk(3, dim=-1)
         scores = q @ k.transpose(-2, -1) * (self.temperature / q.shape[-1] ** 0.5)
         if mask is not None:
@@ -76,7 +76,7 @@ class TinyGPT(nn.Module):
         self.head = nn.Linear(width, vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """tokens: (B, T); returns (B, T, V)."""
+        """Compute the logits. tokens: (B, T); returns (B, T, V)."""
         x = self.embedding(tokens)
         mask = torch.full((tokens.shape[1],) * 2, float("-inf")).triu(1)
         for block in self.blocks:
@@ -100,7 +100,7 @@ class GRUNet(nn.Module):
 def draw_labelled(
     steps: int, shape: tuple[int, ...] = (8,), *, batch: int = 32, classes: int = 4, seed: int = 1
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield batches that can be learned: the label is where the first numbers are largest."""
+    """Yield learnable batches: the label is where the first numbers are largest."""
     generator = make_generator(seed)
     for _ in range(steps):
         x = torch.randn(batch, *shape, generator=generator)
@@ -108,7 +108,7 @@ def draw_labelled(
 
 
 def tokens(steps: int, *, batch: int = 8, length: int = 12, seed: int = 1) -> Iterator[Tensor]:
-    """Yield sequences that count up by a step of their own, modulo 17: (B, T + 1)."""
+    """Yield sequences that count up by a random step modulo 17: (B, T + 1)."""
     generator = make_generator(seed)
     for _ in range(steps):
         first = torch.randint(0, 17, (batch, 1), generator=generator)

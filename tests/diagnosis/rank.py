@@ -23,7 +23,7 @@ from tests.diagnosis.unwatched import Unwatched, run
 
 
 def main() -> None:
-    """Train twice, and leave how it ended."""
+    """Train twice, and write the results to a file."""
     name, processes, rank, store, result, *runs = sys.argv[1:]
     os.environ |= {"RANK": rank, "WORLD_SIZE": processes}
     torch.set_num_threads(1)

@@ -105,7 +105,7 @@ class WatchCall(Protocol):
 
 @dataclass(frozen=True)
 class Loop:
-    """A training loop with its truth."""
+    """A training loop with its registered cause."""
 
     name: str
     train: Callable[[WatchCall], object]
@@ -126,7 +126,7 @@ class Loop:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether nothing is wrong with it."""
+        """Whether the loop has no mistake."""
         return self.cause == HEALTHY
 
 

@@ -1,4 +1,4 @@
-"""Which remedies a finding offers, read off its words, its remedies and its lines of code.
+"""Remedies that a finding offers, parsed from its text, its remedies and its lines of code.
 
 A clause offers a remedy if it has a verb that asks for it and nothing that rules it out: "use bf16"
 does, "bf16 would not help" and "no smaller scale helps" do not.
@@ -114,7 +114,7 @@ def _in_words(text: str) -> frozenset[str]:
 
 
 def _in_code(fix: str) -> frozenset[str]:
-    """Return what lines of code do. One that shows a place does nothing, unless it is remarked."""
+    """Return the remedies in lines of code, without uncommented lines that only show a place."""
     lines = [line for line in fix.splitlines() if line.partition("#")[0].strip()]
     found = set()
     for line in lines:

@@ -43,7 +43,7 @@ def numbers(part: str) -> tuple[int, int]:
 
 
 def has_place(part: str, place: int) -> bool:
-    """Return whether a loop at this place, counted from 0, is in a slice."""
+    """Return whether a loop with this index is in a slice."""
     number, count = numbers(part)
     return place % count == number - 1
 
@@ -59,7 +59,7 @@ class Slice:
 
     @property
     def row(self) -> str:
-        """Return the outcomes of the tests as a row of a table."""
+        """Return the outcomes of the tests as a table row."""
         counts = Counter(self.outcomes.values())
         cells = [len(self.tests), *(counts[each] for each in ("passed", "failed", "skipped"))]
         cells.append(len(self.tests - self.outcomes.keys()))
@@ -73,7 +73,7 @@ class Slice:
 
 
 class Outcomes:
-    """Plugin that sends a session's tests and their outcomes."""
+    """A plugin that sends a session's tests and their outcomes."""
 
     def __init__(self, connection: Connection) -> None:
         self._send = connection.send
@@ -92,7 +92,7 @@ class Outcomes:
 
 
 def run(arguments: Sequence[str], seconds: float) -> Slice:
-    """Run pytest in a process of its own, for at most so long; print each failure as it occurs."""
+    """Run pytest in its own process with a timeout; print each failure as it occurs."""
     result, started = Slice(), monotonic()
     connection, end = PROCESSES.Pipe()
     with tempfile.TemporaryDirectory() as folder:
@@ -134,7 +134,7 @@ def _take(result: Slice, message: list[str] | tuple[str, str, str]) -> None:
 
 
 def main() -> None:
-    """Run one slice or all, and go on after one that failed."""
+    """Run one slice or all, and continue after a failed one."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--slice", help=f"k/N; by default 1/{SLICES} to {SLICES}/{SLICES}")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="limit of each slice")

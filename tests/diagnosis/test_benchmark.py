@@ -1,4 +1,4 @@
-"""Parsers of benchmarks.diagnosis for the output of other tools."""
+"""Tests of how benchmarks.diagnosis parses the output of other tools."""
 
 import json
 
@@ -41,7 +41,7 @@ def test_messages_name_what_they_state(text: str, causes: set[str]) -> None:
     ],
 )
 def test_anomaly_mode_names_by_the_function(function: str, causes: set[str]) -> None:
-    """A product or a cast overflows; any other function is singular."""
+    """Anomaly mode names an overflow for a product or a cast, and else a singularity."""
     assert named_by_anomaly(NAN.format(function)) == causes
 
 

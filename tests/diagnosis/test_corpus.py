@@ -1,4 +1,4 @@
-"""The corpus of training loops: proofs of their causes, and that watching changes no bit."""
+"""The corpus of training loops: proofs of their causes, and of bit-identical watching."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ def test_every_cause_has_three_loops_and_thirty_are_healthy() -> None:
 
 @each_loop(chosen(), most=8)
 def test_a_loop_has_the_cause_that_it_is_registered_with(loop: Loop) -> None:
-    """Reading every gradient, flag and loss proves the cause, or that nothing is wrong."""
+    """Recorded gradients, flags and losses prove each loop's cause, or that nothing is wrong."""
     seen = trial.truths(loop)
     for each, _ in seen:
         assert each.error.startswith(loop.raises) if loop.raises else not each.error
@@ -37,7 +37,7 @@ def test_a_loop_has_the_cause_that_it_is_registered_with(loop: Loop) -> None:
 
 @each_loop(chosen(), most=8)
 def test_watching_changes_no_bit(loop: Loop) -> None:
-    """Weights, buffers, optimizers' state and exceptions are those of the loop unwatched."""
+    """With watching, weights, buffers, optimizer state and exceptions are those without."""
     ended = trial.try_loop(loop.name)
     assert ended.watched.differences(ended.unwatched) == []
     assert ended.unwatched.state or loop.raises
@@ -45,7 +45,7 @@ def test_watching_changes_no_bit(loop: Loop) -> None:
 
 @dataclass(frozen=True)
 class Caused(Finding):
-    """A finding with a cause and a fix, as db.health.finding will have them."""
+    """A finding with a cause and a fix, in the form of db.health.finding."""
 
     cause: str = ""
     fix: str = ""
@@ -75,7 +75,7 @@ class Caused(Finding):
     ],
 )
 def test_remedies_are_parsed_from_sentences(text: str, words: set[str]) -> None:
-    """Recommended remedies count; excluded ones do not."""
+    """Remedies that a sentence recommends count; excluded ones do not."""
     assert remedies.list_offered(Finding("Title", text)) == words
 
 
@@ -92,7 +92,7 @@ def test_remedies_are_parsed_from_sentences(text: str, words: set[str]) -> None:
     ],
 )
 def test_remedies_are_parsed_from_code(fix: str, words: set[str]) -> None:
-    """Changed lines count; lines that only show the place do not."""
+    """Code that changes something is a remedy; lines that only show the place are not."""
     assert remedies.list_offered(Caused("Title", "Text", fix=fix)) == words
 
 

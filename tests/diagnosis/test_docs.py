@@ -1,4 +1,4 @@
-"""docs/reference/diagnosis.md has what findings link to, and its code runs."""
+"""docs/reference/diagnosis.md has the sections that findings link to, and its code runs."""
 
 import re
 from pathlib import Path
@@ -19,9 +19,7 @@ PARTS = ("Symptom", "Evidence", "Cause", "Fix")
 
 
 def test_every_cause_has_a_section() -> None:
-    """The anchor of a section is the cause with hyphens; sections and table are in the
-    order of the causes.
-    """
+    """Each cause has a section, whose anchor is its name with hyphens, in the table's order."""
     assert list(SECTIONS) == [cause.replace("_", "-") for cause in ALL]
     table = re.findall(r"^\| `(\w+)` \| \[([^\]]+)\]\(#([\w-]+)\) \|", TEXT, re.M)
     assert [cause for cause, _, _ in table] == list(ALL)
@@ -31,7 +29,7 @@ def test_every_cause_has_a_section() -> None:
 
 @pytest.mark.parametrize("anchor", SECTIONS)
 def test_a_section_is_complete_and_its_code_runs(anchor: str) -> None:
-    """Symptom, evidence, cause and fix are there, and the assertions of the fix hold."""
+    """A section has symptom, evidence, cause and fix, and the fix's assertions hold."""
     assert re.findall(r"^\*\*(\w+)\.\*\*", SECTIONS[anchor], re.M) == list(PARTS)
     [code] = re.findall(r"```python\n(.*?)```", SECTIONS[anchor], re.S)
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""The diagnosis of each loop of the corpus."""
+"""Diagnoses of the corpus' loops."""
 
 import inspect
 
@@ -16,7 +16,7 @@ NOT_FOR_CHECK = ("backward_overflow", "metric_nonfinite", "nonfinite_without_sca
 
 @each_loop(chosen())
 def test_the_true_cause_is_named_first(loop: Loop) -> None:
-    """A loop's first finding names its cause; a healthy loop has no finding of a cause."""
+    """A loop's first finding names its cause, and a healthy loop has no finding."""
     ended = trial.try_loop(loop.name)
     titles = [each.title for each in ended.findings]
     if loop.is_healthy:
@@ -43,7 +43,7 @@ UNEXAMINED = ("one_batch_with_a_nan",)
     most=6,
 )
 def test_a_loop_on_a_gpu_is_diagnosed_alike(loop: Loop) -> None:
-    """The cause is named, and no other, although the host learns of values later."""
+    """On a GPU, where the host learns of values later, each loop's cause is named, and no other."""
     ended = trial.attempt(loop, is_unreadable=True)
     titles = [each.title for each in ended.findings]
     assert ended.is_same
@@ -59,9 +59,7 @@ def test_a_loop_on_a_gpu_is_diagnosed_alike(loop: Loop) -> None:
 
 
 def test_a_gpus_loss_that_nobody_examined_has_an_unknown_cause() -> None:
-    """Inputs are not counted in each step on a GPU: the batch may have been bad, or the forward
-    pass have overflowed.
-    """
+    """A GPU's non-finite loss that was not examined has an unknown cause: batch or forward pass."""
     ended = trial.attempt(LOOPS["one_batch_with_a_nan"], is_unreadable=True)
     assert ended.causes == []
     [finding] = ended.findings
@@ -72,7 +70,7 @@ def test_a_gpus_loss_that_nobody_examined_has_an_unknown_cause() -> None:
 
 @each_loop(chosen())
 def test_no_remedy_would_harm(loop: Loop) -> None:
-    """No finding offers what makes a loop worse, and no two contradict each other."""
+    """No finding offers a harmful remedy, and no two contradict each other."""
     ended = trial.try_loop(loop.name)
     harm = {each.title: remedies.list_offered(each) & loop.harmful for each in ended.findings}
     assert {title: sorted(words) for title, words in harm.items() if words} == {}
@@ -81,7 +79,7 @@ def test_no_remedy_would_harm(loop: Loop) -> None:
 
 @each_loop([each for each in chosen() if not each.is_healthy])
 def test_nothing_learned_is_not_healthy(loop: Loop) -> None:
-    """The health is not "healthy" where gradients are all 0 or no weight moved at all."""
+    """A loop whose gradients are all 0, or whose weights never move, is not called healthy."""
     ended = trial.try_loop(loop.name)
     if ended.health and (loop.cause == "zero_gradients" or not ended.unwatched.moved):
         assert ended.health.word != "healthy", ended.health.reason

@@ -1,4 +1,4 @@
-"""Code of fixes, in half precision: constants that fp16 can represent, finite values at 0."""
+"""Code of fixes in half precision: constants stay nonzero, and values at 0 are finite."""
 
 import ast
 import math
@@ -39,7 +39,7 @@ def run(snippet: str, **names: Any) -> dict[str, Any]:
 
 @looped("name", CODE)
 def test_no_constant_vanishes_in_fp16(name: str) -> None:
-    """A constant that rounds to 0 bounds nothing, and one that rounds to 1 is 1 itself."""
+    """No constant in a fix rounds to 0 in fp16, nor to 1 unless it is 1."""
     for constant in constants(CODE[name]):
         rounded = torch.tensor(constant, dtype=torch.float16).item()
         assert math.isfinite(rounded), constant
@@ -66,7 +66,7 @@ def test_singular_points_are_finite_in_half_precision(name: str, dtype: torch.dt
 def test_eps_of_the_fix_keeps_half_precision_weights_finite(
     gradient: float, optimizer: type[torch.optim.Adam]
 ) -> None:
-    """The update is divided by eps where the square of a gradient is 0 in fp16."""
+    """A fix's eps keeps half-precision weights finite where squared gradients are 0 in fp16."""
     [eps] = constants(fixes.ADAM_EPS.partition("# or: ")[2])
     model = nn.Linear(2, 1).half()
     steps = optimizer(model.parameters(), eps=eps)
@@ -78,7 +78,7 @@ def test_eps_of_the_fix_keeps_half_precision_weights_finite(
 
 
 def test_fp32_region_of_a_fix_takes_half_precision() -> None:
-    """Under autocast a module accepts numbers beyond fp16."""
+    """A fix's fp32 region accepts numbers beyond fp16 under autocast."""
     x = torch.full((4, 2), 6e4, dtype=torch.float16)
     with torch.autocast("cpu", torch.float16):
         results = run(fixes.FORWARD, module=nn.Linear(2, 2), x=x)

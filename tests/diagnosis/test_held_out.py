@@ -1,4 +1,4 @@
-"""Loops that people who had not read the engine have written, under `halfstep check`.
+"""Loops by authors who had not read the engine, under `halfstep check`.
 
 The first result of a set is evidence, and is in benchmarks/results/held_out.md. From then on it is
 a regression test.
@@ -180,7 +180,7 @@ def each() -> list[object]:
 
 @pytest.mark.parametrize("case", each())
 def test_a_case_is_named_and_no_bit_changes(case: Case) -> None:
-    """The first mistake has its cause and line; no advice contradicts what bare runs showed."""
+    """A case's first mistake has its cause and line, and no advice contradicts measured facts."""
     judged = held_out_cases.judge(case)
     assert judged.is_same
     assert judged.named == MISSED.get(case.name, "right"), [row.text for row in judged.rows]
@@ -190,7 +190,7 @@ def test_a_case_is_named_and_no_bit_changes(case: Case) -> None:
 @pytest.mark.usefixtures("nothing_compiled")
 @pytest.mark.parametrize("case", each())
 def test_a_watched_run_names_the_case_or_says_that_it_is_unknown(case: Case) -> None:
-    """No finding names another cause as certain, or advises a remedy that failed in bare runs."""
+    """A watched case gets no other cause as certain, and no remedy that measurably fails."""
     judged = held_out_cases.judge_watched(case)
     assert judged.is_same
     assert judged.named == MISSED_WATCHED.get(case.name, "right"), [row.text for row in judged.rows]
@@ -198,7 +198,7 @@ def test_a_watched_run_names_the_case_or_says_that_it_is_unknown(case: Case) -> 
 
 
 def test_each_set_has_causes_and_healthy_loops() -> None:
-    """Every case has its facts, and every faulty one its lines."""
+    """Every held-out case has its facts, and every faulty one its lines."""
     for collection in COLLECTIONS[1:]:
         assert sum(case.cause == "none" for case in cases(collection)) >= 5
     for collection in COLLECTIONS:

@@ -1,4 +1,4 @@
-"""Losses that are not finite without harm, after divergence, or because of the loss function."""
+"""Losses that are not finite: harmless ones, after divergence, and by the loss function."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ LossFunction = Callable[[Tensor, Tensor, int], Tensor]
 
 
 def _try(precision: str, loss_of: LossFunction, rate: float = 1e-3, **options: Any) -> trial.Trial:
-    """Train a small network with SGD, with a scaler in fp16, and diagnose it."""
+    """Train a small network with SGD, in fp16 with a scaler; return its diagnosis."""
 
     def train(watch: WatchCall) -> None:
         net = mlp()
@@ -58,7 +58,9 @@ def _mask(out: Tensor, y: Tensor, number: int) -> Tensor:
 def test_a_loss_without_effect_on_the_weights_is_no_cause(
     precision: str, loss_of: LossFunction
 ) -> None:
-    """The mean over no labels is NaN, a masked class inf; neither is an overflow or the end."""
+    """A NaN mean over no labels, or an inf of a masked class, is neither overflow nor
+    divergence.
+    """
     ended = _try(precision, loss_of)
     assert ended.causes == ["undefined_forward"]
     assert [each.title for each in ended.findings] == ["Undefined in every precision"]
@@ -76,9 +78,7 @@ def _far(out: Tensor, _y: Tensor, _number: int) -> Tensor:
 def test_divergence_is_named_with_its_losses(
     precision: str, rate: float, *, is_unreadable: bool
 ) -> None:
-    """The loss grew until it was not finite, so the learning rate is the remedy, not a
-    precision.
-    """
+    """A loss that grew until it was not finite is divergence, with the learning rate as remedy."""
     first = _try(precision, _far, rate, is_unreadable=is_unreadable).findings[0]
     assert "The loss had grown from" in first.text
     assert "lr=rate / 10" in first.fix
@@ -92,7 +92,7 @@ def _near_zero(out: Tensor, _y: Tensor, number: int) -> Tensor:
 
 @pytest.mark.parametrize("precision", ["fp16", "fp32"])
 def test_a_loss_that_begins_at_zero_has_not_diverged(precision: str) -> None:
-    """A surrogate loss is 0 in the first step, and 0.04 is no divergence from it."""
+    """A surrogate loss of 0 in the first step and 0.04 later is no divergence."""
     ended = _try(precision, _near_zero)
     assert ended.findings
     assert not any("had grown" in each.text for each in ended.findings)
@@ -105,27 +105,27 @@ def _exponential(out: Tensor, _y: Tensor, _number: int) -> Tensor:
 
 @pytest.mark.parametrize("is_unreadable", [False, True])
 def test_an_overflow_in_the_loss_function_has_its_line(*, is_unreadable: bool) -> None:
-    """All modules are finite: the finding names the expression and its line."""
+    """With finite modules, an overflow in the loss function is named with its line."""
     ended = _try("fp16", _exponential, is_unreadable=is_unreadable)
     assert "`(12 + out.half()).exp()` (test_lost_losses.py:" in ended.findings[0].text
 
 
 class Attention(nn.Module):
-    """Attention by hand over a mask that is added, and a head."""
+    """Hand-written attention with an additive mask, and a head."""
 
     def __init__(self) -> None:
         super().__init__()
         self.block, self.head = Block(8), nn.Linear(8, 4)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """x: (B, T, 8); mask: (B, T, T)."""
+        """Compute the output. x: (B, T, 8); mask: (B, T, T)."""
         out: Tensor = self.head(self.block(x, mask).mean(1))
         return out
 
 
 @pytest.mark.parametrize("every", [1, *extended([8])])
 def test_nan_of_a_row_that_is_all_masked_is_no_overflow(every: int) -> None:
-    """A softmax over a row that is all masked is NaN in every precision."""
+    """A softmax over an all-masked row, NaN in every precision, is no overflow."""
 
     def train(watch: WatchCall) -> None:
         net = Attention()

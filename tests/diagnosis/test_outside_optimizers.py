@@ -1,4 +1,4 @@
-"""Parameters that have gradients, and no optimizer."""
+"""Parameters with gradients, but without an optimizer."""
 
 import copy
 
@@ -25,8 +25,8 @@ from tests.marks import extended
     ],
 )
 def test_parameters_without_an_optimizer_are_listed(change: str, count: int, steps: int) -> None:
-    """A module that was made after the optimizer is listed. An optimizer of fp32 copies trains
-    the parameters to which they are copied.
+    """A module made after the optimizer is listed as untrained; one trained by fp32 copies is
+    not.
     """
 
     def train(watch: WatchCall) -> None:

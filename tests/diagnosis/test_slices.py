@@ -1,4 +1,4 @@
-"""The corpus in slices of limited time."""
+"""Slices of the corpus with limited time."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def test_is_not_reached(): pass
 
 
 def run(folder: Path, *arguments: str) -> slices.Slice:
-    """Run the tests above by themselves."""
+    """Run the tests above separately."""
     file = folder / "test_it.py"
     file.write_text(TESTS)
     plugins = ("cacheprovider", "kmock", "schemathesis")
@@ -32,7 +32,7 @@ def run(folder: Path, *arguments: str) -> slices.Slice:
 def test_a_slice_that_takes_too_long_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The outcomes until then are reported, with the text of each failure; the rest did not run."""
+    """A slice that exceeds its time is killed; its outcomes so far are reported."""
     times = iter([0.0] * 5)  # at the start, and before the collection and each outcome
     monkeypatch.setattr(slices, "monotonic", lambda: next(times, 300.0))
     result = run(tmp_path)
@@ -52,7 +52,7 @@ def test_a_slice_that_takes_too_long_is_killed(
     [("test_fails", False), ("missing", True), *extended([("test_passes", True)])],
 )
 def test_failures_alone_fail_a_slice(tmp_path: Path, words: str, has_passed: bool) -> None:
-    """A slice without tests passes too: there may be more slices than loops."""
+    """A slice without tests passes, since there may be more slices than loops."""
     assert run(tmp_path, "-k", words).has_passed is has_passed
 
 

@@ -1,4 +1,4 @@
-"""Trial of a loop: unwatched and watched with the same seeds, and its diagnosis.
+"""Trials of loops: unwatched and watched runs with the same seeds, and the diagnosis.
 
 The watched run is written offline; its folder is recorded in an empty SQLite database, as the
 server records an upload, and diagnosed there.
@@ -58,7 +58,7 @@ RANK_SECONDS = 120  # a busy machine is no fault
 
 @dataclass
 class Trial:
-    """Result of a trial."""
+    """The result of a trial."""
 
     loop: Loop
     unwatched: Ended
@@ -69,12 +69,12 @@ class Trial:
 
     @property
     def causes(self) -> list[str]:
-        """The findings' causes that are among ours, the first first."""
+        """Return the registered causes of findings in order."""
         return [each for finding in self.findings if (each := cause_of(finding))]
 
     @property
     def is_same(self) -> bool:
-        """Whether to watch has changed no bit, and no exception."""
+        """Whether watching has changed no bit and no exception."""
         return self.watched.is_same(self.unwatched)
 
     @property
@@ -92,7 +92,7 @@ class Trial:
 
 
 def cause_of(finding: Finding) -> str:
-    """Return the slug of a finding's cause; "" of one that only informs."""
+    """Return the slug of a finding's cause, or "" if it only informs."""
     return str(getattr(finding, "cause", ""))
 
 
@@ -131,7 +131,7 @@ def try_loop(name: str) -> Trial:
 
 
 def run_watched(loop: Loop, runs: Path) -> Ended:
-    """Train a loop, watched; its runs lie in this folder."""
+    """Train a watched loop, with its run in this folder."""
     opened: list[watch_session.Watch] = []
 
     def watch(*modules: Any, **options: Any) -> Handle:
@@ -151,7 +151,7 @@ def run_watched(loop: Loop, runs: Path) -> Ended:
 
 @contextlib.contextmanager
 def unreadable() -> Iterator[None]:
-    """Make `watch` treat tensors in host memory as if reading them waited for a device."""
+    """Make `watch` treat tensors in host memory like a device's."""
     init = ring.Ring.__init__
 
     def of_a_device(self: ring.Ring, *arguments: Any, **named: Any) -> None:
@@ -169,7 +169,7 @@ def unreadable() -> Iterator[None]:
 
 @contextlib.contextmanager
 def open_recorded(folder: Path) -> Iterator[tuple[Any, Run]]:
-    """Yield a session of a database that holds what this run's folder does, and its row."""
+    """Yield a session of a database with a recorded run, and its row."""
     with _database() as database:
         with database.writing() as session:
             run_id = record(session, folder)
@@ -179,7 +179,7 @@ def open_recorded(folder: Path) -> Iterator[tuple[Any, Run]]:
 
 @contextlib.contextmanager
 def _database() -> Iterator[Database]:
-    """Yield an empty one."""
+    """Yield an empty database."""
     with tempfile.TemporaryDirectory(prefix="halfstep-trial-") as place:
         path = Path(place) / "halfstep.db"
         shutil.copy(_migrate(), path)
@@ -262,7 +262,7 @@ def _migrate() -> Path:
 
 
 def _apart(loop: Loop, folder: Path, runs: Path) -> tuple[Ended, Ended]:
-    """Train a loop of several processes; return how all ranks ended, unwatched and watched."""
+    """Train a loop of several processes; return all ranks' ends, unwatched and watched."""
     both = Ended(), Ended()
     for rank, results in enumerate(_of_ranks(loop, folder, str(runs))):
         for whole, ended in zip(both, results, strict=True):
@@ -281,7 +281,7 @@ def truths(loop: Loop) -> list[tuple[Truth, Truth]]:
 
 
 def _of_ranks(loop: Loop, folder: Path, *arguments: str) -> Iterator[list[Any]]:
-    """Start a process for each rank, and yield the result of each."""
+    """Start a process for each rank; yield their results."""
     script = str(Path(__file__).with_name("rank.py"))
     ranks = [
         warm.Popen(

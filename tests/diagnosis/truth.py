@@ -1,4 +1,4 @@
-"""Recorders of what really happens in a loop, independent of `watch`; they wait at each call.
+"""Recorders of what a loop does, independent of `watch`; they wait at each call.
 
 `observe` runs a loop with recorders around torch's public methods and returns what they saw;
 `in_fp32` is the counterfactual, without half precision; PROOFS states for each cause what must be
@@ -28,7 +28,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 @dataclass
 class Pass:
-    """A backward pass: its loss, and which gradients were not finite before and after it.
+    """A backward pass: its loss, and the gradients that were not finite before and after it.
 
     carried: gradients that the last step of their optimizer used were still there before it.
     """
@@ -42,7 +42,7 @@ class Pass:
 
 @dataclass
 class OptimizerStep:
-    """A call of Optimizer.step, by a scaler or not, in which weights changed or not."""
+    """A call of Optimizer.step, by a scaler or directly, and whether weights changed."""
 
     optimizer: int
     by_scaler: bool
@@ -65,7 +65,7 @@ class Update:
 
 @dataclass
 class Truth:
-    """The observations, in order."""
+    """The observations in order."""
 
     error: str = ""
     passes: list[Pass] = field(default_factory=list)
@@ -110,7 +110,7 @@ class Truth:
 
 
 class _Recorder:
-    """Wraps torch's methods while a loop runs."""
+    """A wrapper of torch's methods while a loop runs."""
 
     def __init__(self, truth: Truth) -> None:
         self.truth = truth
@@ -147,7 +147,7 @@ class _Recorder:
         }
 
     def _is_carried(self) -> bool:
-        """Return whether gradients are those of the last step, but for the loss scale."""
+        """Return whether gradients equal the last step's, except for the loss scale."""
         return any(
             p.grad is not None and bool(used.any()) and _are_parallel(_values(p.grad), used)
             for p, used in self._used.values()
@@ -549,7 +549,7 @@ def _are_parallel(a: Tensor, b: Tensor) -> bool:
 
 
 def is_healthy(truth: Truth) -> list[str]:
-    """Return what speaks against a loop's health; nothing: it is healthy."""
+    """Return reasons against a loop's health; none if it is healthy."""
     against = [
         (truth.error, "it raises"),
         (not truth.moved, "no weight moved"),

@@ -1,4 +1,4 @@
-"""Runs a loop in this process from fresh state, unwatched or with a given observer."""
+"""Runs a loop in this process from fresh state, without a watch or with an observer."""
 
 import random
 import warnings
@@ -18,7 +18,7 @@ from tests.diagnosis.registry import Loop, WatchCall
 
 
 class Silent:
-    """Return type of `watch` where nothing is watched. It keeps the numbers that are logged."""
+    """Return value of a `watch` that watches nothing. It keeps the logged numbers."""
 
     def __init__(self, logged: list[tuple[str, float]]) -> None:
         self._logged = logged
@@ -59,7 +59,7 @@ class Unwatched:
 
 @dataclass
 class Ended:
-    """The end of a loop: its weights, buffers and optimizers' state, or its exception."""
+    """How a loop ended: its weights, buffers and optimizer state, or its exception."""
 
     error: str = ""
     exception: Exception | None = None
@@ -68,7 +68,7 @@ class Ended:
     warnings: list[str] = field(default_factory=list)
 
     def nonfinite(self, kind: str) -> list[str]:
-        """Return the names of nonfinite tensors of a kind: weight, buffer or state."""
+        """Return the names of nonfinite tensors: weights, buffers or state."""
         return [
             name
             for name, value in self.state.items()
@@ -76,7 +76,7 @@ class Ended:
         ]
 
     def is_same(self, other: "Ended") -> bool:
-        """Whether both ended alike, bit by bit."""
+        """Return whether two loops ended with the same bits."""
         return (
             self.error == other.error
             and self.state.keys() == other.state.keys()
@@ -84,7 +84,7 @@ class Ended:
         )
 
     def differences(self, other: "Ended") -> list[str]:
-        """Return the names of what differs."""
+        """Return the names of different tensors."""
         names = [n for n in self.state if n in other.state]
         different = [n for n in names if not _same_bits(self.state[n], other.state[n])]
         different += sorted(self.state.keys() ^ other.state.keys())
@@ -94,7 +94,7 @@ class Ended:
 
 
 def run(loop: Loop, watch: WatchCall) -> Ended:
-    """Train a loop with fresh seeds; an error of its own is its end."""
+    """Train a loop with fresh seeds; an exception is its end."""
     ended = Ended()
     modules: list[nn.Module] = []
     first: dict[str, Tensor] = {}

@@ -1,4 +1,4 @@
-"""A real browser before a real server."""
+"""A real browser with a real server."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,7 +44,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture
 def site_address(settings: Settings, database: Database) -> Iterator[str]:  # noqa: F811
-    """A server of this test's own."""
+    """The address of a server for one test."""
     with serving(settings, database) as (_server, address):
         yield address
 
@@ -57,7 +57,7 @@ def page(
     ada: User,
     site_address: str,
 ) -> Iterator[Page]:
-    """Ada's browser, signed in; whatever the pages' scripts complain of fails the test."""
+    """Ada's signed-in browser; an error of the pages' scripts fails the test."""
     with database.writing() as session:
         secret, _sign_in = accounts.start_session(session, ada, by_link=True)
     context = chromium.new_context(base_url=site_address, viewport={"width": 1280, "height": 900})
@@ -74,7 +74,7 @@ def page(
 
 
 def refuse_once(page: Page, pattern: str) -> list[str]:
-    """Answer each address of a pattern with 503 the first time; return those that were."""
+    """Respond to each matching URL with 503 once; return the refused URLs."""
     refused: list[str] = []
 
     def refuse(route: Route) -> None:

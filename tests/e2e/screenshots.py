@@ -1,7 +1,7 @@
-"""Take the documents' pictures from the running product: `make screenshots`, or by name:
-`python -m tests.e2e.screenshots comparison report`. A few minutes.
+"""Take the documents' screenshots of the running product: `make screenshots`, or by name: `python
+-m tests.e2e.screenshots comparison report`. This takes a few minutes.
 
-A server and a worker train what the pictures show; a script that fails is watched beside them.
+A server and a worker train what the screenshots show; a failing script is watched as well.
 """
 
 import os
@@ -74,7 +74,7 @@ columns: precision, skipped, loss, val/accuracy, run/step_ms
 
 
 class Site:
-    """The running product, by its API."""
+    """The running product, used by its API."""
 
     def __init__(self, page: Page, link: str) -> None:
         self.page, self.address = page, "{0.scheme}://{0.netloc}".format(urlsplit(link))
@@ -85,11 +85,11 @@ class Site:
         self.headers = {"x-csrf-token": str(token)}
 
     def get(self, path: str) -> Any:
-        """Return the content of an address of the API."""
+        """Return the response to a GET request of the API."""
         return self.page.request.get(f"{self.address}/api/v1{path}").json()
 
     def post(self, path: str, **body: Any) -> Any:
-        """Send a request that creates something."""
+        """Send a POST request."""
         address = f"{self.address}/api/v1{path}"
         answer = self.page.request.post(address, data=body, headers=self.headers)
         assert answer.ok, answer.text()
@@ -101,7 +101,7 @@ class Site:
         return int(self.post("/runs", recipe="digits", config=config)["id"])
 
     def wait(self, *run_ids: int) -> None:
-        """Wait for the end of runs."""
+        """Wait for runs to end."""
         ended = ("finished", "failed", "cancelled")
 
         def have_ended() -> bool:
@@ -110,7 +110,7 @@ class Site:
         until(have_ended, 300)
 
     def watch(self, script: str) -> int:
-        """Run a script that is watched; return the id of its run."""
+        """Run a watched script; return its run's id."""
         token = self.post("/tokens", name="script", kind="write")["token"]
         environment = {"HALFSTEP_URL": self.address, "HALFSTEP_TOKEN": token}
         code = [sys.executable, "-c", script]
@@ -128,7 +128,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture of the top of a page. path: made from the ids that it shows."""
+    """A screenshot of the top of a page. path: with placeholders for run ids."""
 
     path: Callable[[dict[str, Any]], str]
     height: int = DESK[1]
@@ -139,14 +139,14 @@ class Picture:
 
 
 def damage_live_run(session: Session) -> None:
-    """Damage the first block of the run that is training."""
+    """Damage the first block of the running run."""
     live = select(StepBlock.run_id).where(StepBlock.first > 0).order_by(StepBlock.run_id.desc())
     first = StepBlock.run_id == live.limit(1).scalar_subquery(), StepBlock.first < 64
     session.execute(update(StepBlock).where(*first).values(data=b"x" * 100))
 
 
 def add_outdated_worker(session: Session) -> None:
-    """Add a worker of the version before, as it is while an installation is upgraded."""
+    """Add a worker of the previous version, as during an upgrade."""
     [worker] = session.scalars(select(Worker))
     fields = {"name": "gpu-box-2", "host": "gpu-box-2", "pid": 1, "versions": {}}
     copied = {name: getattr(worker, name) for name in ("devices", "recipes", "recipe_names")}
@@ -180,7 +180,7 @@ PICTURES = {
 
 
 def main(chosen: list[str]) -> None:
-    """Train what the pictures show, and take those that are chosen."""
+    """Train runs for the screenshots, and take the chosen ones."""
     if unknown := set(chosen) - {*PICTURES}:
         sys.exit(f"{', '.join(sorted(unknown))}: allowed are {', '.join(PICTURES)}")
     IMAGES.mkdir(parents=True, exist_ok=True)
@@ -207,7 +207,7 @@ def main(chosen: list[str]) -> None:
 
 
 def train(site: Site) -> dict[str, Any]:
-    """Train the runs of the pictures; the last one goes on. Return the ids."""
+    """Train the runs of the screenshots, the last one endlessly; return their ids."""
     until(lambda: bool(site.get("/workers")["workers"]), 120)
     for condition in ("collapsing", "failed", "diverged"):
         site.post("/alerts/rules", condition=condition, scope="all")
@@ -246,7 +246,7 @@ def train(site: Site) -> dict[str, Any]:
 
 
 def take(page: Page, address: str, name: str, made: dict[str, Any]) -> None:
-    """Take a picture in each of its themes."""
+    """Take a screenshot in each of its themes."""
     picture = PICTURES[name]
     width, height = picture.size
     page.set_viewport_size({"width": width, "height": height})
@@ -259,7 +259,7 @@ def take(page: Page, address: str, name: str, made: dict[str, Any]) -> None:
 
 
 def save(content: bytes, name: str) -> None:
-    """Save a picture with its 256 most frequent colours, which shows areas and text as they are."""
+    """Save a screenshot with its 256 most frequent colours."""
     path = IMAGES / f"{name}.png"
     with Image.open(BytesIO(content)) as image:
         full = image.convert("RGB")

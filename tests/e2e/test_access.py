@@ -1,4 +1,4 @@
-"""axe-core on every page: no violation in either theme, on a desk and on a phone."""
+"""axe-core finds no violation on any page, in either theme, on desktop and phone."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -120,7 +120,7 @@ def settings(settings: Settings) -> Settings:
 
 
 def found_on(page: Page) -> Iterator[str]:
-    """Return the violations that axe finds on a page in its present state, in each theme."""
+    """Return axe's violations on the current page, in each theme."""
     page.evaluate(UNFOLD)
     for theme, rules in RULES.items():
         page.emulate_media(color_scheme=theme)
@@ -132,7 +132,7 @@ def found_on(page: Page) -> Iterator[str]:
 
 
 def fill(settings: Settings, database: Database, owner: User) -> None:
-    """Rows of everything that pages show."""
+    """Add rows of everything that pages show."""
     offer_weights(database)
     run = start_run(database, owner, tags="a,b")
     modules = [make_module(name, -30, [1, 5, 9]) for name in ("body", "head")]
@@ -197,7 +197,7 @@ def fill(settings: Settings, database: Database, owner: User) -> None:
 def test_axe_finds_nothing_on_any_page(
     settings: Settings, database: Database, ada: User, page: Page
 ) -> None:
-    """WCAG 2.2 AA is met with all sections expanded, in the light and the dark theme."""
+    """All pages meet WCAG 2.2 AA with all sections expanded, in both themes."""
     found: list[str] = []
     for path in EMPTY:
         page.goto(path)

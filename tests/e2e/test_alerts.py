@@ -1,4 +1,4 @@
-"""Alerts: from a run's page to a receiver, and to the bell."""
+"""Alerts, from a run's page to a receiver and to the bell."""
 
 import json
 import re
@@ -27,9 +27,7 @@ def settings(settings: Settings) -> Settings:
 def test_the_end_of_a_run_is_sent_to_a_receiver(
     database: Database, running: Run, page: Page
 ) -> None:
-    """A channel is created and tested, a preset chosen on the run's page; then a message
-    arrives, and the badge.
-    """
+    """A channel is created and tested, and a run's preset sends a message and shows the badge."""
     with http_receiver() as hook:
         page.goto("/alerts")
         page.get_by_role("tab", name="Channels").click()
@@ -71,7 +69,7 @@ def test_the_end_of_a_run_is_sent_to_a_receiver(
 
 
 def test_an_admin_sets_an_alert_of_the_service(ada: User, database: Database, page: Page) -> None:
-    """The form offers the conditions of its scope only; the alert appears on the page."""
+    """The form offers a scope's own conditions; an alert of the service appears on the page."""
     with database.writing() as session:
         session.execute(update(User).where(User.id == ada.id).values(is_admin=True))
     page.goto("/alerts")
@@ -92,6 +90,6 @@ def test_an_admin_sets_an_alert_of_the_service(ada: User, database: Database, pa
 
 
 def list_offered(page: Page) -> list[str]:
-    """Return the conditions that the form offers."""
+    """Return the conditions in the form."""
     options = page.locator("[data-condition] option:enabled").all()
     return [option.get_attribute("value") or "" for option in options]

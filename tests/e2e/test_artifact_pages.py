@@ -13,7 +13,7 @@ from tests.db.conftest import make_watched
 
 
 def _save(database: Database, ada: User, number: int, name: str, **files: bytes) -> int:
-    """Save a version of an artifact by a run of its own; return its id."""
+    """Save an artifact version by a new run; return the version's id."""
     hashes = {path: hashlib.sha256(content).hexdigest() for path, content in files.items()}
     entries = [Entry(path, len(content), hashes[path]) for path, content in files.items()]
     saved = events.SavedArtifact(
@@ -44,7 +44,7 @@ def _save(database: Database, ada: User, number: int, name: str, **files: bytes)
 
 
 def test_versions_are_found_compared_and_traced(database: Database, ada: User, page: Page) -> None:
-    """The list leads to a version, its differences from another one, and the run that made it."""
+    """The list links to a version, its differences from another, and the run that made it."""
     _save(database, ada, 1, "data", same=b"1", old=b"old", changed=b"a")
     _save(database, ada, 2, "data", same=b"1", new=b"new", changed=b"bb")
     page.goto("/runs")
@@ -67,7 +67,7 @@ def test_versions_are_found_compared_and_traced(database: Database, ada: User, p
 
 
 def test_a_version_gets_an_alias_and_is_deleted(database: Database, ada: User, page: Page) -> None:
-    """An alias is shown at once; deletion asks, and the artifact's other version is shown."""
+    """A new alias is shown at once; after a confirmed deletion the other version is shown."""
     _save(database, ada, 1, "data", old=b"old")
     second = _save(database, ada, 2, "data", new=b"new")
     page.goto(f"/artifact-versions/{second}")

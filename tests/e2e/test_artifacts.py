@@ -24,7 +24,7 @@ from tests.site import until
 def test_artifacts_come_onto_the_page_and_are_downloaded(
     settings: Settings, database: Database, running: Run, page: Page
 ) -> None:
-    """A text is shown as text and a picture as a picture, while one watches; both download."""
+    """Texts and images appear on the open page as such, and can be downloaded."""
     page.goto("/runs/1#artifacts")
     expect(page.locator("[data-fragment=artifacts]")).to_contain_text("None")
     for name, body in FILES.items():
@@ -78,8 +78,8 @@ SCALES = f"{LINES}.find(t => t.name === 'scale').y"
 def test_a_script_that_watches_itself_is_followed_to_what_it_logged(
     database: Database, ada: User, site_address: str, page: Page, tmp_path: Path
 ) -> None:
-    """The page grows while the script trains, without mention of workers, then has bars
-    and a player.
+    """A watched script's page grows without a mention of workers, then has a histogram and
+    audio.
     """
     with database.writing() as session:
         token, _row = accounts.make_api_token(session, ada, "writer", kind="write")

@@ -1,4 +1,4 @@
-"""Charts of long runs in a real browser: merged ticks say their number, a zoom fetches more."""
+"""Charts of long runs in a real browser: merged skip marks have a count, zooms fetch more."""
 
 import math
 import re
@@ -57,7 +57,7 @@ SKIPS = range(100, STEPS, 7)  # more than are listed one by one
 
 @pytest.fixture
 def long(database: Database, running: Run) -> None:
-    """A run of 40,000 steps with a spike, every seventh of them skipped."""
+    """A run of 40,000 steps with a spike, where every seventh step is skipped."""
     losses = [1.0] * STEPS
     losses[12_344] = 77.0
     for first in range(0, STEPS, 10_000):
@@ -80,13 +80,13 @@ def _zoom(page: Page, first: int, last: int) -> None:
 
 
 def _told(page: Page) -> list[int]:
-    """Return the number on each tick."""
+    """Return the number at each skip mark."""
     texts = _trace(page, "skipped")["text"]
     return [1 if t.startswith("step ") else int(t.split()[0].replace(",", "")) for t in texts]
 
 
 def test_merged_ticks_say_how_many_they_are(long: None, page: Page) -> None:
-    """Ticks closer than a pixel are one; their numbers add up to all skips that happened."""
+    """Skip marks closer than a pixel are merged, with counts that add up to all skips."""
     page.goto("/runs/1")
     page.wait_for_selector("[data-drawn]")
     drawn = _told(page)
@@ -101,7 +101,7 @@ def test_merged_ticks_say_how_many_they_are(long: None, page: Page) -> None:
 
 @pytest.mark.journey
 def test_zoom_fetches_the_finer_window_and_reset_the_whole(long: None, page: Page) -> None:
-    """A zoom shows raw steps and each skip; after a reset the spike is shown again."""
+    """A zoom shows raw steps and each skip; a reset shows the spike again."""
     page.goto("/runs/1")
     page.wait_for_selector("[data-drawn]")
     overview = page.get_attribute("[data-plot]", "data-drawn")
@@ -123,7 +123,7 @@ def test_zoom_fetches_the_finer_window_and_reset_the_whole(long: None, page: Pag
 
 
 def test_applied_updates_are_exact_in_a_zoom(long: None, page: Page) -> None:
-    """In a zoom the axis of applied updates counts the skips before it too."""
+    """In a zoom, the axis of applied updates counts earlier skips as well."""
     first = 30_000
     applied = first - sum(skip <= first for skip in SKIPS)
     page.goto(f"/runs/1?x=applied&range={applied},{applied + 100}")
@@ -136,7 +136,7 @@ def test_applied_updates_are_exact_in_a_zoom(long: None, page: Page) -> None:
 def test_a_long_run_opens_with_few_points_and_continues_live(
     database: Database, running: Run, long: None, page: Page
 ) -> None:
-    """Live steps continue the overview, every skip counted once."""
+    """Live steps continue a long run's overview, with every skip counted once."""
     page.goto("/runs/1")
     page.wait_for_selector("[data-drawn]")
     more = make_steps([2.0] * 5, first=STEPS + 1, skipped=[STEPS + 2])
@@ -148,7 +148,7 @@ def test_a_long_run_opens_with_few_points_and_continues_live(
 
 
 def test_zoom_of_a_row_is_in_the_address(database: Database, running: Run, page: Page) -> None:
-    """The y range of a row survives a reload, and a reset shows all of it again."""
+    """A row's y range survives a reload, and a reset shows all values."""
     record(database, running, make_steps([1.0, 2.0, 9.0]))
     page.goto("/runs/1")
     page.wait_for_selector("[data-drawn]")
@@ -169,7 +169,7 @@ def test_zoom_of_a_row_is_in_the_address(database: Database, running: Run, page:
 def test_long_run_is_drawn_on_after_its_last_finite_loss(
     database: Database, running: Run, page: Page
 ) -> None:
-    """If the loss stays NaN, axis, ticks, marks and other lines continue to the end."""
+    """If the loss stays NaN, axis, skip marks and other lines continue to the end."""
     steps, finite = 6_000, 2_000
     losses = [1.0] * finite + [math.nan] * (steps - finite)
     skipped = range(finite + 1, steps + 1, 500)
@@ -192,7 +192,7 @@ def test_long_run_is_drawn_on_after_its_last_finite_loss(
 
 
 def test_failed_requests_are_repeated(long: None, page: Page) -> None:
-    """A 503 for the series delays the chart, or its zoom, without other effects."""
+    """A 503 for the series only delays the chart or its zoom."""
     refused = refuse_once(page, "**/api/v1/runs/1/series*")
     page.goto("/runs/1")
     page.wait_for_selector("[data-drawn]")
@@ -204,7 +204,7 @@ def test_failed_requests_are_repeated(long: None, page: Page) -> None:
 def test_late_answer_to_a_zoom_does_not_undo_its_reset(
     database: Database, running: Run, long: None, page: Page
 ) -> None:
-    """A response to an earlier request that arrives after the reset is not shown."""
+    """A late response to an earlier request does not replace the view after a reset."""
     page.goto("/runs/1")
     page.wait_for_selector("[data-drawn]")
     held: list[Route] = []
@@ -223,7 +223,7 @@ def test_late_answer_to_a_zoom_does_not_undo_its_reset(
 
 
 def test_plot_without_a_width_is_drawn_as_soon_as_it_has_one(long: None, page: Page) -> None:
-    """A plot has no width while Chromium takes a picture of the whole page."""
+    """A plot without a width, as during Chromium's screenshots, is drawn once it has one."""
     page.add_init_script(WATCH_PLOTLY)
     page.add_init_script(
         f"addEventListener('DOMContentLoaded', () => {{ {PLOT}.style.width = 0 }})"
@@ -236,7 +236,7 @@ def test_plot_without_a_width_is_drawn_as_soon_as_it_has_one(long: None, page: P
 
 
 def test_plot_that_was_out_of_sight_and_is_back_is_drawn(long: None, page: Page) -> None:
-    """The newest of several changes reported at once counts."""
+    """A plot reported as hidden and visible again at once is drawn."""
     page.add_init_script(
         """const Observer = IntersectionObserver
         window.IntersectionObserver = class extends Observer {
@@ -254,7 +254,7 @@ def test_plot_that_was_out_of_sight_and_is_back_is_drawn(long: None, page: Page)
 def test_drawing_that_never_ends_is_not_waited_for(
     database: Database, running: Run, long: None, page: Page
 ) -> None:
-    """The next numbers are drawn in spite of it."""
+    """A drawing that never ends does not block the next data."""
     page.add_init_script(WATCH_PLOTLY)
     page.add_init_script("window.isStuck = true")
     page.goto("/runs/1")
@@ -266,7 +266,7 @@ def test_drawing_that_never_ends_is_not_waited_for(
 def test_a_slow_first_drawing_delays_no_update(
     database: Database, running: Run, page: Page
 ) -> None:
-    """Only drawings of updates count towards the share of the time that drawing may take."""
+    """Only drawings of updates count towards the limit of drawing time."""
     record(database, running, make_steps([1.0] * 10))
     page.add_init_script(SLOW_FIRST)
     page.goto("/runs/1")
@@ -276,7 +276,7 @@ def test_a_slow_first_drawing_delays_no_update(
 
 
 def test_the_comparison_fetches_missed_data(database: Database, running: Run, page: Page) -> None:
-    """A 503 for the series or the table delays the chart, first and later."""
+    """A 503 for the comparison's series or table delays only that part."""
     with database.writing() as session:
         runs.get(session, running.id).group_id = running.id
     record(database, running, make_steps([1.0] * 3))
@@ -290,7 +290,7 @@ def test_the_comparison_fetches_missed_data(database: Database, running: Run, pa
 
 
 def test_waits_for_data_and_spikes_are_drawn(database: Database, running: Run, page: Page) -> None:
-    """A panel of the step and its wait, in milliseconds, comes with a run's first steps."""
+    """A panel with step time and data wait in milliseconds appears with the first steps."""
     page.goto("/runs/1")
     page.wait_for_selector("[data-drawn]")
     panel = page.locator("[data-row=data]")
@@ -311,9 +311,7 @@ def test_waits_for_data_and_spikes_are_drawn(database: Database, running: Run, p
 def test_panels_come_live_as_on_a_page_that_is_opened_later(
     database: Database, running: Run, page: Page
 ) -> None:
-    """Panels of data that are known only after the first step, such as the batch size,
-    appear live.
-    """
+    """Panels of data known only after the first step, such as examples per second, appear live."""
     page.goto("/runs/1")
     page.wait_for_selector("[data-drawn]")
     expect(page.locator("[data-groups] [data-row]")).to_have_count(1)  # the norm's
@@ -331,7 +329,7 @@ def test_panels_come_live_as_on_a_page_that_is_opened_later(
 
 
 def test_a_rewind_takes_the_lines_back_live(database: Database, running: Run, page: Page) -> None:
-    """Steps undone by the rollback disappear; the history shows it without a reload."""
+    """Steps undone by a rollback disappear live, and the history shows it."""
     recording = Recording(1, 1, has_begun=True, last_line=0)
 
     def tell(*items: Any) -> None:
@@ -359,7 +357,7 @@ def test_a_rewind_takes_the_lines_back_live(database: Database, running: Run, pa
 
 
 def test_no_name_is_markup_to_plotly(database: Database, running: Run, page: Page) -> None:
-    """A metric's name is in its titles as it was recorded, with neither links nor bold."""
+    """A metric's name is shown in chart titles as recorded, without links or bold text."""
     name = '<a href="https://evil.example">x</a><b>%{x}</b> &lt;'
     record(database, running, make_steps([1.0, 2.0]), events=[make_metric(1, 1.0, name)])
     page.goto("/runs/1")
@@ -374,8 +372,8 @@ def test_no_name_is_markup_to_plotly(database: Database, running: Run, page: Pag
 def test_metrics_of_a_script_that_only_logs_are_not_written_over(
     database: Database, running: Run, page: Page
 ) -> None:
-    """The hint lies over empty axes until the first metric, and is not on a page that is opened
-    later. A long name is cut, and complete in its tooltip.
+    """A hint covers empty axes until a script's first metric. A long name is cut, and complete
+    in its tooltip.
     """
     page.goto("/runs/1")
     said = page.locator("[data-starting]")
@@ -406,7 +404,7 @@ def test_metrics_of_a_script_that_only_logs_are_not_written_over(
 def test_a_metric_is_an_axis_where_a_script_has_defined_it(
     database: Database, ada: User, page: Page, pattern: str
 ) -> None:
-    """The metric can be chosen, or is the default of all metrics; the URL has the choice."""
+    """A script's x axis can be chosen, or is the default of all metrics; the URL has it."""
     with database.writing() as session:
         defined = {"step_metric": {pattern: "epoch"}}
         watched = make_watched(session, ada, config=defined)
@@ -429,9 +427,10 @@ def test_a_metric_is_an_axis_where_a_script_has_defined_it(
 def test_lines_are_inspected_hidden_arranged_and_saved(
     database: Database, running: Run, page: Page
 ) -> None:
-    """The crosshair says what happened at a step, in all panels, and legends have its values. A
-    hidden line is in the address; flat losses are seen; a panel comes as a file and fills the
-    screen; the browser keeps which metrics are pinned and which groups are folded."""
+    """The crosshair shows a step's events in all panels, and legends its values. Hidden lines are
+    in the URL, flat losses are visible, a panel can be saved or shown in full screen, and the
+    browser remembers pinned metrics and folded groups.
+    """
     metrics = [
         make_metric(20, value, name) for name, value in (("a/x", 1.0), ("b/y", 2.0), ("lr", 3.0))
     ]

@@ -30,7 +30,7 @@ IN_VIEW = """(() => {
 
 
 def test_a_check_is_read_line_by_line(database: Database, ada: User, page: Page) -> None:
-    """J and K go through the marked lines; each finding has the text of the report."""
+    """J and K move through the marked lines, and each finding has the report's text."""
     add_check(database, ada)
     page.set_viewport_size({"width": 1440, "height": 500})
     page.goto("/projects")
@@ -71,7 +71,7 @@ def test_a_check_is_read_line_by_line(database: Database, ada: User, page: Page)
 def test_a_line_has_an_address_and_other_lines_fold(
     database: Database, ada: User, page: Page
 ) -> None:
-    """A click on a line does not move the source; Marked hides all others."""
+    """A clicked line is in the URL, without scrolling; Marked hides all other lines."""
     add_check(database, ada)
     page.set_viewport_size({"width": 1440, "height": 900})
     page.goto(f"/checks/1#L{CLIP}")
@@ -93,7 +93,7 @@ def test_a_line_has_an_address_and_other_lines_fold(
 
 
 def test_a_check_fits_a_phone(database: Database, ada: User, page: Page) -> None:
-    """Nothing scrolls sideways at any width; values are below the code, with their names."""
+    """A check does not scroll sideways at any width; values are below the code with names."""
     long = {"script": f"{'long_' * 30}.py"}
     for made in (full_report(), full_report(**long), report()):
         add_check(database, ada, made)
@@ -119,7 +119,7 @@ def test_a_check_fits_a_phone(database: Database, ada: User, page: Page) -> None
 
 
 def test_a_check_is_downloaded_and_deleted(database: Database, ada: User, page: Page) -> None:
-    """The downloaded file can be passed to `--baseline`."""
+    """The downloaded file of a check can be passed to `--baseline`."""
     add_check(database, ada)
     page.goto("/checks/1")
     page.get_by_role("button", name="More actions").click()

@@ -1,4 +1,4 @@
-"""The form of a command while it is typed."""
+"""The form of a command during typing."""
 
 from typing import Any
 
@@ -12,9 +12,7 @@ from tests.app.conftest import CPU, DIGITS
 
 
 def test_placeholders_become_fields_as_the_line_is_typed(database: Database, page: Page) -> None:
-    """Each placeholder gets a row; one that is removed and typed again has its former value,
-    and the run is queued.
-    """
+    """Each placeholder gets a row; one that is removed and typed again keeps its value."""
     offer: dict[str, Any] = {"devices": [CPU], "recipes": [DIGITS], "versions": {}}
     with database.writing() as session:
         workers.register(session, name="w", host="h", pid=1, offers_commands=True, **offer)
@@ -47,7 +45,7 @@ def test_placeholders_become_fields_as_the_line_is_typed(database: Database, pag
 
 @pytest.mark.journey
 def test_the_form_of_one_run_becomes_a_sweeps(database: Database, page: Page) -> None:
-    """The switch keeps all input; a value becomes several, the runs are counted, and the
+    """Switching a run's form to a sweep keeps the input; several values are counted, and the
     sweep begins.
     """
     offer: dict[str, Any] = {"devices": [CPU], "recipes": [DIGITS], "versions": {}}

@@ -1,4 +1,4 @@
-"""Any runs side by side, in a real browser."""
+"""Comparisons of any runs in a real browser."""
 
 import re
 from typing import Any
@@ -26,8 +26,8 @@ LAST = MANY[-1]
 
 @pytest.mark.journey
 def test_runs_are_compared_by_a_metric(database: Database, ada: User, page: Page) -> None:
-    """An axis that a script defined can be chosen, zoomed and linked to; runs without that metric
-    are listed as not drawn.
+    """A script's x axis can be chosen, zoomed and linked; runs without it are listed as not
+    drawn.
     """
     for number, (length, epochs) in enumerate(((20, 2), (40, 2), (20, 0))):
         with database.writing() as session:
@@ -53,7 +53,7 @@ def test_runs_are_compared_by_a_metric(database: Database, ada: User, page: Page
 
 
 def test_the_toolbar_of_a_comparison_is_recalled(database: Database, ada: User, page: Page) -> None:
-    """Axis and smoothing are the user's for all comparisons; an address that states them wins."""
+    """Axis and smoothing are remembered for all comparisons, unless the URL sets them."""
     for number in (1, 2):
         with database.writing() as session:
             run = session.get_one(Run, make_watched(session, ada, f"{number:032}").run_id)
@@ -73,8 +73,8 @@ def test_the_toolbar_of_a_comparison_is_recalled(database: Database, ada: User, 
 
 
 def test_parity_follows_its_runs(database: Database, ada: User, offered: None, page: Page) -> None:
-    """Parity is unknown while a run trains and appears when the run ends, and its form keeps
-    the view; axe finds no violations.
+    """Parity appears when the last run ends, and its form keeps the view; axe finds no
+    violations.
     """
     two_precisions(database, ada)
     last = add_seed(database, ada, "fp32", 5, 0.95, status=None)
@@ -129,8 +129,8 @@ def _wait_for(page: Page, script: str, of: str = "[data-plot=loss]") -> None:
 def test_runs_are_compared_starting_from_a_run(
     database: Database, ada: User, offered: None, page: Page
 ) -> None:
-    """Runs are added by a click; lines are hidden, inspected, smoothed, drawn over other axes and
-    averaged over equal settings; the URL contains it all, and active runs grow.
+    """Runs are added by a click; lines are hidden, inspected, smoothed and averaged, with all of
+    it in the URL, and active runs grow.
     """
     for lr, base in ((0.1, 3.0), (0.1, 2.0), (0.2, 1.0)):
         train(database, ada, [base] * 60, lr=lr)
@@ -212,8 +212,8 @@ def test_runs_are_compared_starting_from_a_run(
 def test_panels_and_legend_fit_the_first_screen(
     database: Database, ada: User, offered: None, page: Page
 ) -> None:
-    """Names are of the differing settings; the legend scrolls beyond eight runs; the page
-    never scrolls sideways; a focused row highlights its line.
+    """The legend has the differing settings and scrolls beyond eight runs; a focused row
+    highlights its line.
     """
     for n in range(10):
         train(database, ada, [3.0, 2.0, 1.0], lr=0.1 * (1 + n))
@@ -269,9 +269,9 @@ def test_panels_and_legend_fit_the_first_screen(
 def test_the_first_dot_plot_is_of_the_foremost_figure(
     database: Database, ada: User, offered: None, page: Page
 ) -> None:
-    """Also if it comes in while the page is open, unless the user has chosen one.
+    """The first scatter plot has the most common metric, also live, unless the user chooses one.
 
-    The address may name it, and one that fewer runs have is not foremost.
+    The URL can name a metric, and one that fewer runs have is not the default.
     """
     runs = [start_run(database, ada, name=name) for name in ("a", "b")]
     page.goto("/compare?runs=1,2")
@@ -299,7 +299,7 @@ def test_the_first_dot_plot_is_of_the_foremost_figure(
 def test_the_seeds_of_a_configuration_have_one_mean(
     database: Database, ada: User, offered: None, page: Page
 ) -> None:
-    """Runs are grouped by everything but the seed; the loss scale is drawn for each run."""
+    """Runs that differ in the seed have one mean; the loss scale is drawn for each run."""
     for lr, seed, loss in ((0.1, 1, 2.0), (0.1, 2, 4.0), (0.2, 1, 1.0), (0.2, 2, 3.0)):
         train(database, ada, [loss] * 20, lr=lr, seed=seed)
     page.goto("/compare?runs=1,2,3,4&draw=loss&draw=scale")
@@ -317,9 +317,7 @@ def test_the_seeds_of_a_configuration_have_one_mean(
 
 
 def test_every_metric_of_a_comparison_is_found(database: Database, ada: User, page: Page) -> None:
-    """The search of the panels reaches all metrics, pinned ones come first, and a shared link has
-    it too.
-    """
+    """The panel search finds all metrics, pinned ones come first, and shared links have it too."""
     with database.writing() as session:
         chart_preferences.write(session, ada, f"{chart_preferences.PANELS}", {"pinned": [LAST]})
     for number in (1, 2):
@@ -355,8 +353,8 @@ def test_every_metric_of_a_comparison_is_found(database: Database, ada: User, pa
 
 
 def test_a_legend_names_its_lines(database: Database, ada: User, page: Page) -> None:
-    """In each panel of runs side by side, by number if names have no room; the table beside has
-    names and numbers, all whole. Likewise in a narrow panel of one run with two lines.
+    """Legends in panels show run numbers if names have no room, and the table shows full names;
+    so does a narrow panel of one run with two lines.
     """
     page.set_viewport_size({"width": 1440, "height": 900})
     long = "a-much-longer-name-of-a-run" * 2

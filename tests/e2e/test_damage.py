@@ -13,7 +13,7 @@ from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 def test_a_damaged_run_says_what_it_lacks_wherever_it_is_drawn(
     database: Database, running: Run, page: Page
 ) -> None:
-    """Its page and comparisons name steps and metrics, at any zoom and in any tab."""
+    """Page and comparisons of a damaged run name steps and metrics, at any zoom and tab."""
     points = [make_metric(step, 0.5) for step in range(17_000)]
     record(database, running, make_steps([1.0] * 9000), events=points)
     record(database, running, events=[make_metric(17_000, 0.5)])  # after it, blocks have the others

@@ -33,7 +33,7 @@ PRESSED_STILL_FOCUSED = """(button) => {
 
 @pytest.mark.journey
 def test_skip_is_replayed_and_the_scale_set(database: Database, running: Run, page: Page) -> None:
-    """A button requests a replay, and its finding appears live; an invalid scale is explained."""
+    """A button requests a replay, whose finding appears live; an invalid scale is explained."""
     skips = [make_skip(2, "model.head.bias")]
     record(database, running, make_steps([1.0] * 60, skipped=[2]), events=skips)
     page.goto("/runs/1")
@@ -63,7 +63,7 @@ def test_skip_is_replayed_and_the_scale_set(database: Database, running: Run, pa
 def test_gradients_are_drawn_and_slid_to_another_scale(
     database: Database, ada: User, offered: None, page: Page
 ) -> None:
-    """The map's place is there from the start; it shows modules, and what another scale loses."""
+    """The gradient heat map shows modules, and what another scale would lose."""
     config = {**CONFIG, "diagnosis": {"histogram_every_steps": 100}}
     page.goto("/workers")  # the empty list would reload itself
     running = start_run(database, ada, config=config)
@@ -86,9 +86,7 @@ def test_gradients_are_drawn_and_slid_to_another_scale(
 
 
 def test_headroom_is_drawn_look_by_look(database: Database, running: Run, page: Page) -> None:
-    """A heat map and the table have all modules and follow the run; the map's head says how much
-    headroom a module has.
-    """
+    """Heat map and table of headroom follow the run; the heading has the value at the pointer."""
     looks = [make_headroom(step, body=(1.0, step), head=(4094.0, None)) for step in (50, 16376)]
     record(database, running, make_steps([1.0]), events=looks[:1])
     page.goto("/runs/1#headroom")
@@ -123,7 +121,7 @@ def labels_of(page: Page, selector: str) -> list[tuple[str, float, float, float]
 def test_a_layer_that_was_infinite_is_the_first_and_marked(
     database: Database, ada: User, offered: None, page: Page
 ) -> None:
-    """It is no gap, which would look like the smallest norm."""
+    """A layer with an infinite norm is marked as such, rather than shown as a gap."""
     running = start_run(database, ada, config=CONFIG)
     names = [f"body.{n}" for n in range(15)]
     events: list[dict[str, object]] = []
@@ -147,8 +145,8 @@ def test_a_layer_that_was_infinite_is_the_first_and_marked(
 def test_gradients_stand_in_two_columns(
     database: Database, ada: User, offered: None, page: Page
 ) -> None:
-    """Labels and heads are whole, do not meet and follow their lines; a heat map has a color key; a
-    row lifts its layer.
+    """Labels and headings of the gradient charts are complete and do not overlap; a heat map has
+    a color key; hovering a row highlights its layer.
     """
     config = {**CONFIG, "diagnosis": {"histogram_every_steps": 100}}
     running = start_run(database, ada, config=config)
@@ -220,7 +218,7 @@ def test_gradients_stand_in_two_columns(
 def test_a_precision_diff_appears_when_it_is_recorded(
     database: Database, running: Run, page: Page
 ) -> None:
-    """Also the next one; nothing says then that the run has no gradient statistics."""
+    """A precision diff appears live, and the page no longer says that it has no statistics."""
     page.goto("/runs/1?tab=gradients")
     expect(page.get_by_text("records no gradient statistics")).to_be_visible()
     for step in (50, 60):
@@ -230,7 +228,7 @@ def test_a_precision_diff_appears_when_it_is_recorded(
 
 
 def test_page_of_a_plan_says_its_state(database: Database, ada: User, page: Page) -> None:
-    """A measurement that starts is no longer called queued."""
+    """The page of a plan changes from queued to measuring."""
     submit(database, ada, config={**CONFIG, "lab": {"task": "precision_plan"}})
     page.goto("/runs/1/precision-plan")
     expect(page.get_by_role("heading", level=2)).to_have_text("Queued")
@@ -259,7 +257,9 @@ def test_comparison_is_one_click_and_draws_its_runs(
 def test_the_result_of_a_replay_is_not_pushed_away(
     database: Database, running: Run, page: Page
 ) -> None:
-    """A message leads to it, its row stays below newer ones, and a filter shows replayed rows."""
+    """A message leads to a replay's result, its row stays below newer ones, and a filter finds
+    it.
+    """
     skips = list(range(10, 10 + SKIPS_SHOWN))
     steps = make_steps([1.0] * 400, skipped=skips)
     record(database, running, steps, events=[make_skip(step, "model.head.bias") for step in skips])
@@ -286,7 +286,9 @@ def test_the_result_of_a_replay_is_not_pushed_away(
 def test_one_line_says_why_no_step_can_be_replayed(
     database: Database, running: Run, page: Page
 ) -> None:
-    """While a run is paused and after its end; rows have one line each at 1440 px."""
+    """For a paused or ended run one line says why replays are off; rows have one line at 1440
+    px.
+    """
     page.set_viewport_size({"width": 1440, "height": 900})
     skip = make_skip(2, "model.head.bias", optimizer="adamw")
     record(database, running, make_steps([1.0] * 60, skipped=[2]), events=[skip])

@@ -1,4 +1,4 @@
-"""What a newcomer tries first: search, full screen, menus by keyboard, a clone, a column."""
+"""First steps of a newcomer: search, full screen, menus by keyboard, a clone, a column."""
 
 from playwright.sync_api import Page, expect
 
@@ -14,7 +14,7 @@ IS_ON_TOP = """(element) => { const { x, y, width, height } = element.getBoundin
 
 
 def test_a_panel_in_full_screen_has_its_menu(database: Database, running: Run, page: Page) -> None:
-    """Its items and dialogs can be pressed, arrow keys go through them, and it leaves again."""
+    """In full screen a panel's menu and dialogs work by pointer and arrow keys."""
     record(database, running, make_steps([1.0] * 20))
     page.goto("/runs/1")
     page.locator("[data-plot=loss][data-drawn]").wait_for()
@@ -50,7 +50,7 @@ def test_a_panel_in_full_screen_has_its_menu(database: Database, running: Run, p
 def test_the_search_finds_a_run_by_its_label_and_its_exact_name(
     database: Database, ada: User, running: Run, page: Page
 ) -> None:
-    """An older run called just so comes first, and the number found is that of all matches."""
+    """A run with the exact name comes first in the search, which shows the number of matches."""
     start_run(database, ada, name="base")
     for number in range(9):
         start_run(database, ada, name=f"base {number}")
@@ -71,7 +71,7 @@ def test_the_search_finds_a_run_by_its_label_and_its_exact_name(
 
 
 def test_a_filter_keeps_the_focus_and_an_added_column_is_in_sight(running: Run, page: Page) -> None:
-    """The column is in view, at any width; one that does not exist is refused."""
+    """An added column is scrolled into view at any width; an unknown one is refused."""
     page.set_viewport_size({"width": 1024, "height": 768})
     page.goto("/runs")
     page.wait_for_selector("[role=combobox]")
@@ -94,7 +94,7 @@ def test_a_filter_keeps_the_focus_and_an_added_column_is_in_sight(running: Run, 
 
 
 def test_a_clone_is_named_for_what_was_changed(offered: None, running: Run, page: Page) -> None:
-    """The name follows the settings until the user types another."""
+    """A clone's name follows its changed settings until the user edits it."""
     page.goto("/runs/new?from=1")
     name, rate = page.get_by_label("Name", exact=True), page.locator('[name="training.steps"]')
     own = name.input_value()
@@ -108,7 +108,7 @@ def test_a_clone_is_named_for_what_was_changed(offered: None, running: Run, page
 def test_a_skipped_step_stays_under_the_pointer(
     database: Database, running: Run, page: Page
 ) -> None:
-    """New rows come above it, and are in sight when the pointer has left the table."""
+    """New rows are added above a skipped step under the pointer, which does not move."""
     skips = list(range(10, 60))
     steps = make_steps([1.0] * 100, skipped=skips)
     record(database, running, steps, events=[make_skip(step) for step in skips])
@@ -128,7 +128,7 @@ def test_a_skipped_step_stays_under_the_pointer(
 
 
 def test_a_searched_metric_is_scrolled_to(database: Database, running: Run, page: Page) -> None:
-    """The panels that match are in view, below the search."""
+    """A search scrolls to the matching panels, below the search field."""
     events = [make_metric(1, 0.5, f"unit/{number}") for number in range(20)]
     record(database, running, make_steps([1.0] * 5), events=events)
     page.set_viewport_size({"width": 1280, "height": 600})
@@ -138,7 +138,9 @@ def test_a_searched_metric_is_scrolled_to(database: Database, running: Run, page
 
 
 def test_a_sweep_asks_for_a_first_check_only_to_end_runs(offered: None, page: Page) -> None:
-    """Its settings can be searched as those of a run."""
+    """A sweep's field "First check" appears only with a pruner, and its settings can be
+    searched.
+    """
     page.goto("/sweeps/new?recipe=digits")
     expect(page.get_by_label("First check")).to_be_hidden()
     page.get_by_label("End weak runs").select_option(index=1)
@@ -149,7 +151,7 @@ def test_a_sweep_asks_for_a_first_check_only_to_end_runs(offered: None, page: Pa
 
 
 def test_a_phone_says_the_status_in_words(database: Database, running: Run, page: Page) -> None:
-    """And each skipped step is whole, without an area that scrolls by itself after the end."""
+    """A phone shows the status as a word, and skipped steps without an inner scroll area."""
     skip = make_skip(2, "model.head.bias", optimizer="adamw")
     record(database, running, make_steps([1.0] * 60, skipped=[2]), events=[skip])
     page.set_viewport_size({"width": 390, "height": 844})

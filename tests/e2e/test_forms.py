@@ -1,4 +1,4 @@
-"""Forms by keyboard: Tab to a field, type, Enter or Space, and the announced result."""
+"""Forms by keyboard: Tab to a field, type, Enter or Space, and an announced result."""
 
 import re
 
@@ -37,7 +37,7 @@ def type_text(page: Page, name: str, text: str) -> None:
 
 
 def read_announcement(page: Page, text: str) -> None:
-    """Return the announcement: the status that changed since the page was loaded."""
+    """Return the announced status, if it changed since the page was loaded."""
     expect(page.get_by_role("status").filter(has_text=text)).to_be_visible()
 
 
@@ -184,7 +184,9 @@ def test_all_forms_have_one_layout(
     page: Page,
     width: int,
 ) -> None:
-    """The label above its control, hint and error below; the first action at the left."""
+    """In all forms labels are above, hints and errors below, and the first action is at the
+    left.
+    """
     fill(settings, database, ada)
     page.set_viewport_size({"width": width, "height": 900})
     misplaced = {}
@@ -202,7 +204,7 @@ def test_all_forms_have_one_layout(
 
 
 def test_an_error_stands_at_its_field(page: Page) -> None:
-    """The field is marked as invalid and described by its error."""
+    """A field with an error is marked as invalid and described by it."""
     page.goto("/secrets")
     page.get_by_label("Name").fill("lower case")
     page.get_by_label("Name").evaluate("each => each.removeAttribute('pattern')")
@@ -216,7 +218,7 @@ def test_an_error_stands_at_its_field(page: Page) -> None:
 
 
 def test_help_texts_stay_in_place_while_tabbing(offered: None, page: Page) -> None:
-    """A clipped description has no link in it that scrolls it; the key that starts is named."""
+    """A clipped help text has no link that would scroll it, and the shortcut is named."""
     page.set_viewport_size({"width": 1440, "height": 900})
     page.goto("/runs/new?recipe=digits")
     page.locator(".main-settings input").first.focus()
@@ -233,7 +235,7 @@ def test_help_texts_stay_in_place_while_tabbing(offered: None, page: Page) -> No
 
 
 def test_only_the_wrong_field_of_a_parameter_is_marked(page: Page) -> None:
-    """Its row is one line at 1440 px, and Ctrl+Enter starts a command too."""
+    """Only an invalid parameter's field is marked, and Ctrl+Enter starts a command too."""
     page.set_viewport_size({"width": 1440, "height": 900})
     page.goto("/runs/new/command")
     page.get_by_label("Command line").fill("python train.py --lr {lr}")

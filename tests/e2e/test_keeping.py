@@ -1,4 +1,4 @@
-"""Order among runs: selected, tagged, deleted, restored, and written of."""
+"""Selecting, tagging, deleting, restoring and annotating runs."""
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -13,7 +13,9 @@ from tests.app.conftest import submit
 def test_restored_checkboxes_count_after_going_back(
     database: Database, ada: User, running: Run, page: Page
 ) -> None:
-    """The browser restores ticked boxes: the bar shows them, because Delete would apply to them."""
+    """Checkboxes that the browser restores count for the bar, because Delete would apply to
+    them.
+    """
     submit(database, ada)
     page.route("**/live?*", lambda route: route.abort())  # updates count the ticked runs again
     page.goto("/runs")
@@ -30,8 +32,8 @@ def test_restored_checkboxes_count_after_going_back(
 def test_many_are_selected_deleted_and_restored(
     database: Database, ada: User, page: Page, running: Run
 ) -> None:
-    """Shift selects a range, which survives live rows; what cannot be deleted is named, and the
-    deletion can be undone.
+    """Shift selects a range, which survives live updates; failed deletions are named, others
+    undone.
     """
     for _ in range(3):
         submit(database, ada)
@@ -70,7 +72,7 @@ def test_many_are_selected_deleted_and_restored(
 def test_the_trash_asks_before_deleting_for_ever(
     database: Database, ada: User, page: Page, offered: None
 ) -> None:
-    """The dialog names the runs; after Cancel nothing is deleted."""
+    """In the trash the dialog names the runs before they are deleted, and Cancel keeps them."""
     for _ in range(2):
         submit(database, ada)
     page.goto("/runs")
@@ -103,7 +105,7 @@ def test_the_trash_asks_before_deleting_for_ever(
 def test_conflicting_notes_are_both_preserved(
     database: Database, ada: User, page: Page, running: Run
 ) -> None:
-    """Another user's note appears live; during editing it is shown next to the draft."""
+    """Another user's edit of a note is shown live, or next to the draft."""
     page.goto(f"/runs/{running.id}")
     with database.writing() as session:
         run_metadata.edit(session, running.id, ada, {"name": "baseline", "note": "*theirs*"})

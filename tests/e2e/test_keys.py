@@ -19,7 +19,9 @@ HOSTILE = '<img src=x onerror=alert(1)> "lr:2" ' + "x" * 60
 def test_runs_are_gone_through_selected_found_and_opened_by_keys(
     database: Database, ada: User, running: Run, page: Page
 ) -> None:
-    """The cursor keeps its row while others come; no key is taken from a field, nor with Ctrl."""
+    """The keyboard cursor stays on its row as others arrive; keys in fields or with Ctrl are
+    ignored.
+    """
     for name in ("second", HOSTILE):
         submit(database, ada, name=name)
     page.goto("/runs")
@@ -96,7 +98,7 @@ def test_runs_are_gone_through_selected_found_and_opened_by_keys(
 def test_the_focus_survives_updates_of_a_live_run(
     database: Database, running: Run, page: Page
 ) -> None:
-    """A link in the key figures keeps it, and Pause passes it on to Resume."""
+    """A focused link keeps the focus in live updates, and Pause passes it to Resume."""
     page.goto("/runs/1")
     link = page.get_by_label("Key figures").get_by_role("link", name="Skipped steps")
     link.focus()
@@ -116,7 +118,7 @@ def test_the_focus_survives_updates_of_a_live_run(
 
 
 def test_a_cursor_opens_its_run(database: Database, ada: User, running: Run, page: Page) -> None:
-    """Enter opens the run of the cursor, which stops at the last row."""
+    """Enter opens the run at the cursor, which stops at the last row."""
     start_run(database, ada, name="newer")
     page.goto("/runs")
     page.wait_for_selector("[role=combobox]")
@@ -134,7 +136,7 @@ def test_a_cursor_opens_its_run(database: Database, ada: User, running: Run, pag
 def test_selected_runs_are_compared_by_a_key(
     database: Database, ada: User, running: Run, page: Page
 ) -> None:
-    """Runs selected by x are compared by c, which the list of keys has."""
+    """c compares the runs that x has selected, as the list of shortcuts says."""
     submit(database, ada, name="second")
     page.goto("/runs")
     for key in "jxjx":
@@ -148,7 +150,7 @@ def test_selected_runs_are_compared_by_a_key(
 
 
 def test_the_key_of_the_search_works_on_every_page(running: Run, page: Page) -> None:
-    """It leads to the search of the page, such as a log's, or else to that of all pages."""
+    """/ opens the page's own search, such as the log's, or the global one."""
     page.goto(f"/runs/{running.id}#log")
     expect(page.get_by_role("tab", selected=True)).to_have_text(re.compile("Log"))
     page.keyboard.press("/")
@@ -159,7 +161,7 @@ def test_the_key_of_the_search_works_on_every_page(running: Run, page: Page) -> 
 
 
 def test_a_form_starts_by_keyboard_wherever_the_focus_is(offered: None, page: Page) -> None:
-    """The first field has it; Ctrl+Enter works without any; every shortcut is documented."""
+    """The first field has the focus; Ctrl+Enter works from anywhere; shortcuts are documented."""
     page.goto("/runs")
     page.keyboard.press("g")
     page.keyboard.press("n")
@@ -189,7 +191,7 @@ def test_a_form_starts_by_keyboard_wherever_the_focus_is(offered: None, page: Pa
 def test_the_button_that_starts_is_in_reach_on_a_phone(
     offered: None, page: Page, path: str
 ) -> None:
-    """It stands above the navigation, however far the form is scrolled."""
+    """On a phone the start button stays above the navigation."""
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto(f"/{path}")
     button, rail = page.locator("[data-start]"), page.locator(".rail")

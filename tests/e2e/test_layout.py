@@ -1,4 +1,4 @@
-"""Positions of the parts of a run's page, for common screen sizes."""
+"""The layout of a run's page for common screen sizes."""
 
 import math
 import re
@@ -42,9 +42,7 @@ def _box(page: Page, selector: str) -> dict[str, float]:
 def test_loss_and_scale_stand_whole_in_the_first_screen(
     trained: Run, page: Page, width: int, height: int, least: int
 ) -> None:
-    """Both charts end above the fold, the part before them is short, and they grow to
-    fill the screen.
-    """
+    """Loss and scale charts end above the fold, and grow to fill the screen."""
     page.set_viewport_size({"width": width, "height": height})
     page.goto("/runs/1")
     page.wait_for_selector("[data-plot=scale][data-drawn]")
@@ -60,7 +58,7 @@ def test_loss_and_scale_stand_whole_in_the_first_screen(
 def test_a_run_has_one_filled_button_and_six_tabs(
     database: Database, trained: Run, page: Page
 ) -> None:
-    """The filled button is the main action of the state."""
+    """Only the main action of the run's state is a filled button."""
     page.goto("/runs/1")
     filled = page.locator("header .primary:visible")
     expect(filled).to_have_text(["Pause"])
@@ -80,7 +78,7 @@ def test_a_run_has_one_filled_button_and_six_tabs(
 
 @pytest.mark.journey
 def test_a_phone_shows_health_and_the_loss_first(trained: Run, page: Page) -> None:
-    """Name, six figures, health and the whole loss panel are visible without scrolling."""
+    """On a phone name, six figures, health and the whole loss panel need no scrolling."""
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto("/runs/1")
     page.wait_for_selector("[data-plot=loss][data-drawn]")
@@ -94,7 +92,7 @@ def test_a_phone_shows_health_and_the_loss_first(trained: Run, page: Page) -> No
 
 
 def test_a_diagnosis_comes_first(database: Database, running: Run, page: Page) -> None:
-    """Cause and first remedy are above everything else of a run that failed."""
+    """A failed run's cause and first remedy are above everything else."""
     losses = [1.0] * 5 + [float("nan")] * 55
     skipped = range(6, 61)
     events = make_events(list(skipped))
@@ -130,7 +128,7 @@ def test_a_run_never_scrolls_sideways(trained: Run, page: Page, width: int) -> N
 
 
 def test_settings_pages_share_a_layout(page: Page) -> None:
-    """The navigation is at the left, the content at most 60 rem wide, and one button primary."""
+    """Settings pages have the navigation at the left, 60 rem of content and one primary button."""
     page.set_viewport_size(DESK)
     boxes = set()
     for address in SETTINGS:
@@ -157,7 +155,7 @@ def test_settings_pages_share_a_layout(page: Page) -> None:
 def test_the_progress_bar_of_a_diverged_run_is_not_green(
     database: Database, running: Run, page: Page, loss: float, colour: str
 ) -> None:
-    """The progress bar is not green although the run has finished."""
+    """A diverged run's progress bar is not green, although the run has finished."""
     record(database, running, make_steps([1.0, loss]))
     with database.writing() as session:
         queue.end(session, 1, 1, Status.FINISHED)
@@ -168,7 +166,7 @@ def test_the_progress_bar_of_a_diverged_run_is_not_green(
 
 @pytest.mark.journey
 def test_a_phone_shows_skips_and_tiles_whole(trained: Run, page: Page) -> None:
-    """A skipped step is a card with its culprit; no value of a tile is cut."""
+    """On a phone a skipped step is a card with its culprit, and no tile's value is cut."""
     page.set_viewport_size(PHONE)
     page.goto("/runs/1#skips")
     row = page.locator(".skips tbody tr").first
@@ -181,9 +179,8 @@ def test_a_phone_shows_skips_and_tiles_whole(trained: Run, page: Page) -> None:
 def test_heads_and_controls_have_room(
     database: Database, ada: User, trained: Run, page: Page
 ) -> None:
-    """The head of skipped steps is one line; a narrow comparison shows all its controls, an editor
-    of reports its preview; a phone the sentence on a run's health in the card's width, and the
-    status of a page without tiles as a word.
+    """Headings and controls fit: skipped steps, a narrow comparison, a report's editor and
+    preview, and on a phone the sentence and the status of a run's health.
     """
     with database.writing() as session:
         session.get_one(Run, 1).tags = "trial"
@@ -210,7 +207,7 @@ def test_heads_and_controls_have_room(
 def test_the_time_of_a_run_is_whole_beside_a_long_name(
     database: Database, ada: User, offered: None, page: Page
 ) -> None:
-    """The name and the other facts share what is left of the header."""
+    """A run's time is complete next to a long name, which shares the rest of the header."""
     submit(database, ada, name="a long name " * 16)
     for width in (1440, 1024):
         page.set_viewport_size({"width": width, "height": 900})
@@ -223,7 +220,7 @@ def test_the_time_of_a_run_is_whole_beside_a_long_name(
 def test_a_column_of_replays_without_any_is_narrow(
     database: Database, trained: Run, page: Page
 ) -> None:
-    """Its room is that of the culprits, and the table does not scroll sideways."""
+    """Without replays their column is as wide as the culprits', and nothing scrolls sideways."""
     with database.writing() as session:
         queue.end(session, 1, 1, Status.FINISHED)
     page.set_viewport_size({"width": 1024, "height": 768})
@@ -234,7 +231,7 @@ def test_a_column_of_replays_without_any_is_narrow(
 
 
 def test_the_scaler_card_shows_whole_rows(database: Database, running: Run, page: Page) -> None:
-    """Skipped steps for which the card has no room are left out, not cut through."""
+    """The scaler card leaves out skipped steps that do not fit."""
     skipped = range(3, 90, 2)
     record(database, running, make_steps([1.0] * 90, skipped=skipped), events=make_events(skipped))
     page.set_viewport_size(DESK)
@@ -251,7 +248,7 @@ def test_the_scaler_card_shows_whole_rows(database: Database, running: Run, page
 
 
 def test_nothing_is_cut_on_a_phone(database: Database, ada: User, page: Page) -> None:
-    """The legend of the loss, the audit log, and who shared a run."""
+    """On a phone the loss legend, the audit log and a run's shares are not cut."""
     page.set_viewport_size(PHONE)
     with database.writing() as session:
         watched = make_watched(session, ada, "phone", name="phone")

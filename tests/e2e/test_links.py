@@ -13,8 +13,8 @@ from tests.e2e.test_access import found_on
 def test_a_link_shows_its_runs_without_sign_in(
     page: Page, chromium: Browser, database: Database, ada: User, running: Run
 ) -> None:
-    """One run or a comparison, with charts; the secret is removed from the URL at once; a revoked
-    link shows nothing. axe finds no violations.
+    """A link shows one run or a comparison with charts; the secret is removed from the URL at
+    once; a revoked link shows nothing. axe finds no violations.
     """
     record(database, running, make_steps([1.0] * 60, skipped=[3]), events=make_events([3]))
     other = submit(database, ada)

@@ -1,4 +1,4 @@
-"""The list of runs in a real browser: the filter that completes itself, order, columns, views."""
+"""The list of runs in a real browser: autocomplete, order, columns and views."""
 
 import re
 
@@ -17,7 +17,7 @@ def names(page: Page) -> list[str]:
 
 
 def test_losses_stand_in_a_column(database: Database, ada: User, running: Run, page: Page) -> None:
-    """The right edges of losses are aligned, whether or not a run has a curve."""
+    """Losses are right-aligned, with and without a sparkline."""
     record(database, running, make_steps([1.0, 0.5, 0.25]))
     submit(database, ada, name="queued")
     page.goto("/runs")
@@ -31,7 +31,7 @@ def test_losses_stand_in_a_column(database: Database, ada: User, running: Run, p
 def test_a_live_change_of_a_row_keeps_its_elements(
     database: Database, running: Run, page: Page
 ) -> None:
-    """Texts and attributes change in place; a cell of another structure is replaced."""
+    """Live updates change texts and attributes in place, and replace cells of another structure."""
     record(database, running, make_steps([1.0]))
     page.goto("/runs")
     wait_until(page, "document.readyState === 'complete'")
@@ -51,7 +51,7 @@ def test_a_live_change_of_a_row_keeps_its_elements(
 def test_the_list_is_filtered_sorted_and_configured_by_keyboard(
     database: Database, ada: User, running: Run, page: Page
 ) -> None:
-    """Words are completed, headers sort, columns are chosen; rows stay live."""
+    """The list is filtered with autocomplete, sorted and configured by keyboard, and stays live."""
     record(database, running, make_steps([1.0]), events=[make_metric(1, 0.5)])
     training = CONFIG["training"] | {"batch_size": 7}
     submit(database, ada, name="small", tags="two words", config=CONFIG | {"training": training})

@@ -20,7 +20,7 @@ WIDTHS = [320, 360, 390, 640, 700, 768, 900, 1024, 1280, 1440, 1600, 1920, 2560]
 
 @pytest.fixture
 def many(database: Database, ada: User, running: Run) -> Run:
-    """A run in training, one in the queue and 58 that were cancelled."""
+    """A running run, a queued one and 58 cancelled ones."""
     record(database, running, make_steps([3.0, 2.0, 1.5]), events=[make_metric(2, 0.5)])
     for n in range(59):
         config = deepcopy(CONFIG)
@@ -33,8 +33,8 @@ def many(database: Database, ada: User, running: Run) -> Run:
 
 
 def test_nineteen_rows_stand_in_the_first_screen(many: Run, page: Page) -> None:
-    """They are below one filter row and one row of tabs; the ends of names, which differ,
-    are visible.
+    """Nineteen rows fit the first screen below two rows of controls, with the ends of names
+    visible.
     """
     page.set_viewport_size(DESK)
     page.goto("/runs")
@@ -54,7 +54,7 @@ def test_nineteen_rows_stand_in_the_first_screen(many: Run, page: Page) -> None:
 
 
 def test_columns_without_room_are_named(many: Run, page: Page) -> None:
-    """Default ones that are left out, and chosen ones beyond the edge, to which it scrolls."""
+    """Columns that do not fit are named, and a click scrolls to chosen ones."""
     page.set_viewport_size(DESK)
     page.goto("/runs")
     out = page.locator("[data-columns-out]")
@@ -94,7 +94,7 @@ def test_columns_without_room_are_named(many: Run, page: Page) -> None:
 
 
 def test_every_table_that_goes_on_fades_at_its_edge(many: Run, page: Page) -> None:
-    """Also that of groups, whose cells of several lines have a margin."""
+    """A table that continues beyond its edge fades there, the table of groups too."""
     page.set_viewport_size({"width": 700, "height": 900})
     page.goto("/runs?group=batch_size")
     table = page.get_by_role("region", name="Table of groups")
@@ -108,7 +108,7 @@ def test_every_table_that_goes_on_fades_at_its_edge(many: Run, page: Page) -> No
 def test_names_have_the_room_of_bars_that_no_run_has(
     database: Database, ada: User, offered: None, page: Page
 ) -> None:
-    """Names of a sweep's runs are whole once these have ended."""
+    """Names of ended runs use the space of the progress bars."""
     name = "batch_size=64, learning_rate=0.001"
     with database.writing() as session:
         run_control.cancel(session, submit(database, ada, name=name).id, ada)
@@ -124,7 +124,7 @@ def test_names_have_the_room_of_bars_that_no_run_has(
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_list_never_scrolls_sideways(many: Run, page: Page, width: int) -> None:
-    """Neither the page nor its table with default columns scrolls, and nothing is cut off."""
+    """Neither page nor table with default columns scrolls sideways, and nothing is cut."""
     page.set_viewport_size({"width": width, "height": 900})
     for address in ("/runs", "/runs?view=charts", "/runs?filter=digits"):
         page.goto(address)
@@ -137,7 +137,7 @@ def test_the_list_never_scrolls_sideways(many: Run, page: Page, width: int) -> N
 
 
 def test_five_runs_stand_on_a_phone(many: Run, page: Page) -> None:
-    """Runs are cards above the key figures; a long name ends before the status."""
+    """On a phone five runs fit as cards above the figures."""
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto("/runs")
     rail = page.locator(".rail").bounding_box()
@@ -157,7 +157,7 @@ def test_five_runs_stand_on_a_phone(many: Run, page: Page) -> None:
 def test_facts_of_the_header_are_filters_and_live(
     database: Database, ada: User, many: Run, page: Page
 ) -> None:
-    """The header counts running, queued and failed runs; a run that ends moves to another group."""
+    """The header counts running, queued and failed runs live."""
     page.goto("/runs")
     facts = page.get_by_role("navigation", name="Quick filters")
     expect(facts).to_contain_text("1 running")
@@ -178,7 +178,7 @@ def test_facts_of_the_header_are_filters_and_live(
 
 
 def test_words_of_the_filter_are_chips(many: Run, page: Page) -> None:
-    """A chip's × removes it, Backspace the last one; a mistake stays in the box."""
+    """A chip's × or Backspace removes a filter term; an invalid one stays in the box."""
     page.goto("/runs?filter=recipe:digits+-status:queued")
     chips = page.locator(".chip")
     expect(chips).to_have_text(["recipe digits", "not status queued"])
@@ -198,7 +198,7 @@ def test_words_of_the_filter_are_chips(many: Run, page: Page) -> None:
 
 
 def test_pages_lead_on_and_back(many: Run, page: Page) -> None:
-    """Each page has its rows and the total."""
+    """Each page of the list has its rows and the total."""
     page.goto("/runs")
     expect(page.locator("[data-range]")).to_have_text("1–50 of 60")
     page.get_by_role("link", name="Next").click()
@@ -210,7 +210,7 @@ def test_pages_lead_on_and_back(many: Run, page: Page) -> None:
 
 
 def test_all_that_match_are_selected(many: Run, page: Page) -> None:
-    """Runs of other pages are selected too; Cancel is offered only where it has an effect."""
+    """Selecting all matches includes other pages; Cancel is offered only where it has an effect."""
     page.goto("/runs?filter=status:ended")
     page.get_by_label("Select all runs on this page").check()
     expect(page.locator("[data-ticked]")).to_have_text("50 selected")
@@ -234,7 +234,7 @@ def test_all_that_match_are_selected(many: Run, page: Page) -> None:
 def test_a_queued_run_is_moved_from_the_selection_bar(
     database: Database, ada: User, running: Run, page: Page
 ) -> None:
-    """The button is offered if the run is the only selected one."""
+    """The selection bar moves a queued run if it is the only selected one."""
     for _ in range(2):
         submit(database, ada)
     page.goto("/runs")
@@ -251,7 +251,7 @@ def test_a_queued_run_is_moved_from_the_selection_bar(
 
 
 def test_an_unknown_name_groups_nothing(many: Run, page: Page) -> None:
-    """The list reports the unknown name and stays ungrouped."""
+    """An unknown setting to group by is reported, and the list stays ungrouped."""
     page.goto("/runs?group=no_such_setting")
     expect(page.get_by_text("There is no setting no_such_setting")).to_be_visible()
     expect(page.locator("[data-groups]")).to_have_count(0)
@@ -259,7 +259,7 @@ def test_an_unknown_name_groups_nothing(many: Run, page: Page) -> None:
 
 
 def color_of(page: Page, selector: str, name: str) -> str:
-    """The colour of an element, as the browser computes it."""
+    """Return an element's colour, as the browser computes it."""
     script = f"(element) => getComputedStyle(element).{name}"
     return str(page.locator(selector).first.evaluate(script))
 
@@ -267,7 +267,7 @@ def color_of(page: Page, selector: str, name: str) -> str:
 def test_the_charts_view_draws_the_selected_runs(
     database: Database, ada: User, running: Run, page: Page
 ) -> None:
-    """Charts are next to the list, in the colours of the list and the comparison."""
+    """Charts next to the list have the colours of list and comparison."""
     submit(database, ada)
     with database.writing() as session:
         run_control.cancel(session, 2, ada)
@@ -305,7 +305,7 @@ def test_the_charts_view_draws_the_selected_runs(
 
 
 def test_a_sample_run_takes_one_press(database: Database, offered: None, page: Page) -> None:
-    """The empty list has the button if a worker is up."""
+    """With a worker the empty list has a button for a sample run."""
     page.goto("/runs")
     expect(page.locator(".primary:visible")).to_have_count(1)
     page.get_by_role("button", name="Start sample run").click()
@@ -315,7 +315,7 @@ def test_a_sample_run_takes_one_press(database: Database, offered: None, page: P
 
 
 def test_the_empty_list_leads_to_a_worker_and_to_a_script(database: Database, page: Page) -> None:
-    """Without a worker the command replaces the button; a token is created in place."""
+    """Without a worker the empty list shows commands and creates a token in place."""
     page.goto("/runs")
     expect(page.get_by_role("button", name="Start sample run")).to_be_hidden()
     expect(page.get_by_text("halfstep worker", exact=True)).to_be_visible()
@@ -327,7 +327,7 @@ def test_the_empty_list_leads_to_a_worker_and_to_a_script(database: Database, pa
 
 
 def test_a_watched_run_opens_from_the_empty_list(database: Database, ada: User, page: Page) -> None:
-    """The empty list waits for a run, and opens it."""
+    """The empty list opens a watched run as soon as it arrives."""
     page.goto("/runs")
     expect(page.get_by_text("Waiting for the first step")).to_be_visible()
     with database.writing() as session:

@@ -1,4 +1,4 @@
-"""A live run's page shows one moment of the run in all of its parts."""
+"""All parts of a live run's page show the same moment."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ SHOWN = """() => {
 def test_all_parts_of_a_slow_page_show_the_same_step(
     database: Database, running: Run, page: Page
 ) -> None:
-    """Panels, tiles, card and table are of one moment in each of 100 samples of a live run."""
+    """In 100 samples of a live run panels, tiles, card and table show the same step."""
     made = 0
 
     def train() -> None:
@@ -79,7 +79,7 @@ def test_all_parts_of_a_slow_page_show_the_same_step(
 def test_the_servers_charts_are_live_until_plotly_is_there(
     database: Database, running: Run, page: Page
 ) -> None:
-    """The server's charts show the step of the tiles, and so do the figures that replace them."""
+    """The server's charts are updated with the tiles until Plotly's figures replace them."""
     held: list[Route] = []
     page.route("**/plotly*", lambda route: held.append(route))
     record(database, running, make_steps([2.0] * 10))
@@ -103,7 +103,7 @@ def test_the_servers_charts_are_live_until_plotly_is_there(
 def test_a_page_opened_before_the_first_step_has_charts_without_plotly(
     database: Database, running: Run, page: Page
 ) -> None:
-    """The server's charts come with the first steps, and plotly's figures replace them."""
+    """The server's charts appear with the first steps, and Plotly's figures replace them."""
     held: list[Route] = []
     page.route("**/plotly*", lambda route: held.append(route))
     page.goto("/runs/1")

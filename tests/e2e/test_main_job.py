@@ -1,4 +1,4 @@
-"""The main job, end to end: a real browser, server, worker and training."""
+"""The main job end to end, with a real browser, server, worker and training."""
 
 import hashlib
 from pathlib import Path
@@ -24,7 +24,7 @@ PATIENCE = 90_000  # milliseconds, for a slow machine
 
 @pytest.fixture
 def settings(site: Site) -> Settings:
-    """The server's settings: the same data folder and database as the worker's."""
+    """Settings with the worker's data folder and database."""
     return Settings(data=site.data, database_url=site.url)
 
 
@@ -32,9 +32,7 @@ def settings(site: Site) -> Settings:
 def test_submit_watch_and_download(
     site: Site, database: Database, ada: User, page: Page, tmp_path: Path
 ) -> None:
-    """A new user signs in, submits digits, sees it train and skip, and downloads weights
-    that load.
-    """
+    """A new user signs in, submits digits, sees it train and skip, and downloads weights."""
     with database.writing() as session:
         token = accounts.make_link_token(session, ada)
     page.context.clear_cookies()

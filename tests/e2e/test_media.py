@@ -1,4 +1,4 @@
-"""Media of a run: a card for each key, with its own step; and the list of its files."""
+"""Media of a run: a card for each key with its own step, and the list of files."""
 
 import json
 import re
@@ -26,7 +26,7 @@ STEPS = (100, 200)
 
 @pytest.fixture
 def shown(settings: Settings, database: Database, running: Run) -> None:
-    """Files of every kind at two steps; a picture and a text at the first one only."""
+    """Files of every kind at two steps; an image and a text at the first step only."""
     for step in STEPS:
         rows = [f"{number},word {number % 7},{number / 8}" for number in range(1, 46)]
         table = "\n".join(["id,text,score", *rows, "46,rows.cell-1-2.png,-1"])
@@ -56,9 +56,7 @@ def card_of(page: Page, key: str) -> Locator:
 
 
 def test_a_card_for_each_key_stands_in_the_first_screen(shown: None, page: Page) -> None:
-    """There are three columns, then two, then one; six cards end above the fold, and
-    nothing overflows.
-    """
+    """Cards are in three, two or one columns; six end above the fold without overflow."""
     for width, height, columns in ((1440, 900, 3), (1024, 768, 2), (390, 844, 1)):
         page.set_viewport_size({"width": width, "height": height})
         page.goto("/runs/1#media")
@@ -83,7 +81,7 @@ def test_a_card_for_each_key_stands_in_the_first_screen(shown: None, page: Page)
 
 
 def test_sliders_move_together_when_linked(shown: None, page: Page) -> None:
-    """Linked, a card takes the others to their last step up to its own; by keyboard, too."""
+    """Linked cards move to their last step up to the chosen one, also by keyboard."""
     page.set_viewport_size({"width": 1440, "height": 900})
     page.goto("/runs/1?tab=media")
     text, matrix, once = (card_of(page, key) for key in ("sample.txt", "matrix.plot.json", "once"))
@@ -120,8 +118,8 @@ def test_keys_are_found_and_a_search_without_match_says_what_there_is(
 
 
 def test_tables_plots_and_pictures_are_shown(shown: None, page: Page) -> None:
-    """A table is sorted, values at the pointer are in the head, pictures open, and a lost
-    one is reported.
+    """Tables can be sorted, values at the pointer are shown, images open, and lost ones are
+    reported.
     """
     page.set_viewport_size({"width": 1440, "height": 900})
     page.route("**/artifacts/*/download", lambda route: route.continue_())
@@ -167,7 +165,7 @@ def test_tables_plots_and_pictures_are_shown(shown: None, page: Page) -> None:
 def test_figures_videos_and_documents_are_shown(
     settings: Settings, database: Database, running: Run, page: Page
 ) -> None:
-    """A figure has the page's colors; a document has its own styles in a frame."""
+    """Figures have the page's colours; documents keep their styles in a frame."""
     table = [{"class": name, "accuracy": number / 4} for number, name in enumerate("abc")]
     document = b"<style>h1 { color: rgb(1, 2, 3) }</style><h1>Report</h1>"
     files = {
@@ -201,7 +199,7 @@ def test_figures_videos_and_documents_are_shown(
 def test_points_and_meshes_in_space_are_drawn(
     settings: Settings, database: Database, running: Run, page: Page
 ) -> None:
-    """A figure of Plotly with a mesh, and a cloud of points, is drawn in its card by WebGL."""
+    """Plotly meshes and point clouds are drawn in their cards by WebGL."""
     corners = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]])
     x, y, z = corners.T
     faces = np.array([[0, 0, 0, 1], [1, 1, 2, 2], [2, 3, 3, 3]])
@@ -227,7 +225,7 @@ def test_points_and_meshes_in_space_are_drawn(
 
 
 def test_full_screen_has_the_filter_and_pages_of_a_table(shown: None, page: Page) -> None:
-    """F opens the focused card, in which rows can be filtered and paged."""
+    """F shows a card in full screen, with a table's filter and pages."""
     page.goto("/runs/1?tab=media")
     card = card_of(page, "rows.csv")
     card.focus()
@@ -243,7 +241,7 @@ def test_full_screen_has_the_filter_and_pages_of_a_table(shown: None, page: Page
 
 
 def test_files_are_a_plain_list(shown: None, page: Page) -> None:
-    """A key is one row with its steps; each step's file can be had; rows as blocks on a phone."""
+    """Files are listed by key and step with downloads; on a phone rows are blocks."""
     page.set_viewport_size({"width": 1440, "height": 900})
     page.goto("/runs/1#files")
     until(lambda: page.evaluate("document.readyState") == "complete")
@@ -277,7 +275,7 @@ def test_files_are_a_plain_list(shown: None, page: Page) -> None:
 def test_a_run_without_media_has_no_tab_for_them(
     database: Database, running: Run, page: Page
 ) -> None:
-    """The URL of the tab opens the files."""
+    """Without media there is no tab, and its URL opens the files."""
     for address in ("/runs/1?tab=media", "/runs/1#media"):
         page.goto("/runs")
         page.goto(address)
@@ -289,7 +287,7 @@ def test_a_run_without_media_has_no_tab_for_them(
 def test_the_newest_checkpoint_comes_first(
     database: Database, running: Run, page: Page, width: int
 ) -> None:
-    """Its buttons are in sight; no table scrolls sideways."""
+    """The newest checkpoint is first, and no table scrolls sideways."""
     page.set_viewport_size({"width": width, "height": 800})
     with database.writing() as session:
         for step in (9_999_000, 10_000_000):
@@ -315,7 +313,7 @@ def test_the_newest_checkpoint_comes_first(
 def test_checkpoints_fit_a_phone(
     settings: Settings, database: Database, running: Run, page: Page
 ) -> None:
-    """The line that loads a file wraps; nothing of it is out of sight."""
+    """On a phone the line that loads a checkpoint wraps."""
     files = [{"kind": "weights", "size_bytes": 1000, "sha256": "c0ffee" * 10}]
     event = {"step": 5, "reason": "end", "files": files}
     with database.writing() as session:

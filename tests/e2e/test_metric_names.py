@@ -1,4 +1,4 @@
-"""A run with many metrics in a real browser: panels of all, those in view with their points."""
+"""A run with many metrics in a real browser: all have panels, visible ones have points."""
 
 import re
 from collections.abc import Sequence
@@ -35,14 +35,14 @@ CUT = """() => [...document.querySelectorAll('.panel-grid .panel-lines b')].filt
 
 
 def log(database: Database, run: Run, step: int, names: Sequence[str] = NAMES) -> None:
-    """Record a step and the metrics of it."""
+    """Record a step with its metrics."""
     events = [make_metric(step, -0.00012345 * step, name) for name in names]
     record(database, run, make_steps([1.0], first=step), events=events)
 
 
 @pytest.fixture
 def asked(page: Page) -> list[str]:
-    """Addresses of points of metrics that the page requests."""
+    """Return the URLs of metric points that the page requests."""
     result: list[str] = []
 
     def note(address: str) -> None:
@@ -55,7 +55,7 @@ def asked(page: Page) -> list[str]:
 
 @pytest.fixture
 def many(database: Database, running: Run, page: Page) -> Run:
-    """A run of many metrics, and its page."""
+    """A run with many metrics, and its page."""
     log(database, running, 1)
     log(database, running, 2)
     page.goto("/runs/1")
@@ -73,7 +73,7 @@ def at_panel(page: Page, name: str) -> None:
 def test_the_last_of_many_metrics_is_drawn_when_it_is_in_view(
     many: Run, page: Page, asked: list[str]
 ) -> None:
-    """Every metric has a panel; few have a plot, and points come in few requests."""
+    """Every metric has a panel; visible ones are plotted with few requests."""
     expect(page.locator("[data-metric-count]")).to_have_text("2,000 metrics")
     assert page.evaluate(PANELS) == NAMES
     expect(page.locator(".panel-group[data-group='layer39/'] summary")).to_have_text(
@@ -93,8 +93,8 @@ PLOT = f"[data-plot='{NAMES[-1]}']"
 
 
 def test_numbers_in_names_are_in_order(database: Database, running: Run, page: Page) -> None:
-    """So they are in panels and in the table, which a search filters too; of many panels only
-    those of the first groups are open.
+    """Panels and table sort numbers in names by value; of many panels only the first groups are
+    open.
     """
     names = [f"layer{n}/{each}" for n in range(12) for each in ("max", "mean", *"abcdefgh")]
     log(database, running, 1, names[::-1])
@@ -117,7 +117,7 @@ def test_numbers_in_names_are_in_order(database: Database, running: Run, page: P
 
 
 def test_a_metric_in_view_is_live(database: Database, many: Run, page: Page) -> None:
-    """A new value appears in its panel; one that comes into view later shows it at once."""
+    """A new value appears in a visible panel, or once its panel is visible."""
     at_panel(page, NAMES[-1])
     value = page.locator(f"[data-row='{NAMES[-1]}'] .panel-lines b")
     expect(value).to_have_text("-0.0002469")
@@ -135,7 +135,7 @@ def test_a_metric_in_view_is_live(database: Database, many: Run, page: Page) -> 
 def test_a_search_filters_panels_and_table(
     database: Database, ada: User, many: Run, page: Page
 ) -> None:
-    """Panels are filtered while the user types, and by the URL; pinned metrics are always shown.
+    """A search filters panels while typing and by URL; pinned metrics are always shown.
 
     The table has pages, and the rows of the shown one are live.
     """
@@ -180,7 +180,7 @@ def test_a_search_filters_panels_and_table(
 
 
 def test_folded_sections_request_nothing(many: Run, page: Page, asked: list[str]) -> None:
-    """One button folds and unfolds all, which the server stores; a search opens its matches."""
+    """One button folds and unfolds all sections, as the server stores; a search opens matches."""
     with page.expect_response("**/preferences/panels"):
         page.get_by_role("button", name="Fold all").click()
     expect(page.locator(".panel-group[open]")).to_have_count(0)
@@ -202,7 +202,7 @@ def test_folded_sections_request_nothing(many: Run, page: Page, asked: list[str]
 
 @pytest.mark.parametrize("width", [390, 1280, 1700])
 def test_no_value_in_a_panel_is_cut(many: Run, page: Page, width: int) -> None:
-    """Names are shortened instead of values."""
+    """In a panel names are shortened instead of values."""
     page.set_viewport_size({"width": width, "height": 900})
     at_panel(page, NAMES[0])
     assert page.evaluate(CUT) == []
@@ -218,7 +218,7 @@ def test_no_value_in_a_panel_is_cut(many: Run, page: Page, width: int) -> None:
 def test_a_panel_that_was_moved_resized_and_zoomed_stays_so_out_of_view(
     many: Run, page: Page
 ) -> None:
-    """The parts of a hidden panel draw other panels meanwhile."""
+    """A panel keeps position, size and zoom while it is out of view."""
     first = page.locator(f"[data-row='{NAMES[0]}']")
     at_panel(page, NAMES[0])
     first.locator("[data-move]").press("ArrowRight")
@@ -246,8 +246,8 @@ def test_a_panel_that_was_moved_resized_and_zoomed_stays_so_out_of_view(
 def test_only_the_first_of_many_panels_are_open(
     database: Database, running: Run, page: Page
 ) -> None:
-    """Groups of more than 60 panels in all are folded, on a phone of more than 30; the tabs that
-    go on beyond its edge fade there.
+    """Groups of more than 60 panels in all, or 30 on a phone, are folded; tabs fade at the
+    phone's edge.
     """
     log(database, running, 1, [f"{group}/{n}" for group in "abc" for n in range(40)])
     for width, opened in ((1440, ["gradients", "a/"]), (390, ["gradients"])):

@@ -1,4 +1,4 @@
-"""Ways between pages and within them: navigation, keys, selections and forms filled in."""
+"""Navigation between and within pages: menu, keys, selections and prefilled forms."""
 
 import re
 
@@ -23,7 +23,7 @@ PLOT = "[data-plot=loss] .nsewdrag"
 def test_pages_for_actions_without_permission_are_hidden(
     page: Page, database: Database, ada: User
 ) -> None:
-    """A viewer, as of `halfstep show`, has no use for workers, trash and retention."""
+    """A viewer, as in `halfstep show`, sees no links to workers, trash and retention."""
     page.goto("/runs")
     places = [f'.rail [href="/{name}"]' for name in ("runs", "workers", "recipes")]
     places += [f'#account-menu [href="/{name}"]' for name in ("trash", "storage", "retention")]
@@ -53,9 +53,7 @@ def test_a_menu_without_an_entry_is_not_offered(
 
 
 def test_the_rail_leads_everywhere(page: Page) -> None:
-    """The rail has artifacts and reports; on a phone it has search, reports and the rest
-    behind More.
-    """
+    """The navigation has artifacts and reports; on a phone the rest is behind More."""
     page.goto("/runs")
     rail = page.get_by_role("navigation", name="Main")
     for name in ("Runs", "Sweeps", "Reports", "Artifacts", "Workers", "Recipes", "Alerts"):
@@ -74,9 +72,7 @@ def test_the_rail_leads_everywhere(page: Page) -> None:
 def test_keys_lead_to_pages_and_to_the_runs_beside_one(
     database: Database, ada: User, running: Run, page: Page
 ) -> None:
-    """g and a letter open a page, brackets the neighbouring runs, and / the search of the
-    open page.
-    """
+    """g and a letter open a page, brackets the neighbouring runs, / the page's search."""
     submit(database, ada, name="second")
     page.goto("/runs/1")
     page.keyboard.press("]")
@@ -101,7 +97,7 @@ def test_keys_lead_to_pages_and_to_the_runs_beside_one(
 def test_a_tag_is_typed_at_once_and_the_bar_covers_no_row(
     database: Database, ada: User, offered: None, page: Page
 ) -> None:
-    """The field has the focus; the last row can be scrolled above the bar."""
+    """The tag field has the focus, and the last row can be scrolled above the bar."""
     for n in range(40):
         submit(database, ada, name=f"run {n}")
     page.set_viewport_size({"width": 1440, "height": 900})
@@ -122,7 +118,7 @@ def test_a_tag_is_typed_at_once_and_the_bar_covers_no_row(
 def test_names_stay_beside_chosen_columns(
     database: Database, ada: User, offered: None, page: Page
 ) -> None:
-    """The end of a name is readable, and further columns scroll under it."""
+    """The end of a name stays readable while columns scroll under it."""
     submit(database, ada, name=f"experiment {'x' * 60} learning rate 0.003")
     for width in (1440, 1024):
         page.set_viewport_size({"width": width, "height": 900})
@@ -157,7 +153,7 @@ def test_the_end_of_a_name_and_values_of_settings_are_shown_whole(
     parts: list[str],
     width: int,
 ) -> None:
-    """Nothing of a name stands over the number and the status."""
+    """A name does not cover the number and the status, and keeps its end and values of settings."""
     submit(database, ada, name=name)
     page.set_viewport_size({"width": width, "height": 900})
     page.goto("/runs?view=charts" if width > 390 else "/runs")
@@ -172,7 +168,7 @@ def test_the_end_of_a_name_and_values_of_settings_are_shown_whole(
 
 
 def _whole_parts(page: Page) -> list[str]:
-    """Return the parts of the first run's name that never give way, as far as they are whole."""
+    """Return the complete parts of the first run's name that must not be cut."""
     parts = page.locator("tr[data-key='1'] .run-name > :not(.cut)")
     box = "e.parentElement.getBoundingClientRect()"
     is_whole = f"e.getBoundingClientRect().right <= {box}.right + 1"
@@ -195,7 +191,7 @@ def ended(database: Database, running: Run) -> Run:
 
 
 def test_a_fork_is_accepted_as_it_is_proposed(ended: Run, page: Page) -> None:
-    """A fork from the last step gets more steps and a name of its own."""
+    """A fork from the last step gets more steps and its own name."""
     page.goto("/runs/1#files")
     page.get_by_role("link", name="Fork from step 400").click()
     expect(page.get_by_label("Name", exact=True)).to_have_value(f"{ended.name} from step 400")
@@ -205,7 +201,7 @@ def test_a_fork_is_accepted_as_it_is_proposed(ended: Run, page: Page) -> None:
 
 
 def test_all_panels_follow_a_zoom_at_once_and_without_a_hint(ended: Run, page: Page) -> None:
-    """The panels follow while the finer points are still fetched."""
+    """All panels follow a zoom at once, before the finer points arrive."""
     page.goto("/runs/1")
     page.wait_for_selector("[data-plot=scale][data-drawn]")
     page.route("**/series?*", lambda route: None)  # never answered
@@ -231,7 +227,7 @@ def test_all_panels_follow_a_zoom_at_once_and_without_a_hint(ended: Run, page: P
 def test_storage_has_the_size_of_the_data_folder(
     settings: Settings, running: Run, page: Page
 ) -> None:
-    """The page lists the size of each entry and what runs store; list and settings link to it."""
+    """The storage page has each entry's size and what runs store; list and settings link to it."""
     (settings.data / "spare").mkdir(parents=True, exist_ok=True)
     (settings.data / "spare" / "file").write_bytes(bytes(3 * 2**20))
     page.goto("/runs")

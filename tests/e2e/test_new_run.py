@@ -14,7 +14,7 @@ from tests.app.conftest import submit
 
 
 def test_what_matters_is_in_sight_without_scrolling(offered: None, page: Page) -> None:
-    """Recipe, precision, main settings and the one primary button are visible."""
+    """Recipe, precision, main settings and the primary button are visible without scrolling."""
     page.set_viewport_size({"width": 1440, "height": 900})
     page.goto("/runs/new?recipe=digits")
     places = [".recipes", ".precisions", "[data-start]"]
@@ -36,7 +36,7 @@ def test_what_matters_is_in_sight_without_scrolling(offered: None, page: Page) -
     ],
 )
 def test_a_decimal_comma_is_refused(offered: None, page: Page, path: str, name: str) -> None:
-    """It reaches the server as it was typed: 0,003 is not 3."""
+    """A decimal comma reaches the server as typed and is refused, so 0,003 is not read as 3."""
     page.goto(f"/{path}")
     field = page.locator(f'[id="{name}"]')
     field.fill("")
@@ -47,8 +47,8 @@ def test_a_decimal_comma_is_refused(offered: None, page: Page, path: str, name: 
 
 
 def test_the_form_is_there_again_after_a_corrected_mistake(offered: None, page: Page) -> None:
-    """A corrected field is marked no more; back from the run is the form as it was sent, with its
-    command, where a browser would ask whether to send the refused form again.
+    """A corrected field is no longer marked; going back from the run shows the sent form and its
+    command, without the browser asking to send it again.
     """
     page.goto("/runs/new?recipe=digits")
     norm = page.locator("[name='training.max_grad_norm']")
@@ -72,7 +72,7 @@ def test_the_form_is_there_again_after_a_corrected_mistake(offered: None, page: 
 def test_the_button_that_starts_is_in_view_on_a_tablet(
     offered: None, page: Page, path: str, width: int
 ) -> None:
-    """It stands beside the form, or below it where that leaves no room."""
+    """On a tablet the start button stays next to the form or below it."""
     page.set_viewport_size({"width": width, "height": 768})
     page.goto(f"/{path}")
     for y in (0, 300):
@@ -82,7 +82,7 @@ def test_the_button_that_starts_is_in_view_on_a_tablet(
 
 @pytest.mark.extended
 def test_an_error_of_a_main_setting_is_below_its_hint(offered: None, page: Page) -> None:
-    """The error is below the hint also where labels and inputs of a row are aligned."""
+    """A setting's error is below its hint, also in rows with aligned labels and inputs."""
     page.set_viewport_size({"width": 1440, "height": 900})
     page.goto("/runs/new?recipe=digits")
     page.evaluate("document.querySelector('form.run-form').noValidate = true")
@@ -98,7 +98,7 @@ def test_an_error_of_a_main_setting_is_below_its_hint(offered: None, page: Page)
 
 @pytest.mark.parametrize("width", [320, 360, 640, 768, 900, 1024, 1280, 1440, 1920, 2560])
 def test_the_form_never_scrolls_sideways(offered: None, page: Page, width: int) -> None:
-    """The form does not scroll at any width with all groups open."""
+    """The form with all groups open does not scroll sideways at any width."""
     page.set_viewport_size({"width": width, "height": 900})
     page.goto("/runs/new?recipe=digits")
     page.evaluate("document.querySelectorAll('details.group').forEach((each) => each.open = true)")
@@ -107,7 +107,7 @@ def test_the_form_never_scrolls_sideways(offered: None, page: Page, width: int) 
 
 @pytest.mark.parametrize("width", [390, 1024, 1440])
 def test_help_is_readable_in_full(offered: None, page: Page, width: int) -> None:
-    """Descriptions of recipes and settings wrap."""
+    """Help texts of recipes and settings wrap."""
     page.set_viewport_size({"width": width, "height": 900})
     page.goto("/runs/new?recipe=digits")
     texts = page.locator(".recipes span, .main-settings .hint, .described")
@@ -119,7 +119,7 @@ def test_help_is_readable_in_full(offered: None, page: Page, width: int) -> None
 def test_the_automatic_name_drops_a_refused_value(
     database: Database, ada: User, offered: None, page: Page
 ) -> None:
-    """The name has the values of the run, also after a refusal; a name that was typed stays."""
+    """The automatic name follows the values, also after a rejection; a typed name stays."""
     submit(database, ada, name="first")
     page.goto("/runs/new?from=1")
     steps, name = page.locator('[id="training.steps"]'), page.locator("#name")
@@ -140,7 +140,7 @@ def test_the_automatic_name_drops_a_refused_value(
 
 
 def test_what_is_changed_is_marked_as_it_is_typed(offered: None, page: Page) -> None:
-    """A closed group says its values and how many are changed; a field says its default."""
+    """A closed group shows its values and the number of changes; a field shows its default."""
     page.goto("/runs/new?recipe=digits")
     group = page.locator("details[data-group=scaler]")
     summary, tag = group.locator("summary"), group.locator("[data-changed]")
@@ -163,7 +163,7 @@ def test_what_is_changed_is_marked_as_it_is_typed(offered: None, page: Page) -> 
 
 
 def test_a_link_to_a_setting_shows_it(offered: None, page: Page) -> None:
-    """Its group is open, and the field is marked as changed and has the focus."""
+    """A link to a setting opens its group, marks it as changed and focuses it."""
     setting = "scaler.init_scale"
     page.goto(f"/runs/new?recipe=digits&set={setting}=65536#{setting}")
     expect(page.get_by_label("Initial scale")).to_be_focused()
@@ -172,7 +172,7 @@ def test_a_link_to_a_setting_shows_it(offered: None, page: Page) -> None:
 
 
 def test_the_command_follows_the_form(offered: None, page: Page) -> None:
-    """The command submits the same run, with the options that differ from the recipe's defaults."""
+    """The command submits the same run with the differing options."""
     page.goto("/runs/new?recipe=digits")
     command = page.locator("[data-command]")
     expect(command).to_have_text("halfstep run submit digits \\\n  --precision fp16")

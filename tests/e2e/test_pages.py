@@ -37,10 +37,10 @@ def test_form_keeps_what_was_typed_and_submits(
     ada: User,
     page: Page,
 ) -> None:
-    """A setting is found by its words; Enter starts nothing; another recipe has what was typed.
+    """A setting is found by its words; Enter starts nothing; another recipe keeps the input.
 
-    A mistake is told in a summary that has the focus and leads to its field, beside all that was
-    typed; put right, the run is queued by Ctrl+Enter. What like runs took stands by the button.
+    A mistake is shown in a focused summary that links to its field, and the input stays; once
+    corrected, Ctrl+Enter queues the run. The times of similar runs are next to the button.
     """
     page.goto("/workers")  # an empty list of runs would reload itself for the first one
     other = {**DIGITS, "name": "other", "title": "Other"}
@@ -93,7 +93,7 @@ def test_form_keeps_what_was_typed_and_submits(
 def test_weights_are_uploaded_into_the_form(
     database: Database, settings: Settings, page: Page, tmp_path: Path
 ) -> None:
-    """The run cannot be submitted during the upload; a cancelled upload leaves nothing; a file of
+    """During an upload the run cannot be submitted; a cancelled upload leaves nothing; a file of
     another kind is not sent.
     """
     offer_weights(database)
@@ -126,7 +126,7 @@ def test_line_grows_while_the_run_runs(
     running: Run,
     page: Page,
 ) -> None:
-    """New steps, skips and metrics come onto the page by themselves, up to the end."""
+    """New steps, skips and metrics appear on the page up to the end."""
     record(database, running, make_steps([3.0] * 5, skipped=[2]), events=make_events([2]))
     page.goto("/runs/1")
     _drawn(page, 5)
@@ -159,7 +159,7 @@ def test_steps_that_run_again_replace_their_points(
     running: Run,
     page: Page,
 ) -> None:
-    """After a resume from step 3 the line is that of the new attempt from step 4 on."""
+    """After a resume from step 3 the line has the new attempt's points from step 4 on."""
     record(database, running, make_steps([3.0] * 6))
     page.goto("/runs/1")
     _drawn(page, 6)
@@ -188,7 +188,7 @@ def test_steps_that_run_again_replace_their_points(
 
 
 def test_chart_fits_a_resized_window(database: Database, running: Run, page: Page) -> None:
-    """A chart that nothing new comes for follows the window's width, and keeps its height."""
+    """A chart without new data follows the window's width, and keeps its height."""
     record(database, running, make_steps([1.0] * 9))
     page.goto("/runs/1")
     _drawn(page, 9)
@@ -209,7 +209,7 @@ def test_zoom_survives_updates_reload_and_a_lost_connection(
     running: Run,
     page: Page,
 ) -> None:
-    """The view is in the address; what came while the server was away is fetched afterwards."""
+    """The zoom is in the URL, and data missed during an outage are fetched afterwards."""
     record(database, running, make_steps([2.0] * 20))
     page.goto("/runs/1?range=5,10&loss=log")
     _drawn(page, 20)
@@ -234,7 +234,7 @@ def test_values_that_are_not_finite_are_marked(
     running: Run,
     page: Page,
 ) -> None:
-    """Such values are marked in each panel, with a sign in its legend, and shown at the
+    """Non-finite values are marked in each panel, with a sign in its legend, and shown at the
     crosshair.
     """
     nan, inf = float("nan"), float("inf")
@@ -280,7 +280,7 @@ def test_list_follows_its_runs(
     offered: None,
     page: Page,
 ) -> None:
-    """Rows change, new runs appear, and a ticked box stays ticked meanwhile."""
+    """Rows change and new runs appear, and a selected row stays selected."""
     run = start_run(database, ada, name="watched")
     page.goto("/runs")
     page.get_by_label("Select watched").check()
@@ -298,7 +298,7 @@ def test_list_follows_its_runs(
 def test_the_list_fetches_a_missed_run(
     database: Database, ada: User, offered: None, page: Page
 ) -> None:
-    """A list that could not be fetched when a run came in is fetched a little later."""
+    """If the list cannot be fetched when a run is added, it is fetched a little later."""
     page.goto("/workers")  # the empty list would reload itself
     start_run(database, ada)
     page.goto("/runs")
@@ -311,7 +311,7 @@ def test_the_list_fetches_a_missed_run(
 def test_row_updates_leave_a_focused_cell(
     database: Database, ada: User, running: Run, page: Page
 ) -> None:
-    """A focused button keeps the focus while other cells and rows update."""
+    """A focused button keeps the focus while other cells and rows are updated."""
     for _ in range(2):
         submit(database, ada)
     page.goto("/runs")
@@ -336,7 +336,7 @@ def test_cancel_stays_on_the_page(
     running: Run,
     page: Page,
 ) -> None:
-    """Cancelling asks the training and the page follows, with no reload."""
+    """A cancel is requested and followed on the page without a reload."""
     page.goto("/runs/1?x=time")
     open_menu(page)
     page.get_by_role("button", name="Cancel run").click()
@@ -351,7 +351,7 @@ def test_pages_fit_their_width(
     page: Page,
     width: int,
 ) -> None:
-    """No page scrolls sideways, on a desk or on a phone."""
+    """No page scrolls sideways, on desktop or phone."""
     record(database, running, make_steps([1.0] * 9, skipped=[3]), events=make_events([3]))
     page.set_viewport_size({"width": width, "height": 800})
     page.goto("/runs/1")
@@ -388,7 +388,7 @@ def test_pages_fit_their_width(
 def test_the_queue_is_reordered_from_the_list(
     database: Database, ada: User, running: Run, page: Page
 ) -> None:
-    """The buttons of a queued run work in a row that arrived live."""
+    """A queued run's buttons work in a row that arrived live."""
     page.goto("/runs")
     for _ in range(2):
         submit(database, ada)
@@ -403,7 +403,7 @@ def test_the_queue_is_reordered_from_the_list(
 
 
 def test_the_machine_is_drawn_when_visible(database: Database, running: Run, page: Page) -> None:
-    """How busy the machine was is fetched when its tab is shown, and drawn from two samples on."""
+    """The machine's utilization is fetched when its tab is shown, and drawn from two samples on."""
     sample = {"device": -1, "elapsed_ms": 2000, "utilization": 0.5, "memory_bytes": 2**30}
     with database.writing() as session:
         flush = telemetry.Flush(
@@ -434,7 +434,7 @@ def test_the_machine_is_drawn_when_visible(database: Database, running: Run, pag
 def test_a_long_name_without_a_space_is_broken(
     database: Database, ada: User, offered: None, page: Page, width: int
 ) -> None:
-    """A long name moves no column of the list, and makes no run's page wider than the screen."""
+    """A long name without spaces moves no column, and makes no page wider than the screen."""
     page.set_viewport_size({"width": width, "height": 800})
     page.goto("/workers")  # the empty list would reload itself
     start_run(database, ada, name="short")
@@ -450,7 +450,7 @@ def test_a_long_name_without_a_space_is_broken(
 
 
 def test_no_figure_of_a_run_is_left_over(database: Database, running: Run, page: Page) -> None:
-    """The figures have no incomplete row at any width, and a loss is separate from its line."""
+    """A run's figures fill complete rows at any width, and a loss is separate from its line."""
     record(database, running, make_steps([0.0012345 + 1e-4 / step for step in range(1, 9)]))
     page.goto("/runs")
     apart = """row => row.querySelector('.loss span').getBoundingClientRect().left

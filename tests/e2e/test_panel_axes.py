@@ -1,4 +1,4 @@
-"""Y axes of panels: logarithmic by choice and without outliers, which the server remembers."""
+"""Y axes of panels, logarithmic or without outliers, which the server remembers."""
 
 import re
 
@@ -32,7 +32,7 @@ def _choose(page: Page, row: str, label: str) -> None:
 
 @pytest.fixture
 def two(database: Database, ada: User, running: Run) -> None:
-    """A run of digits, and one of another recipe."""
+    """A run of digits and one of another recipe."""
     record(database, running, make_steps(LOSSES))
     other = start_run(database, ada)
     record(database, other, make_steps(LOSSES))
@@ -41,9 +41,7 @@ def two(database: Database, ada: User, running: Run) -> None:
 
 
 def test_a_log_axis_is_of_its_panel(two: None, page: Page) -> None:
-    """The menu or the toolbar's shortcut sets it for the runs of a recipe; other panels
-    keep theirs.
-    """
+    """A log axis set by menu or shortcut applies to one panel, in all runs of the recipe."""
     page.goto("/runs/1")
     assert _axis(page, "loss") == "linear"
     log, linear = (page.locator(f"[data-view=loss][value={name}]") for name in ("log", "linear"))
@@ -70,9 +68,7 @@ def test_a_log_axis_is_of_its_panel(two: None, page: Page) -> None:
 def test_a_log_axis_for_all_runs_stays_until_it_is_changed(
     database: Database, ada: User, two: None, page: Page
 ) -> None:
-    """An axis that an earlier version stored in the toolbar applies to each recipe until
-    it is arranged.
-    """
+    """An earlier version's log axis applies to each recipe until that is arranged."""
     with database.writing() as session:
         old = {"x": "step", "loss": "log", "smooth": 0.0}
         chart_preferences.write(session, ada, "toolbar", old)
@@ -90,7 +86,7 @@ def test_a_log_axis_for_all_runs_stays_until_it_is_changed(
 
 
 def test_comparisons_remember_a_log_axis(two: None, page: Page) -> None:
-    """The choice applies to comparisons and next to the list of runs, not to the page of a run."""
+    """Comparisons and the list's charts share a log axis, but a run's page does not."""
     page.goto("/compare?runs=1,2")
     assert _axis(page, "loss") == "linear"
     with page.expect_response("**/preferences/panels"):
@@ -109,9 +105,7 @@ def test_comparisons_remember_a_log_axis(two: None, page: Page) -> None:
 
 
 def test_a_panel_ignores_outliers(database: Database, running: Run, page: Page) -> None:
-    """The y range of the panel covers the other values, live and after a reload, until the
-    outliers are shown.
-    """
+    """A panel that ignores outliers has the range of other values, live and after a reload."""
     record(database, running, make_steps([*LOSSES[:50], 500.0, *LOSSES[50:]]))
     page.goto("/runs/1")
     _axis(page, "loss")

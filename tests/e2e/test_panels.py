@@ -39,7 +39,7 @@ def _box(panel: Locator) -> dict[str, float]:
 
 
 def _drag(page: Page, handle: Locator, x: float, y: float) -> None:
-    """Press on the middle of a handle and move it by x, y."""
+    """Drag the middle of a handle by x, y."""
     box = _box(handle)
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     page.mouse.down()
@@ -48,9 +48,9 @@ def _drag(page: Page, handle: Locator, x: float, y: float) -> None:
 
 
 def test_panels_are_arranged_by_pointer_and_by_keyboard(measured: None, page: Page) -> None:
-    """Handles move and resize a panel of a group, and the height of the first ones.
+    """Handles move and resize a panel, and the height of the first ones.
 
-    A reload keeps it, and the toolbar.
+    A reload keeps the arrangement and the toolbar.
     """
     page.goto("/runs/1")
     _open(page)
@@ -101,7 +101,7 @@ def test_panels_are_arranged_by_pointer_and_by_keyboard(measured: None, page: Pa
 def test_panel_shows_its_points_as_a_table_and_keeps_a_fixed_range(
     database: Database, running: Run, measured: None, page: Page
 ) -> None:
-    """The table has the drawn points; a fixed y range stays while the run grows, and in the URL."""
+    """The table has the drawn points; a fixed y range survives new steps, and is in the URL."""
     page.goto("/runs/1")
     _open(page)
 
@@ -140,7 +140,7 @@ def test_panel_shows_its_points_as_a_table_and_keeps_a_fixed_range(
 def test_small_panels_have_their_title_once_and_sections_the_whole_width(
     measured: None, page: Page
 ) -> None:
-    """The value is at the right of the head, at the cursor's step; a phone has one column."""
+    """The heading has the value at the cursor; a phone has one column."""
     for width, columns in ((1440, 3), (1024, 2), (390, 1)):
         page.set_viewport_size({"width": width, "height": 900})
         page.goto("/runs/1")

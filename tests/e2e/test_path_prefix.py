@@ -1,4 +1,4 @@
-"""A real browser before a real nginx that serves the installation below a path, with TLS."""
+"""A real browser with a real nginx that serves the installation below a path, with TLS."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from tests.site import free_port, until
 def test_pages_scripts_and_live_streams_work_below_a_path(
     chromium: Browser, settings: Settings, database: Database, ada: User, tmp_path: Path
 ) -> None:
-    """Sign in, open a run from the list, see a step arrive live; no request leaves the path."""
+    """Signing in, opening a run and live steps work below a path, and no request leaves it."""
     port = free_port()
     address = f"https://127.0.0.1:{port}/halfstep"
     behind = settings.model_copy(update={"trusted_proxies": "127.0.0.1", "public_url": address})

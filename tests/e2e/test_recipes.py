@@ -1,4 +1,4 @@
-"""`images` and `finetune` through the browser, where torchvision, transformers and peft are."""
+"""`images` and `finetune` in the browser, if torchvision, transformers and peft are installed."""
 
 import zipfile
 from importlib.util import find_spec
@@ -24,12 +24,12 @@ def needs(extra: str, *packages: str) -> pytest.MarkDecorator:
 
 @pytest.fixture
 def settings(site: Site) -> Settings:
-    """The server's settings: the same data folder and database as the worker's."""
+    """Settings with the worker's data folder and database."""
     return Settings(data=site.data, database_url=site.url)
 
 
 def start(site: Site, page: Page, title: str, fields: dict[str, str]) -> Run:
-    """Fill in the form, start the run, and watch it to its end."""
+    """Fill in the form, start the run, and wait for its end."""
     page.get_by_role("link", name="New run").first.click()
     page.get_by_role("link", name=title).click()
     page.get_by_role("radio", name="fp32").check()
@@ -47,8 +47,8 @@ def start(site: Site, page: Page, title: str, fields: dict[str, str]) -> Run:
 def test_images_learns_the_digits_files(
     site: Site, page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a folder the files are written and read by workers, and the page has top-1
-    and top-5.
+    """Without a folder the digits' files are written and read by data workers; the page has
+    top-1 and top-5.
     """
     cache = tmp_path / "cache"
     cache.mkdir()  # a run creates nothing outside of the data folder
@@ -70,7 +70,7 @@ def test_images_learns_the_digits_files(
 
 @needs("finetune", "transformers", "peft")
 def test_finetune_leaves_what_from_pretrained_loads(site: Site, page: Page, tmp_path: Path) -> None:
-    """The two files that a user downloads of a tiny model are a model and its tokenizer."""
+    """Two downloaded files of a tiny model load as a model with tokenizer by from_pretrained."""
     import transformers
 
     from tests.frameworks.tiny_model import TEXT, write_model

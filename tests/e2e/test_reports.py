@@ -1,4 +1,4 @@
-"""A report in a browser: written, with panels and an image, drawn live, and shared by a link."""
+"""Reports in a browser: written with panels and an image, live, and shared by a link."""
 
 import base64
 import re
@@ -31,8 +31,8 @@ PASTE = """([type, area, content]) => {
 def test_a_report_is_written_drawn_live_and_shared(
     page: Page, chromium: Browser, database: Database, ada: User, offered: None
 ) -> None:
-    """Selected runs become a panel, images are added by button, paste and drop, and a
-    guest sees the same.
+    """Selected runs become a panel, images are added by button, paste and drop, and a guest sees
+    the same.
     """
     ended, live = (start_run(database, ada, name=name) for name in ("first", "second"))
     for run in (ended, live):
@@ -124,7 +124,7 @@ def test_a_report_is_written_drawn_live_and_shared(
 def test_a_report_is_read_without_scripts(
     page: Page, chromium: Browser, database: Database, running: Run, site_address: str
 ) -> None:
-    """Charts are images of the server, legend and tables are text.
+    """Without scripts charts are the server's images, and legend and tables are text.
 
     With scripts they are live; either marks a loss that is not finite.
     """
@@ -151,7 +151,7 @@ def test_a_report_is_read_without_scripts(
 
 
 def test_an_image_is_added_to_the_note_of_a_project(page: Page) -> None:
-    """The editor's button adds the image, and the page of projects shows it."""
+    """The note editor's button adds an image, which the projects page shows."""
     page.goto("/notes?project=")
     picture = {
         "name": "loss curve.png",
@@ -167,13 +167,13 @@ def test_an_image_is_added_to_the_note_of_a_project(page: Page) -> None:
     wait_until(page, "document.querySelector('.note img')?.naturalWidth === 1")
 
 
-#: What the editor says of text that is not saved.
+#: The editor's message about unsaved text.
 DRAFT = "Draft, kept in this browser"
 
 
 def test_a_report_is_created_in_one_step_and_keeps_a_draft(page: Page) -> None:
-    """Its title is ready to be typed over; a draft survives a closed tab, and readers see what was
-    saved.
+    """A new report's title can be typed at once; a draft survives a closed tab, and readers see
+    the saved text.
     """
     page.goto("/reports")
     page.get_by_role("button", name="New report").click()
@@ -201,7 +201,7 @@ def test_a_report_is_created_in_one_step_and_keeps_a_draft(page: Page) -> None:
 
 
 def test_a_draft_ends_when_it_is_saved_or_taken_back(page: Page) -> None:
-    """Neither whitespace at the end nor a later edit of another user makes it a draft again."""
+    """After saving, whitespace at the end or another user's edit does not make a draft."""
     page.goto("/reports")
     page.get_by_role("button", name="New report").click()
     text, state = page.locator("#report-text"), page.locator("[data-save-state]")
@@ -226,7 +226,7 @@ def test_a_draft_ends_when_it_is_saved_or_taken_back(page: Page) -> None:
 
 
 def test_refused_text_is_kept_in_the_browser(page: Page) -> None:
-    """The editor says what the server refused, and has the text when it is opened again."""
+    """A refused text is explained, and still in the editor when it is opened again."""
     page.goto("/reports")
     page.get_by_role("button", name="New report").click()
     text, state = page.locator("#report-text"), page.locator("[data-save-state]")
@@ -243,7 +243,7 @@ def test_refused_text_is_kept_in_the_browser(page: Page) -> None:
 
 
 def test_two_editors_do_not_overwrite_each_other(page: Page) -> None:
-    """The later one is told, and sees both texts."""
+    """Of two editors the later one gets a message with both texts."""
     page.goto("/reports")
     page.get_by_role("button", name="New report").click()
     token = page.locator("meta[name=csrf-token]").get_attribute("content")
@@ -274,7 +274,7 @@ def test_two_editors_do_not_overwrite_each_other(page: Page) -> None:
 def test_panels_are_chosen_by_clicking_and_by_keyboard(
     page: Page, database: Database, running: Run
 ) -> None:
-    """Runs are ticked; a search finds their metrics; a panel comes after the line of the cursor."""
+    """Runs are selected, metrics searched, and the panel is inserted after the cursor's line."""
     events = [make_metric(step, step / 20, "val/accuracy") for step in (10, 20)]
     record(database, running, make_steps([2.0] * 20), events=events)
     page.goto("/reports")
@@ -317,7 +317,7 @@ def test_panels_are_chosen_by_clicking_and_by_keyboard(
 
 
 def test_a_report_without_text_invites_to_write(page: Page) -> None:
-    """The page of an empty report draws nothing, and no script fails."""
+    """An empty report's page invites to write, without script errors."""
     page.goto("/reports")
     page.get_by_role("button", name="New report").click()
     page.wait_for_url("**/reports/1/edit")
@@ -326,7 +326,7 @@ def test_a_report_without_text_invites_to_write(page: Page) -> None:
 
 
 def test_cancelling_leaves_a_report_as_it_was_saved(page: Page, running: Run) -> None:
-    """The draft is discarded after a question, and of a new report nothing is left."""
+    """Cancel discards a draft after a question, and leaves nothing of a new report."""
     page.goto("/reports")
     page.get_by_role("button", name="New report").first.click()
     page.wait_for_url("**/reports/1/edit")
@@ -356,7 +356,7 @@ def test_cancelling_leaves_a_report_as_it_was_saved(page: Page, running: Run) ->
 def test_a_panel_comes_last_unless_a_cursor_is_set(
     database: Database, ada: User, offered: None, page: Page
 ) -> None:
-    """Runs that the report has already are listed by their names, also older ones."""
+    """A panel is appended unless a cursor is set; runs of the report are listed by name."""
     run = start_run(database, ada, name="the first of many")
     record(database, run, make_steps([2.0] * 3))
     text = f"# Result\n\n```panel\nruns: {run.id}\nmetrics: loss\n```\n\nThe end."

@@ -19,7 +19,7 @@ from tests.app.uploading import write_token
 def test_runs_come_into_the_open_page(
     settings: Settings, database: Database, chromium: Browser, tmp_path: Path
 ) -> None:
-    """It says what is read, nothing of a worker, and lists runs of new projects by itself."""
+    """The open page of `halfstep show` says what it reads, and lists runs of new projects live."""
     (tmp_path / "script.py").write_text(SCRIPT)
     assert warm.run([sys.executable, "script.py"], cwd=tmp_path).returncode == 0
     with database.writing() as session:

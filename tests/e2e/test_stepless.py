@@ -1,4 +1,4 @@
-"""The live page of a run without steps in a real browser."""
+"""The live page of a run without steps, in a real browser."""
 
 from playwright.sync_api import Page, expect
 

@@ -68,7 +68,7 @@ def save(database: Database, run: Run, step: int) -> None:
 
 
 def train(settings: Settings, database: Database, run: Run, n: int) -> int:
-    """Record a hundred steps and news of every kind; return the last step."""
+    """Record a hundred steps with updates of every kind; return the last step."""
     first, last = 100 * n - 99, 100 * n
     skipped = [first + 3, first + 9]
     events = [
@@ -86,14 +86,14 @@ def train(settings: Settings, database: Database, run: Run, n: int) -> int:
 
 
 def centre(link: Locator) -> tuple[float, float]:
-    """Return the centre of a link."""
+    """Return the centre of an element."""
     box = link.bounding_box()
     assert box is not None
     return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
 
 
 def hear(page: Page) -> None:
-    """Count the messages that the page's scripts have been given."""
+    """Count the messages that the page's scripts have received."""
     page.add_init_script(
         """{
             const Source = window.EventSource
@@ -108,13 +108,13 @@ def hear(page: Page) -> None:
 
 
 def wait_for_news(page: Page, received: int) -> None:
-    """Wait for news, and until they would be on the page if nothing held them up."""
+    """Wait for a message, and for its update of the page unless that is delayed."""
     until(lambda: page.evaluate("window.heard") > received)
     page.clock.run_for(1000)
 
 
 def hold_clock(page: Page) -> None:
-    """Control the page's clock from the test, because a busy machine can take seconds longer."""
+    """Control the page's clock, because a busy machine can be seconds late."""
     page.clock.pause_at(page.evaluate("Date.now()") / 1000 + 20)
 
 
@@ -152,7 +152,7 @@ def test_a_click_works_although_updates_arrive_between_press_and_release(
 def test_click_on_a_run_arrives_though_a_newer_one_comes_in_above_it(
     database: Database, ada: User, running: Run, page: Page
 ) -> None:
-    """The list waits for the click too."""
+    """A new row above a pressed run waits for the click."""
     hear(page)
     page.clock.install()
     page.goto("/runs")
@@ -171,7 +171,7 @@ def test_click_on_a_run_arrives_though_a_newer_one_comes_in_above_it(
 def test_updates_wait_for_an_open_select_at_most_five_seconds(
     settings: Settings, database: Database, running: Run, page: Page
 ) -> None:
-    """While a module is being chosen nothing moves; after five seconds updates are shown."""
+    """Updates wait for an open select for at most five seconds."""
     hear(page)
     page.clock.install()
     train(settings, database, running, 1)
@@ -190,7 +190,7 @@ def test_updates_wait_for_an_open_select_at_most_five_seconds(
 def test_findings_that_come_in_move_nothing(
     settings: Settings, database: Database, running: Run, page: Page
 ) -> None:
-    """The number of findings replaces the banner's action and opens them over the page."""
+    """A new finding changes the number on the banner's button, and moves nothing."""
     train(settings, database, running, 1)
     page.goto("/runs/1")
     button = page.locator("[popovertarget=findings-list]")
@@ -206,7 +206,7 @@ def test_findings_that_come_in_move_nothing(
 
 
 def test_skipped_steps_begin_with_the_newest(database: Database, running: Run, page: Page) -> None:
-    """A skip that comes in is the first row, and the table is not scrolled."""
+    """A new skip is the first row, and the table does not scroll."""
     record(database, running, make_steps([1.0] * 50, skipped=range(20)))
     record(database, running, events=make_events(range(1, 20)))
     page.goto("/runs/1?tab=skips")
@@ -228,9 +228,7 @@ def test_nothing_shifts_while_a_run_runs(
     where: str | None,
     width: int,
 ) -> None:
-    """From the queue to the end the browser counts no shift, at the top or at the checkpoints,
-    but of rows below a new one.
-    """
+    """From queue to end the browser counts no layout shift, except for rows below a new one."""
     page.set_viewport_size({"width": width, "height": 900})
     config = {**CONFIG, "diagnosis": {"histogram_every_steps": 100}}
     page.goto("/workers")  # the empty list would follow the submission
@@ -258,9 +256,7 @@ def test_nothing_shifts_while_a_run_runs(
 def test_the_first_run_takes_no_click_from_the_empty_list(
     database: Database, ada: User, page: Page
 ) -> None:
-    """A run that appears while a link is pressed does not prevent the click; then the
-    list is live.
-    """
+    """A run that appears while a link is pressed does not prevent the click."""
     page.goto("/runs")
     page.evaluate(NOTE_CLICKS.replace("\n}", "\n}, { once: true }"))
     choose = page.get_by_role("link", name="Choose a recipe")
@@ -288,7 +284,7 @@ def test_the_first_run_takes_no_click_from_the_empty_list(
 def test_the_list_says_whether_a_worker_is_up_and_moves_nothing(
     database: Database, ada: User, page: Page, width: int
 ) -> None:
-    """The notice goes when a worker comes, and comes when it goes; the rows stay where they are."""
+    """The notice about workers appears and disappears without moving the rows."""
     page.set_viewport_size({"width": width, "height": 900})
     submit(database, ada)
     page.goto("/runs")
@@ -308,7 +304,7 @@ def test_the_list_says_whether_a_worker_is_up_and_moves_nothing(
 def test_nothing_shifts_as_the_scripts_take_over(
     database: Database, running: Run, page: Page
 ) -> None:
-    """The tabs have their final position before one of them is marked as chosen."""
+    """The tabs have their final position before scripts mark one as selected."""
     held: list[Route] = []
     page.route("**/tabs.*", lambda route: held.append(route))
     record(database, running, make_steps([1.0] * 9))
@@ -335,9 +331,9 @@ def test_nothing_shifts_as_the_scripts_take_over(
 def test_servers_charts_need_no_script_and_are_replaced_without_a_shift(
     database: Database, running: Run, page: Page
 ) -> None:
-    """The first charts are there before plotly, and without scripts; the figures take their place.
+    """The server's charts need no script, and Plotly's figures replace them without a shift.
 
-    Label for label at the same places, to a pixel.
+    Labels have the same positions to a pixel.
     """
     losses = [2.0 - step / 400 for step in range(400)]
     record(

@@ -1,4 +1,4 @@
-"""Start and end of the requests of pages, in a real browser."""
+"""Streams and requests of pages in a real browser, from start to end."""
 
 import re
 
@@ -16,7 +16,7 @@ from tests.db.telemetry.telemetry_made import make_steps, record
 
 
 def collect_requests(page: Page, part: str) -> list[str]:
-    """Collect the requested URLs that contain a part."""
+    """Return the requested URLs that contain a text."""
     found: list[str] = []
 
     def note(request: Request) -> None:
@@ -28,7 +28,7 @@ def collect_requests(page: Page, part: str) -> list[str]:
 
 
 def test_an_ended_run_is_not_polled(database: Database, running: Run, page: Page) -> None:
-    """The stream is closed after the end of the run, and none is opened again."""
+    """After a run's end the stream is closed and not opened again."""
     page.clock.install()
     streams = collect_requests(page, "/live?")
     record(database, running, make_steps([1.0] * 9))
@@ -43,7 +43,7 @@ def test_an_ended_run_is_not_polled(database: Database, running: Run, page: Page
 
 
 def test_a_signed_out_page_says_so_and_stops(database: Database, running: Run, page: Page) -> None:
-    """The page reconnects once, gets 401, and stops."""
+    """After a sign-out the page reconnects once, gets 401, and stops."""
     page.goto("/runs/1")
     page.wait_for_selector("[data-drawn]", state="attached")
     page.clock.install()
@@ -63,7 +63,7 @@ def test_a_signed_out_page_says_so_and_stops(database: Database, running: Run, p
 def test_a_page_shows_how_long_the_server_is_unreachable(
     database: Database, running: Run, page: Page, path: str
 ) -> None:
-    """The message has the age of the data, and disappears when the server responds again."""
+    """During an outage the page shows the age of its data, until the server responds."""
     page.clock.install()
     with page.expect_response("**/live?*"):
         page.goto(path)
@@ -81,7 +81,7 @@ def test_a_page_shows_how_long_the_server_is_unreachable(
 
 
 def test_earlier_lines_are_searched_too(database: Database, running: Run, page: Page) -> None:
-    """Lines that are fetched during a search show only their matches."""
+    """Log lines fetched during a search show only their matches."""
     lines = [
         {"number": n, "attempt": 1, "time": 1.0, "stream": "stdout", "text": f"line {n}\x1b[0m"}
         for n in range(1, 1501)
@@ -103,7 +103,7 @@ def test_earlier_lines_are_searched_too(database: Database, running: Run, page: 
 def test_smoothing_fetches_nothing_and_rarely_changes_the_url(
     database: Database, running: Run, page: Page
 ) -> None:
-    """A zoom is smoothed with the loaded points; Safari limits changes of the URL."""
+    """Smoothing uses loaded points, and changes the URL rarely, because Safari limits that."""
     page.add_init_script(
         """{
             const replace = history.replaceState.bind(history)

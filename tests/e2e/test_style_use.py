@@ -1,4 +1,4 @@
-"""That no rule of the stylesheets is left over: each applies to an element of some page."""
+"""Each rule of the stylesheets applies to an element of some page."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ MATCHES = r"""(known) => {
 def test_each_rule_applies_somewhere(
     settings: Settings, database: Database, ada: User, page: Page
 ) -> None:
-    """Each rule applies on a page with or without rows, unless it belongs to a state that other
+    """A rule applies on a page with or without rows, unless it belongs to a state that other
     tests cover.
     """
     used: set[str] = set()

@@ -1,4 +1,4 @@
-"""A sweep, end to end: a real browser, server, worker and training."""
+"""A sweep end to end, with a real browser, server, worker and training."""
 
 import re
 
@@ -13,13 +13,14 @@ PATIENCE = 90_000  # milliseconds, for a slow machine
 
 @pytest.fixture
 def settings(site: Site) -> Settings:
-    """The server's settings: the same data folder and database as the worker's."""
+    """Settings with the worker's data folder and database."""
     return Settings(data=site.data, database_url=site.url)
 
 
 def test_three_learning_rates_are_tried(site: Site, page: Page) -> None:
-    """A person types three learning rates into the form of one run, is asked once, and sees the
-    sweep go by itself to its end: values, charts, and the best one, led on to the comparison."""
+    """A user types three learning rates into a run's form and confirms once; the sweep runs to
+    its end with values, charts, and a link from the best run to the comparison.
+    """
     with site.worker():
         until(lambda: site.offers("digits"))
         page.goto("/runs/new?recipe=digits")
@@ -60,8 +61,9 @@ def test_three_learning_rates_are_tried(site: Site, page: Page) -> None:
 
 
 def _check_layout(page: Page) -> None:
-    """Tiles, banner, both charts and those of the settings stand in the first screen; the trials
-    come best first; no page scrolls sideways."""
+    """Tiles, banner and charts are in the first screen, the best trials come first, and no page
+    scrolls sideways.
+    """
     page.set_viewport_size({"width": 1440, "height": 900})
     page.evaluate("scrollTo(0, 0)")
     panels = [panel.bounding_box() for panel in page.locator(".chart-panel").all()]

@@ -1,4 +1,4 @@
-"""Tabs of a run's page: pointer, keys, URL and links, and which requests they save."""
+"""Tabs of a run's page: pointer, keys, URL and links, and the requests that they save."""
 
 from typing import Any
 
@@ -90,7 +90,7 @@ def test_only_the_open_tab_is_shown_and_fetched(
 def test_the_environment_appears_while_the_page_is_open(
     database: Database, ada: User, offered: None, page: Page
 ) -> None:
-    """Expanded sections stay expanded for the next attempt's environment."""
+    """The environment of the next attempt appears live, and expanded sections stay expanded."""
     submit(database, ada)
     page.goto("/runs/1?tab=configuration")
     noted = page.locator("#environment")
@@ -117,7 +117,9 @@ def test_the_environment_appears_while_the_page_is_open(
 
 
 def test_the_log_is_narrowed_to_a_rank(database: Database, running: Run, page: Page) -> None:
-    """The choice comes with the first line of a further rank, live, and goes with the search."""
+    """The choice of a rank appears with a further rank's first line, and combines with the
+    search.
+    """
     page.goto("/runs/1?tab=log")
     ranks = page.get_by_label("Rank", exact=True)
     _print(database, 1, "step 1")
@@ -138,7 +140,7 @@ def test_the_log_is_narrowed_to_a_rank(database: Database, running: Run, page: P
 
 
 def _print(database: Database, first: int, *texts: str) -> None:
-    """Record lines of a log, the first with this number."""
+    """Record log lines, the first with this number."""
     rows = [
         LogRow(number=number, attempt=1, time=1.0, stream="stdout", text=text)
         for number, text in enumerate(texts, first)
@@ -150,7 +152,7 @@ def _print(database: Database, first: int, *texts: str) -> None:
 def test_the_system_group_has_a_line_for_each_rank(
     database: Database, running: Run, page: Page
 ) -> None:
-    """The memory of the script's further ranks is shown next to the host's and the GPU's lines."""
+    """The system charts have a line for each further rank's memory."""
     samples = [
         Sample(
             device=device,

@@ -1,4 +1,4 @@
-"""The nanoGPT-like example, through the queue."""
+"""The nanoGPT-like example as a queued run."""
 
 import shutil
 from pathlib import Path
@@ -15,7 +15,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "nanogpt.py"
 
 @pytest.mark.only_on("sqlite")
 def test_nanogpt_trains_through_the_queue(site: Site, tmp_path: Path) -> None:
-    """Losses fall, skips and the checkpoint are recorded for the run, and its progress is shown."""
+    """Losses fall, and the run has the script's skips, checkpoint and progress."""
     project = tmp_path / "project"
     project.mkdir()
     shutil.copy(EXAMPLE, project / "train.py")

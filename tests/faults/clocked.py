@@ -1,4 +1,4 @@
-"""A recipe that writes down when each of its processes made each step."""
+"""A recipe that records the time of each step of its processes."""
 
 import os
 import time
@@ -12,7 +12,7 @@ from trainer.recipes.digits import Digits
 
 
 class Clocked(Digits):
-    """Digits, slowed to some 50 steps a second, each noted in $HALFSTEP_TEST_CLOCK."""
+    """Digits, slowed to some 50 steps a second, with each step in $HALFSTEP_TEST_CLOCK."""
 
     name: ClassVar[str] = "clocked"
 
@@ -24,7 +24,7 @@ class Clocked(Digits):
 
 
 def intervals(path: Path) -> list[tuple[float, float]]:
-    """Return when each process made its first and last step, in order of the first."""
+    """Return each process's first and last step times, in order of the first."""
     seen: dict[str, list[float]] = {}
     for line in path.read_text().splitlines():
         pid, moment = line.split()

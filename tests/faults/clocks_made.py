@@ -14,7 +14,7 @@ def jump(offset: Path, seconds: int) -> None:
 
 
 def fake_clock(offset: Path) -> dict[str, str]:
-    """Let the clock that people can set, and no other, follow a file."""
+    """Let the wall clock, and no other clock, follow a file."""
     source, library = Path(__file__).with_name("jumping_clock.c"), offset.with_suffix(".so")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
     return {"LD_PRELOAD": str(library), "HALFSTEP_TEST_OFFSET": str(offset)}

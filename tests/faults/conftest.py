@@ -9,7 +9,7 @@ IS_FULL = os.environ.get("HALFSTEP_FAULTS") == "full"
 
 
 def often(full: int, short: int) -> int:
-    """Return the number of repetitions, of the full or the short suite."""
+    """Return the number of repetitions for the full or the short suite."""
     return full if IS_FULL else short
 
 
@@ -18,7 +18,7 @@ only_in_full = pytest.mark.skipif(not IS_FULL, reason="minutes long: make test-f
 
 @pytest.fixture
 def moments() -> random.Random:
-    """Random moments; the seed is printed, so that a failure can be looked into."""
+    """Random moments, with a printed seed to reproduce failures."""
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     return random.Random(seed)

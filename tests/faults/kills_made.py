@@ -12,7 +12,7 @@ from tests.site import Site, answers, until
 
 @contextmanager
 def serving(site: Site, port: int) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run `halfstep server`, and wait until it answers."""
+    """Run `halfstep server`, and wait until it responds."""
     process = warm.Popen(
         [sys.executable, "-m", "halfstep.cli.main", "server"],
         env={**os.environ, **site.environment, "HALFSTEP_PORT": str(port)},

@@ -1,4 +1,4 @@
-"""Runs that were disturbed, compared with one that was not."""
+"""Comparison of disturbed runs with an undisturbed one."""
 
 from typing import Any
 
@@ -13,9 +13,7 @@ from tests.site import Site
 
 
 def config(steps: int) -> dict[str, Any]:
-    """Return a configuration of digits in which everything that a resume could forget has
-    an effect.
-    """
+    """Return a configuration of digits in which all that a resume could forget has an effect."""
     return {
         "precision": "fp16",
         "training": {"steps": steps, "schedule": "cosine"},
@@ -25,7 +23,7 @@ def config(steps: int) -> dict[str, Any]:
 
 
 def assert_same(site: Site, run_id: int, other_id: int) -> None:
-    """Assert that two runs have equal records and end in the same state, bit by bit."""
+    """Assert that two runs have equal records and end states, bit by bit."""
     assert site.run(run_id).status == site.run(other_id).status == Status.FINISHED
     assert records(site, run_id) == records(site, other_id)
     state, other = final_state(site, run_id), final_state(site, other_id)

@@ -1,4 +1,4 @@
-"""Uploads of large checkpoints to a bucket when the sender dies or the bucket fails."""
+"""Uploads of large checkpoints to a bucket, if the sender dies or the bucket fails."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ MOST_MEMORY = 400 * 2**20
 def test_a_cut_upload_and_a_bucket_that_fails_cost_an_attempt(
     site: Site, bucket: Bucket, tmp_path: Path
 ) -> None:
-    """The lease is renewed during the upload; attempt 2 continues; all its files are complete."""
+    """The lease is renewed during an upload; after a kill attempt 2 continues with all files."""
     bucket.proxy.most_parts = 2
     config = {
         "precision": "fp32",

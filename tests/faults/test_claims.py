@@ -1,4 +1,4 @@
-"""Many workers, one queue: each run is held by one live worker at a time, and none is lost."""
+"""Many workers, one queue: each run is held by one live worker, and none is lost."""
 
 import multiprocessing
 import random
@@ -19,7 +19,7 @@ WORKERS = 8
 def test_claims_under_contention_with_workers_killed(
     database: Database, database_url: str, ada: User, moments: random.Random
 ) -> None:
-    """8 workers claim, renew and end runs; some are killed in between; each run ends once."""
+    """8 workers claim, renew and end runs while some are killed; each run ends once."""
     count = often(full=1000, short=60)
     with database.writing() as session:
         for _ in range(count):

@@ -1,4 +1,4 @@
-"""Clocks that jump: leases and step times do not follow them."""
+"""Leases and step times do not follow clocks that jump."""
 
 import time
 from pathlib import Path
@@ -13,8 +13,9 @@ from tests.site import Site
 
 
 def test_a_clock_that_jumps_an_hour_either_way_changes_nothing(site: Site, tmp_path: Path) -> None:
-    """Worker, supervisor and training survive both jumps in one attempt, never unreachable.
-    SQLite takes its time from the machine, so there the database's own clock jumps with them.
+    """Worker, supervisor and training survive jumps of the wall clock by an hour in one attempt,
+    never unreachable. SQLite takes its time from the machine, so there the database's own clock
+    jumps with them.
     """
     offset = tmp_path / "offset"
     jump(offset, 0)

@@ -1,4 +1,4 @@
-"""A server that is killed during a purge: the next one continues it."""
+"""A purge by a killed server is continued by the next one."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ STEPS = 240_000
 
 
 def test_a_server_killed_in_the_middle(site: Site) -> None:
-    """A server that is killed after some of the steps is continued by the next one."""
+    """A server killed after some of the steps is continued by the next one."""
     worker = site.idle_worker()
     run_id = site.submit(steps=STEPS)
     site.lost_attempt(worker, run_id)

@@ -29,9 +29,7 @@ TRIES = {"HALFSTEP_MAX_ATTEMPTS": "1000", "HALFSTEP_MAX_STALLED_ATTEMPTS": "1000
 def test_killed_trainings_end_as_if_nothing_had_happened(
     site: Site, moments: random.Random
 ) -> None:
-    """After a SIGKILL of the training process weights, optimizer, scaler and every record
-    are the same.
-    """
+    """A run whose training is killed ends with the same weights, optimizer, scaler and records."""
     times = often(full=50, short=1)
 
     def kill_training(run_id: int) -> bool:
@@ -48,8 +46,8 @@ def test_killed_trainings_end_as_if_nothing_had_happened(
 
 @only_in_full
 def test_killed_workers_do_not_disturb_their_runs(site: Site, moments: random.Random) -> None:
-    """After a SIGKILL of the worker supervisors and trainings continue, and the next
-    worker finds them.
+    """After a SIGKILL of the worker supervisors and trainings continue, and the next worker
+    finds them.
     """
     times = 25
     with ExitStack() as stack:
@@ -107,7 +105,9 @@ def test_killed_servers_do_not_disturb_runs_or_viewers(site: Site, moments: rand
 
 
 def test_all_killed_at_once_then_up_again(site: Site, moments: random.Random) -> None:
-    """`kill -9` of everything, then `up`: queued runs start, running ones resume, to the bit."""
+    """After `kill -9` of everything, `up` starts queued runs and resumes running ones, to the
+    bit.
+    """
     environment = {**site.environment, "HALFSTEP_PORT": str(free_port())}
     first, second = (site.submit(config=config(STEPS)) for _ in range(2))
     waits = site.submit(recipe="absent", priority=1)  # for a worker that never comes
@@ -142,7 +142,7 @@ def disturb(
 ) -> list[int]:
     """Kill something repeatedly, each time while a run trains; return the runs.
 
-    kill: returns whether it did.
+    kill: returns whether it has killed anything.
     """
     disturbed: list[int] = []
     killed = 0
@@ -157,7 +157,7 @@ def disturb(
 
 
 def is_training(site: Site, run_id: int) -> bool:
-    """Wait until a run trains or has ended; return which."""
+    """Wait until a run trains or has ended; return whether it trains."""
     until(lambda: site.has_training(run_id) or site.run(run_id).ended_at is not None)
     return site.run(run_id).ended_at is None
 
@@ -172,7 +172,7 @@ def assert_undisturbed(site: Site, run_ids: list[int]) -> None:
 
 
 def kill_database(site: Site) -> None:
-    """Stop PostgreSQL without a word, and start it; SQLite died with those that had it open."""
+    """Crash PostgreSQL and start it again; SQLite crashed with its processes."""
     if folder := make_url(site.url).query.get("host"):
         postgresql_control(Path(str(folder)), "stop", "-m", "immediate")
         postgresql_control(Path(str(folder)), "start")

@@ -1,4 +1,4 @@
-"""Supervisors that are stopped or disconnected: no run trains twice, and no late writes."""
+"""Supervisors that are stopped or disconnected: no run trains twice or writes late."""
 
 import os
 import signal
@@ -22,9 +22,7 @@ from tests.site import Site, until
 
 
 def test_a_stopped_supervisor_cannot_train_or_write_on(site: Site, tmp_path: Path) -> None:
-    """After a SIGSTOP past the lease the training is dead before the next one starts; SIGCONT
-    comes too late.
-    """
+    """After a SIGSTOP past the lease the training is dead before the next one starts."""
     environment = {**LEASE, **add_clock(tmp_path)}
     run_id = site.submit(recipe=RECIPE, steps=400)
     with site.worker("w1", **environment):
@@ -49,9 +47,7 @@ def test_a_stopped_supervisor_cannot_train_or_write_on(site: Site, tmp_path: Pat
 def test_a_supervisor_cut_off_from_its_database_gives_up_in_time(
     site: Site, tmp_path: Path
 ) -> None:
-    """Packets vanish instead of being refused: the cut-off training is dead before the
-    next one starts.
-    """
+    """If packets to the database vanish, the training ends before the next one starts."""
     run_id = site.submit(recipe=RECIPE, steps=400)
     environment = {**LEASE, **add_clock(tmp_path)}
     with (
@@ -73,7 +69,7 @@ def test_a_supervisor_cut_off_from_its_database_gives_up_in_time(
 
 
 def test_an_outage_shorter_than_the_lease_goes_unnoticed(site: Site, tmp_path: Path) -> None:
-    """A supervisor that was stopped for a moment continues the same attempt."""
+    """A supervisor that was stopped for less than the lease continues the same attempt."""
     run_id = site.submit(recipe=RECIPE, steps=200)
     with site.worker(**LEASE, **add_clock(tmp_path)):
         site.wait_for_step(run_id, 20)
@@ -88,7 +84,7 @@ def test_an_outage_shorter_than_the_lease_goes_unnoticed(site: Site, tmp_path: P
 
 
 def assert_apart(tmp_path: Path) -> None:
-    """Assert that the training periods, as recorded by the trainings, do not overlap."""
+    """Assert that the training periods that the trainings recorded do not overlap."""
     first, second = intervals(tmp_path / "clock")
     assert first[1] < second[0]
 

@@ -1,4 +1,4 @@
-"""SIGKILL of a training with prefetching data workers: the same bits each time, and no orphans."""
+"""SIGKILL of trainings with data workers: the same bits, and no orphans."""
 
 import random
 import subprocess
@@ -23,7 +23,7 @@ RECIPE = f"{Path(__file__).parents[1]}/reading.py:Reading"
 def test_killed_at_any_moment_it_reads_on_as_if_nothing_had_happened(
     tmp_path: Path, moments: random.Random, workers: int
 ) -> None:
-    """Weights, optimizer and the next batch are those of a run that read everything itself."""
+    """After kills, weights, optimizer and next batch equal those of a run without data workers."""
     times, killed, runs = often(full=20, short=1), 0, 0
     alone = finish(tmp_path / "alone", 0)
     while killed < times:
@@ -38,7 +38,7 @@ def test_killed_at_any_moment_it_reads_on_as_if_nothing_had_happened(
 
 
 def kill(folder: Path, attempt: int, workers: int, moments: random.Random) -> bool:
-    """Kill this attempt at a random moment of its training, and see its workers die too."""
+    """Kill an attempt at a random moment, and wait for its data workers to end."""
     with begin(folder, attempt, workers) as training:
         process = psutil.Process(training.pid)
         until(lambda: training.poll() is not None or len(children(process)) == workers)
@@ -52,7 +52,7 @@ def kill(folder: Path, attempt: int, workers: int, moments: random.Random) -> bo
 
 
 def finish(folder: Path, workers: int, attempt: int = 1) -> dict[str, Any]:
-    """Let this attempt train to its end; return what decides a step after that."""
+    """Let an attempt train to its end; return the state for a next step."""
     with begin(folder, attempt, workers) as training:
         output = training.communicate()
     assert training.returncode == 0, output
@@ -60,13 +60,13 @@ def finish(folder: Path, workers: int, attempt: int = 1) -> dict[str, Any]:
 
 
 def last(folder: Path) -> dict[str, Any]:
-    """Return what decides a step after the end."""
+    """Return the last checkpoint's state that a next step depends on."""
     state = load(folder / "checkpoints" / f"step-{STEPS:08d}.pt")
     return {part: state[part] for part in ("modules", "optimizers", "random", "next_batch")}
 
 
 def begin(folder: Path, attempt: int, workers: int) -> "subprocess.Popen[bytes]":
-    """Start an attempt, from the newest checkpoint of the one before."""
+    """Start an attempt from the newest checkpoint of the previous one."""
     folder.mkdir(exist_ok=True)
     saved = sorted((folder / "checkpoints").glob("*.pt"))
     config = {
@@ -80,7 +80,7 @@ def begin(folder: Path, attempt: int, workers: int) -> "subprocess.Popen[bytes]"
 
 
 def children(process: psutil.Process) -> list[psutil.Process]:
-    """Return the workers, or none if the training has ended."""
+    """Return the data workers, or none if the training has ended."""
     try:
         return process.children()
     except psutil.NoSuchProcess:

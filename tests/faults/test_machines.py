@@ -13,7 +13,7 @@ from tests.site import GATED, Site
 
 
 def test_a_run_continues_with_another_version_as_its_page_says(site: Site, tmp_path: Path) -> None:
-    """A worker restarted with newer software resumes, and the run names the changed packages."""
+    """A run resumed by a newer version names the changed packages on its page."""
     newer = tmp_path / "newer"
     newer.mkdir()
     (newer / "sitecustomize.py").write_text(
@@ -40,7 +40,7 @@ def test_a_run_continues_with_another_version_as_its_page_says(site: Site, tmp_p
 
 @only_in_full
 def test_a_run_moves_to_a_machine_that_has_nothing_of_it(site: Site, tmp_path: Path) -> None:
-    """Checkpoints go through the store: another machine resumes, prunes and forks them."""
+    """Another machine resumes, prunes and forks a run's checkpoints from the store."""
     bucket = tmp_path / "bucket"
     bucket.mkdir()
     environment = {"HALFSTEP_STORAGE_URL": bucket.as_uri()}

@@ -19,7 +19,9 @@ from tests.site import GATED, Site, is_running, until
 
 @pytest.mark.only_on("postgresql")
 def test_runs_train_on_while_postgresql_is_stopped(site: Site) -> None:
-    """Stopped at once in the middle of three runs and started again later: every step is there."""
+    """PostgreSQL is stopped in the middle of three runs and started again: every step is
+    recorded.
+    """
     seconds, steps = often(full=30, short=0), often(full=15_000, short=200)
     ids = [site.submit(steps=steps, recipe=GATED) for _ in range(3)]
     folder = Path(str(make_url(site.url).query["host"]))
@@ -58,7 +60,7 @@ def spool_bytes(site: Site, run_id: int) -> int:
 
 
 def ratio(site: Site, ids: list[int], began: float, ended: float) -> float:
-    """Compare the median step during the outage with the median of the others."""
+    """Return the median step time in the outage, relative to the rest."""
     during, other = [], []
     for run_id in ids:
         started_at = site.run(run_id).started_at or 0
@@ -72,7 +74,7 @@ def ratio(site: Site, ids: list[int], began: float, ended: float) -> float:
 @only_in_full
 @pytest.mark.only_on("postgresql")
 def test_a_run_survives_an_outage_longer_than_the_lease(site: Site) -> None:
-    """The training saves a checkpoint and ends in time; the run continues from that very step."""
+    """In an outage longer than the lease the training saves a checkpoint, and continues from it."""
     run_id = site.submit(steps=20_000)
     folder = Path(str(make_url(site.url).query["host"]))
     with site.worker(HALFSTEP_LEASE_SECONDS="6"):
@@ -98,7 +100,9 @@ def test_a_run_survives_an_outage_longer_than_the_lease(site: Site) -> None:
 @only_in_full
 @pytest.mark.only_on("sqlite")
 def test_a_locked_database_delays_only_telemetry(site: Site) -> None:
-    """Locked for longer than the lock timeout: training continues, and every step is recorded."""
+    """While the database is locked beyond its timeout, training continues, and every step is
+    recorded.
+    """
     run_id = site.submit(steps=20_000)
     with site.worker():
         site.wait_for_step(run_id, 100)

@@ -1,4 +1,4 @@
-"""Preemption with kills in between, and of runs of several nodes: the bits stay equal."""
+"""Preemption with kills, and of runs on several nodes: the bits stay equal."""
 
 import os
 import signal
@@ -38,8 +38,8 @@ def wait_for_steps(site: Site, *run_ids: int) -> None:
 
 @pytest.mark.parametrize("is_all", [False, True], ids=["worker", "supervisor and training too"])
 def test_a_kill_in_between_costs_a_preempted_run_no_bit(site: Site, is_all: bool) -> None:
-    """After a SIGKILL while the run is to stop, the next worker starts the higher run first, and
-    the preempted one from its last checkpoint.
+    """If a run is killed during its preemption, the higher run starts first, and the preempted
+    one resumes its last checkpoint.
     """
     low = submit(site, preemptible=True)
     with site.start_gated_worker() as worker:
@@ -71,8 +71,8 @@ def test_a_kill_in_between_costs_a_preempted_run_no_bit(site: Site, is_all: bool
 
 
 def test_gangs_preempt_and_are_preempted_with_equal_bits(site: Site) -> None:
-    """A run of two nodes stops on both for one run, then takes the devices of two others; all
-    of them end as if nothing had happened.
+    """A run of two nodes is preempted on both by one run, then preempts two others; all end with
+    equal bits.
     """
     with ExitStack() as stack:
         for name in ("w1", "w2"):

@@ -1,4 +1,4 @@
-"""Runs of several processes: whichever of them is killed, none is left."""
+"""Runs of several processes: a kill of any of them leaves none."""
 
 import os
 import signal
@@ -29,8 +29,8 @@ def supervisor(family: list[psutil.Process]) -> psutil.Process:
 def test_no_process_of_a_gang_survives(
     site: Site, victim: Callable[[list[psutil.Process]], psutil.Process]
 ) -> None:
-    """5 s after a SIGKILL of the parent of the ranks, of a rank or of the supervisor all are
-    gone, and attempt 2 begins.
+    """5 s after a SIGKILL of the ranks' parent, a rank or the supervisor all have ended, and
+    attempt 2 begins.
     """
     run_id = site.submit(steps=10**6, devices_per_node=2)
     with site.worker(HALFSTEP_CPU_DEVICES="2"):

@@ -1,4 +1,4 @@
-"""Disks that are full and checkpoints that are damaged: named, and never loaded."""
+"""Full disks and damaged checkpoints: they are named, and no damaged one is loaded."""
 
 import shutil
 import subprocess
@@ -46,7 +46,9 @@ CONFIG = {
 def test_a_full_disk_pauses_the_run_which_continues_once_there_is_room(
     site: Site, small_disk: Path
 ) -> None:
-    """The disk is named, and the newest published checkpoint is sound."""
+    """When a disk is full the run pauses with the disk's name, and its newest checkpoint is
+    complete.
+    """
     site.data = small_disk
     run_id = site.submit(config=CONFIG)
     with site.worker(HALFSTEP_RESERVE_DISK_GB="0"):
@@ -69,7 +71,7 @@ def test_a_full_disk_pauses_the_run_which_continues_once_there_is_room(
 def test_a_worker_whose_disk_is_nearly_full_starts_no_run(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The worker logs the reason once, and the run stays in the queue."""
+    """A worker logs once that its disk is nearly full, and the run stays queued."""
     run_id = site.submit(steps=10)
     worker = site.idle_worker()
     worker.disk = DiskSpace(worker.settings.model_copy(update={"reserve_disk_gb": 1e9}))
@@ -82,7 +84,7 @@ def test_a_worker_whose_disk_is_nearly_full_starts_no_run(
 
 @pytest.mark.only_on("sqlite")
 def test_a_run_is_warned_once_before_the_disk_is_full(site: Site) -> None:
-    """The warning is in its history and its log."""
+    """A run gets one warning before the disk is full, in its history and its log."""
     run_id = site.submit(steps=10)
     attempt = site.lost_attempt(site.idle_worker(), run_id)
     settings = Settings(data=site.data, database_url=site.url, reserve_disk_gb=1e9)
@@ -99,7 +101,9 @@ def test_a_run_is_warned_once_before_the_disk_is_full(site: Site) -> None:
 def test_a_disk_full_of_spool_and_database_pauses_the_run_once_there_is_room(
     site: Site, small_disk: Path
 ) -> None:
-    """Nothing can be written while both are full; then the run pauses for that reason."""
+    """With full disks of spool and database nothing is written; then the run pauses with the
+    reason.
+    """
     site.database.dispose()  # which leaves one file without a journal
     path = shutil.copy(make_url(site.url).database, small_disk)
     site.data, site.url = small_disk, f"sqlite:///{path}"
@@ -135,9 +139,7 @@ def assert_disk_full(site: Site, run_id: int) -> None:
 
 @pytest.mark.only_on("sqlite")
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(site: Site) -> None:
-    """With a flipped bit in the newest checkpoint, the run resumes from the one before,
-    and says why.
-    """
+    """If the newest checkpoint has a flipped bit, the run resumes the one before, and says why."""
     config = {
         "precision": "fp16",
         "training": {"steps": 200},
@@ -168,7 +170,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(site: Site) ->
 
 @pytest.mark.only_on("sqlite")
 def test_a_checkpoint_cut_anywhere_is_never_loaded(site: Site, tmp_path: Path) -> None:
-    """A checkpoint that is cut at any KiB, or has one bit flipped, is refused by name."""
+    """A checkpoint cut at any KiB, or with a flipped bit, is refused by name."""
     run_id = site.submit(steps=10)
     with site.worker():
         site.wait(run_id)

@@ -1,4 +1,4 @@
-"""SIGKILL of agents and server in the middle of a sweep: each point has one result."""
+"""SIGKILL of agents and server during a sweep: each point has one result."""
 
 import os
 import signal
@@ -97,7 +97,7 @@ def test_killed_agents_and_a_killed_server_cost_a_sweep_no_trial(
 
 
 def begun(folder: Path) -> dict[float, int]:
-    """Return the agent's process by the rate of the point whose script has begun."""
+    """Return agents' process ids by the learning rate of the started script."""
     texts = {path.name: path.read_text() for path in folder.glob("begun-*")}
     return {float(name.removeprefix("begun-")): int(text) for name, text in texts.items() if text}
 

@@ -1,4 +1,4 @@
-"""A watched script, its uploader and the server, killed in turn: each step arrives once."""
+"""A watched script, its uploader and the server are killed in turn: each step arrives once."""
 
 import os
 import subprocess
@@ -39,9 +39,7 @@ for step in range(steps):
 
 @pytest.mark.only_on("postgresql")
 def test_each_step_that_was_spooled_arrives_once(site: Site, tmp_path: Path) -> None:
-    """Whichever of the three is killed, the next attempt continues the count, and nothing
-    is sent twice.
-    """
+    """After any kill the next attempt continues the steps, and nothing is sent twice."""
     rounds, port = often(full=20, short=1), free_port()
     with site.database.writing() as session:
         token, _row = accounts.make_api_token(session, site.owner, "writer", kind="write")

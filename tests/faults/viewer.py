@@ -1,4 +1,4 @@
-"""A client that watches a run, reconnects after failures, and collects the events."""
+"""A client that follows a run, reconnects after failures, and collects events."""
 
 import json
 import threading
@@ -14,7 +14,7 @@ from tests.site import Site
 
 
 class Viewer(threading.Thread):
-    """Reads a live stream like a browser: reconnects with the id of its last event."""
+    """A client that reads a live stream like a browser, and reconnects with its last event's id."""
 
     def __init__(self, address: str, token: str) -> None:
         super().__init__(daemon=True)

@@ -1,4 +1,4 @@
-"""Leaves torch as it was, whatever a framework does; prints the versions of the frameworks."""
+"""Restores torch after each framework, and prints the frameworks' versions."""
 
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -42,7 +42,7 @@ def _version(package: str) -> str:
 
 @pytest.fixture(autouse=True)
 def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """End the run of each test, and send none to a server of this machine."""
+    """End each test's run, and send none to a local server."""
     monkeypatch.setenv("HALFSTEP_MODE", "offline")
     yield
     if active_run.active is not None:

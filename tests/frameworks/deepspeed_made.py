@@ -26,7 +26,7 @@ def have_it_train_on_a_cpu(patch: pytest.MonkeyPatch) -> None:
 def train(
     folder: Path | None, *, stage: int, clip: float, accumulation: int, epochs: int = 2
 ) -> tuple[list[Any], list[Any]]:
-    """Train on this rank's batches; collect the engine's report of each step."""
+    """Train on this rank's batches; return the engine's report of each step."""
     rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
     net = Net()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)

@@ -1,4 +1,4 @@
-"""One of several ranks that train with DeepSpeed, started by torchrun: unwatched, then watched."""
+"""One of several ranks that train with DeepSpeed by torchrun, unwatched and watched."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.frameworks.deepspeed_made import have_it_train_on_a_cpu, train
 
 
 def main() -> None:
-    """Train twice in one stage of ZeRO; write the engine's reports next to the run's folder."""
+    """Train twice in a stage of ZeRO; write the engine's reports next to the run's folder."""
     folder, stage = Path(sys.argv[1]), int(sys.argv[2])
     with pytest.MonkeyPatch.context() as patch:
         have_it_train_on_a_cpu(patch)

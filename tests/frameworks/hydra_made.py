@@ -1,4 +1,4 @@
-"""A Hydra program of two lines that concern Halfstep: see test_hydra.py."""
+"""A Hydra program with two added lines, for test_hydra.py."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.frameworks.reference import Training, weights
 
 @hydra.main(version_base=None, config_path=None, config_name="config")
 def main(config: DictConfig) -> None:
-    """Train one epoch, and write down the decisions of the scaler."""
+    """Train one epoch; write the scaler's decisions to a file."""
     training = Training(config.rate)
     if os.environ["HALFSTEP_MODE"] == "offline":
         halfstep.watch(training.net)

@@ -1,4 +1,4 @@
-"""A scaler's own observations in a framework's loop: the reference for `watch`."""
+"""A scaler's own observations within a framework's loop, as a reference for `watch`."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ SAMPLES, STEPS = 96, 24
 
 
 class RecordingScaler(GradScaler):
-    """Writes down, at each update, its scale and whether anything was found; it waits for that.
+    """A scaler that records its scale, and whether it found inf or NaN, at each update.
 
     culprits: by step, the shapes of the gradients that are not finite, sorted.
     """
@@ -46,7 +46,7 @@ class RecordingScaler(GradScaler):
         ]
 
     def update(self, new_scale: Any = None) -> None:
-        """Write them down first."""
+        """Record the update before it happens."""
         flags = [
             flag.item()
             for state in self._per_optimizer_states.values()
@@ -60,7 +60,7 @@ class RecordingScaler(GradScaler):
 
 
 class Net(nn.Module):
-    """Two layers; in fp16 its gradients overflow at large scales."""
+    """Two layers, whose fp16 gradients overflow at large scales."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,13 +68,13 @@ class Net(nn.Module):
         self.body, self.head = nn.Linear(8, 16), nn.Linear(16, 1)
 
     def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
-        """x: (B, 8); with labels, as Transformers requires it, the loss."""
+        """Compute the output. x: (B, 8); with labels, as Transformers requires it, the loss."""
         out = self.head(torch.tanh(self.body(x)))
         return out if labels is None else {"loss": (out - labels).square().mean()}
 
 
 def samples() -> tuple[Tensor, Tensor]:
-    """Return inputs and targets, the same each time."""
+    """Return the same inputs and targets each time."""
     x = torch.randn(SAMPLES, 8, generator=torch.Generator().manual_seed(1))
     return x, x.sum(dim=1, keepdim=True)
 
@@ -85,14 +85,14 @@ def weights(net: nn.Module) -> list[Tensor]:
 
 
 class Training:
-    """A plain loop of two layers in fp16 on the CPU, one epoch at a time."""
+    """A plain fp16 loop of two layers on the CPU, one epoch at a time."""
 
     def __init__(self, rate: float) -> None:
         self.net, self.scaler = Net(), RecordingScaler()
         self._optimizer = torch.optim.AdamW(self.net.parameters(), lr=rate)
 
     def epoch(self) -> float:
-        """Train once over the samples, and return the last loss."""
+        """Train over the samples once; return the last loss."""
         for x, y in zip(*(each.split(8) for each in samples()), strict=True):
             self._optimizer.zero_grad()
             with torch.autocast("cpu", dtype=torch.float16):
@@ -103,7 +103,7 @@ class Training:
         return loss.item()
 
     def equals(self, other: "Training") -> bool:
-        """Return whether both have the same bits, scales and skips."""
+        """Return whether two trainings have the same bits, scales and skips."""
         mine, others = (weights(each.net) for each in (self, other))
         decisions = (self.scaler.scales, self.scaler.skipped)
         return decisions == (other.scaler.scales, other.scaler.skipped) and all(
@@ -112,7 +112,7 @@ class Training:
 
 
 def read_written(folder: Path) -> tuple[np.ndarray[Any, Any], list[dict[str, Any]]]:
-    """Return the steps and events of a run's folder, or of the one run in there."""
+    """Return steps and events of the only run in a folder."""
     [place] = [path for path in (folder, *folder.iterdir()) if (path / "run.json").exists()]
     reader, steps, events = SpoolReader(place / "spool"), [], []
     while items := reader.poll():
@@ -122,7 +122,7 @@ def read_written(folder: Path) -> tuple[np.ndarray[Any, Any], list[dict[str, Any
 
 
 def assert_true(folder: Path, scaler: RecordingScaler, net: nn.Module | None = None) -> None:
-    """Compare scales, skips and culprits with the reference's, step by step."""
+    """Compare scales, skips and culprits with the reference, step by step."""
     steps, events = read_written(folder)
     assert 2 <= sum(scaler.skipped) < len(scaler.skipped)
     assert steps["scale"].tolist() == scaler.scales

@@ -57,7 +57,7 @@ def test_accelerate_is_recorded_exactly(
 ) -> None:
     """Skips that Accelerate misses are recorded, and so is its schedule that runs ahead.
 
-    named: `watch` gets the prepared optimizer.
+    named: whether `watch` gets the prepared optimizer.
     """
     bare, without = train(fused, clip, None)
     watched, with_us = train(fused, clip, tmp_path, named)

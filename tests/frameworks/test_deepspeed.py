@@ -33,7 +33,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def test_deepspeed_is_recorded_exactly(
     tmp_path: Path, stage: int, clip: float, accumulation: int
 ) -> None:
-    """Scales, skips and culprits are the engine's, and the weights those without us."""
+    """Scales, skips and culprits equal the engine's, and weights those of an unwatched loop."""
     bare, without = train(None, stage=stage, clip=clip, accumulation=accumulation)
     watched, with_us = train(tmp_path, stage=stage, clip=clip, accumulation=accumulation)
     assert watched == bare
@@ -43,7 +43,7 @@ def test_deepspeed_is_recorded_exactly(
 
 @pytest.mark.parametrize("stage", [1, 2])
 def test_two_ranks_of_deepspeed_are_recorded_exactly(tmp_path: Path, stage: int) -> None:
-    """The first one writes: the scales and skips of both, and the culprits of its partition."""
+    """The first of two ranks records the scales and skips of both, and its partition's culprits."""
     ranks = Path(__file__).with_name("deepspeed_ranks.py")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     environment = os.environ | {"PYTHONPATH": str(ranks.parents[2]), "OMP_NUM_THREADS": "1"}

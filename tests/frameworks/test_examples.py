@@ -1,4 +1,4 @@
-"""The examples that need a framework, as a person runs them and as a worker does."""
+"""The examples that need a framework, run directly and by a worker."""
 
 import json
 import os
@@ -18,7 +18,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def run(example: str, *words: str, folder: Path, **environment: str) -> None:
-    """Run an example to its end in a folder."""
+    """Run an example in a folder to its end."""
     command = [sys.executable, str(EXAMPLES / example), *words]
     env = {**os.environ, "HF_HUB_OFFLINE": "1", **environment}
     ended = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
@@ -26,7 +26,7 @@ def run(example: str, *words: str, folder: Path, **environment: str) -> None:
 
 
 def test_the_lightning_example(tmp_path: Path) -> None:
-    """In fp16 on any device the example skips steps, and its losses are numbers."""
+    """In fp16 the example skips steps on any device, and its losses are numbers."""
     pytest.importorskip("lightning.pytorch")
     pytest.importorskip("sklearn")
     run("lightning_digits.py", "--epochs", "1", "--scale", str(2.0**30), folder=tmp_path)
@@ -37,7 +37,7 @@ def test_the_lightning_example(tmp_path: Path) -> None:
 
 
 def test_the_transformers_example_in_a_queue(tmp_path: Path) -> None:
-    """The steps of the script are in the folder of its queued run."""
+    """A queued script's steps are in its run's folder."""
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     folder = tmp_path / "7"

@@ -39,7 +39,7 @@ class Samples(TensorDataset):  # type: ignore[type-arg]
 
 
 class Rates(halfstep.fastai.Callback):  # type: ignore[misc]
-    """Writes down loss and learning rate of each training step."""
+    """A callback that records loss and learning rate of each training step."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
@@ -51,7 +51,7 @@ class Rates(halfstep.fastai.Callback):  # type: ignore[misc]
             self.losses.append(self.learn.loss.item())
 
     def before_step(self) -> None:
-        """Read the rate of the step."""
+        """Record the step's learning rate."""
         self.rates.append(self.learn.opt.hypers[-1]["lr"])
 
 
@@ -75,7 +75,7 @@ def fit(optimizer: Any, *callbacks: Any) -> Any:
 
 @pytest.mark.parametrize("optimizer", [Adam, TORCHS])
 def test_all_fits_are_one_exact_run(tmp_path: Path, optimizer: Any) -> None:
-    """Weights are equal to those without a watch, with an optimizer of fastai or of torch."""
+    """Weights equal those without a watch, with an optimizer of fastai or of torch."""
     rates = Rates()
     watched = fit(optimizer, rates, halfstep.fastai.Watch(folder=tmp_path))
     halfstep.watch().finish()
@@ -100,7 +100,7 @@ def test_all_fits_are_one_exact_run(tmp_path: Path, optimizer: Any) -> None:
 def test_a_step_with_torchs_scaler_is_recorded_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: Any
 ) -> None:
-    """fastai autocasts on a GPU only; this is its own callback with a scaler for the CPU."""
+    """With fastai's own fp16 callback, made to use a CPU scaler, each step is recorded once."""
     scalers: list[RecordingScaler] = []
 
     def scaler(device: str, **_further: Any) -> RecordingScaler:
@@ -124,7 +124,7 @@ def test_a_step_with_torchs_scaler_is_recorded_once(
 
 
 def test_the_search_for_a_rate_is_not_watched(tmp_path: Path) -> None:
-    """The search trains and restores the weights, so it makes no run."""
+    """The learning-rate finder makes no run, since it restores the weights."""
     learn = learner(Adam, halfstep.fastai.Watch(folder=tmp_path))
     with learn.no_bar(), learn.no_logging():
         learn.lr_find(num_it=5, show_plot=False)
@@ -137,7 +137,7 @@ def test_the_search_for_a_rate_is_not_watched(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("optimizer", [Adam, TORCHS])
 def test_a_watched_learner_can_be_exported(tmp_path: Path, optimizer: Any) -> None:
-    """The export has no run; a loaded learner predicts, and its next fit is watched again."""
+    """An exported learner has no run, predicts when loaded, and is watched in its next fit."""
     learn = fit(optimizer, halfstep.fastai.Watch(folder=tmp_path / "runs"))
     halfstep.watch().finish()
     learn.export(tmp_path / "learner.pkl")

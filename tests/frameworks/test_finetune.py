@@ -1,4 +1,4 @@
-"""The recipe `finetune`, which needs transformers and peft: on a tiny model with random weights."""
+"""The recipe `finetune` with transformers and peft, on a tiny model with random weights."""
 
 import json
 import shutil
@@ -29,13 +29,13 @@ Values = dict[str, Any]
 
 @pytest.fixture(autouse=True)
 def data(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens lie in a folder of the tests' own."""
+    """Keep token files in a folder of the tests."""
     monkeypatch.setenv("HALFSTEP_DATA", str(tmp_path_factory.getbasetemp() / "data"))
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as save_pretrained writes it."""
+    """A model folder written by save_pretrained."""
     folder = tmp_path_factory.mktemp("model")
     write_model(folder)
     return folder
@@ -58,12 +58,12 @@ def of(model: Path, text: Path, steps: int = 4, **changes: Any) -> Values:
 
 
 def made(model: Path, text: Path, **own: Any) -> Finetune:
-    """Return the recipe."""
+    """Return the recipe's instance."""
     return Finetune(parse_config(Finetune, of(model, text, recipe=own)), CPU)
 
 
 def unzip(run_folder: Path, step: int) -> Path:
-    """Return the folder of the unzipped last artifact."""
+    """Unzip the last artifact; return the folder."""
     with zipfile.ZipFile(run_folder / f"artifacts/step-{step:08}/huggingface.zip") as archive:
         archive.extractall(folder := run_folder / "unzipped")
     return folder
@@ -77,7 +77,9 @@ def test_lora_learns_and_its_adapter_loads(
     tmp_path: Path,
     precision: str,
 ) -> None:
-    """The loss falls, frozen weights stay to the bit, and the adapter gives the same logits."""
+    """With LoRA the loss falls, frozen weights are unchanged, and the adapter gives the same
+    logits.
+    """
     values = of(model, text, 40, precision=precision)
     run = run_loop(Finetune, values, folder=tmp_path / "checkpoints")
     first, *_, last = [event["value"] for event in run.of("metric", name="val/loss")]
@@ -119,7 +121,7 @@ def test_whole_models_load_by_from_pretrained(
 
 
 def test_gradient_checkpoints_change_no_bit(run_loop: Any, model: Path, text: Path) -> None:  # noqa: F811
-    """No bit changes with LoRA's dropout on."""
+    """Gradient checkpointing changes no bit, with LoRA's dropout on."""
     runs = [
         run_loop(Finetune, of(model, text, recipe={"lora_dropout": 0.3} | own))
         for own in ({}, {"gradient_checkpointing": True})
@@ -128,7 +130,7 @@ def test_gradient_checkpoints_change_no_bit(run_loop: Any, model: Path, text: Pa
 
 
 def test_it_resumes_exactly(run_loop: Any, model: Path, text: Path, tmp_path: Path) -> None:  # noqa: F811
-    """LoRA with dropout resumes exactly from the middle, with another number of workers."""
+    """LoRA with dropout resumes exactly, with another number of data workers."""
     own = {"lora_dropout": 0.1}
     values = of(model, text, recipe=own, checkpoints={"every_steps": 2})
     whole = run_loop(Finetune, values, folder=tmp_path)
@@ -156,7 +158,7 @@ def test_documents_end_in_the_models_token(model: Path, tmp_path: Path) -> None:
 def test_another_tokenizer_or_text_has_other_tokens(
     model: Path, text: Path, tmp_path: Path
 ) -> None:
-    """Equal text and tokenizer are tokenized once, wherever they are."""
+    """An equal text with an equal tokenizer is tokenized once, wherever both are."""
     folder = token_file.folder()
     made(model, text)
     before = set(folder.glob("*.tokens"))
@@ -174,13 +176,13 @@ def test_another_tokenizer_or_text_has_other_tokens(
 
 
 def test_the_operations_of_lora_are_fewer(model: Path, text: Path) -> None:
-    """Frozen weights get no gradients."""
+    """LoRA takes fewer operations, since frozen weights get no gradients."""
     lora, whole = made(model, text).flops(), made(model, text, lora_rank=0).flops()
     assert 0 < lora < whole
 
 
 def test_a_folder_that_is_no_model_is_reported(model: Path, text: Path, tmp_path: Path) -> None:
-    """A missing folder, missing weights and a missing tokenizer have a message each."""
+    """A missing folder, missing weights and a missing tokenizer have separate messages."""
     with pytest.raises(ConfigError, match=r"recipe.model is empty: name a path"):
         Finetune(parse_config(Finetune, {}), CPU)
     with pytest.raises(ConfigError, match=r"there is no config.json on this worker"):
@@ -197,7 +199,7 @@ def test_a_folder_that_is_no_model_is_reported(model: Path, text: Path, tmp_path
 
 
 def test_weights_that_do_not_fit_are_reported(model: Path, text: Path, tmp_path: Path) -> None:
-    """Missing, unknown and mismatched weights are reported by name."""
+    """finetune's weights that are missing, unknown or mismatched are reported by name."""
     shutil.copytree(model, tmp_path, dirs_exist_ok=True)
     weights = safetensors.torch.load_file(file := tmp_path / "model.safetensors")
     weights["model.norm.weight"] = torch.ones(7)
@@ -217,7 +219,7 @@ def test_weights_that_do_not_fit_are_reported(model: Path, text: Path, tmp_path:
 def test_other_settings_that_do_not_fit_are_reported(
     model: Path, text: Path, tmp_path: Path
 ) -> None:
-    """Missing modules and a text that is too short are reported."""
+    """Modules that do not exist, and a text that is too short, are reported by finetune."""
     with pytest.raises(
         ConfigError, match=r"recipe.lora_modules is 'query'.*linear layers are .*q_p"
     ):
@@ -228,5 +230,5 @@ def test_other_settings_that_do_not_fit_are_reported(
 
 
 def test_the_check_finds_no_mistake(model: Path, text: Path) -> None:
-    """`halfstep recipe check` judges as CUDA would."""
+    """`halfstep recipe check` of finetune finds no mistake for CUDA."""
     assert check(Finetune, {"recipe": of(model, text)["recipe"]}).errors == []

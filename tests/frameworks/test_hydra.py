@@ -1,4 +1,4 @@
-"""Hydra with `halfstep.hydra.Watch`, compared with the unwatched jobs."""
+"""Hydra with `halfstep.hydra.Watch`, compared with unwatched jobs."""
 
 import json
 import os
@@ -38,12 +38,12 @@ def run(folder: Path, *overrides: str, mode: str = "offline") -> subprocess.Comp
 
 
 def read_trained(folder: Path) -> list[Any]:
-    """Return the results that a job has written."""
+    """Return a job's written results."""
     return torch.load(folder / "trained.pt")
 
 
 def test_each_job_of_a_multirun_is_a_run(tmp_path: Path) -> None:
-    """Jobs have their configuration, and their weights are those of unwatched ones."""
+    """Each job of a multirun has its configuration, and the weights of an unwatched one."""
     sweep = ("--multirun", "rate=0.01,0.02", "hydra.sweep.dir=swept")
     bare = run(tmp_path / "bare", *sweep, mode="disabled")
     watched = run(tmp_path / "watched", *sweep)
@@ -66,7 +66,7 @@ def test_each_job_of_a_multirun_is_a_run(tmp_path: Path) -> None:
 
 
 def test_a_job_that_raises_fails_its_run(tmp_path: Path) -> None:
-    """The program fails as ever, and the run has the traceback."""
+    """A job that raises fails the program as without a watch, and its run has the traceback."""
     ended = run(tmp_path, "rate=0.6")
     assert ended.returncode == 1
     [place] = (tmp_path / "halfstep-runs").iterdir()

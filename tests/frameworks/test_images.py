@@ -1,4 +1,4 @@
-"""The recipe `images`, which needs torchvision: on the digits' PNG files, and on a broken one."""
+"""The recipe `images` with torchvision, on the digits' PNG files and on a broken one."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def few(tmp_path: Path) -> Path:
-    """Two classes of six random images each."""
+    """Two classes with six random images each."""
     noise = torch.Generator().manual_seed(0)
     for name in ("cat", "dog"):
         (tmp_path / "few" / name).mkdir(parents=True)
@@ -48,7 +48,7 @@ def of(folder: Path, steps: int, **changes: Values) -> Values:
 
 
 def test_it_learns_the_digits(run_loop: Any, folder: Path, tmp_path: Path) -> None:  # noqa: F811
-    """With PNG files read by workers, top-1 is far above chance, also for the averaged weights."""
+    """With PNG files read by data workers top-1 is far above chance, also for averaged weights."""
     values = of(folder, 60, training={"batch_size": 32, "warmup_steps": 5, "ema_decay": 0.9})
     run = run_loop(Images, values, folder=tmp_path / "checkpoints")
     metrics = {event["name"]: event["value"] for event in run.of("metric")}
@@ -64,8 +64,8 @@ def test_it_trains_in_half_precision_with_all_settings(
     few: Path,
     precision: str,
 ) -> None:
-    """Mixup, smoothing, mirror, RandAugment, crops and channels last work; top-5 of two
-    classes is 1.
+    """Mixup, smoothing, mirror, RandAugment, crops and channels last work; top-5 of two classes
+    is 1.
     """
     own: Values = {"mixup": 0.4, "label_smoothing": 0.1, "mirror": True, "rand_augment": True}
     run = run_loop(Images, of(few, 2, recipe=own) | {"precision": precision})
@@ -80,7 +80,7 @@ def test_it_resumes_exactly_with_other_workers(
     few: Path,
     tmp_path: Path,
 ) -> None:
-    """Augmentation and mixup go by an example's place: the same bits from 0 and 2 workers."""
+    """Augmentation and mixup depend on an example's position: equal bits with 0 and 2 workers."""
     own: Values = {"mixup": 0.4, "mirror": True, "rand_augment": True}
     values = of(few, 4, recipe=own, checkpoints={"every_steps": 2})
     whole = run_loop(Images, values | {"data": {"workers": 0}}, folder=tmp_path / "whole")
@@ -94,20 +94,22 @@ def test_it_resumes_exactly_with_other_workers(
 
 
 def test_a_broken_image_ends_the_run_by_its_name(run_loop: Any, few: Path) -> None:  # noqa: F811
-    """The example and the file are named."""
+    """A broken image ends the run with the names of example and file."""
     (few / "cat/1.png").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"example \d+ cannot be read .*few/cat/1.png cannot be"):
         run_loop(Images, of(few, 4))
 
 
 def test_the_networks_operations_are_counted(few: Path) -> None:
-    """ResNet-18 at 224 pixels has 1.8 billion multiplications, thrice for a step."""
+    """ResNet-18 at 224 pixels has 1.8 billion multiplications, and a step takes three times
+    that.
+    """
     recipe = Images(parse_config(Images, {"recipe": {"folder": str(few), "size": 224}}), CPU)
     assert recipe.flops() == pytest.approx(6 * 1.82e9, rel=0.05)
 
 
 def test_the_deeper_network_trains(run_loop: Any, few: Path) -> None:  # noqa: F811
-    """ResNet-50 takes two steps of two images, with last features of 1 × 1 pixels."""
+    """ResNet-50 trains two steps of two images, with final features of 1 × 1 pixels."""
     own: Values = {"network": "resnet50"}
     run = run_loop(Images, of(few, 2, training={"batch_size": 2}, recipe=own))
     assert run.records["loss"].shape == (2,)
@@ -119,7 +121,7 @@ def test_the_deeper_network_trains(run_loop: Any, few: Path) -> None:  # noqa: F
 
 @pytest.mark.parametrize(("network", "millions"), [("resnet18", 11.7), ("resnet50", 25.6)])
 def test_the_networks_have_the_published_sizes(network: str, millions: float) -> None:
-    """The number of parameters is that for ImageNet's thousand classes."""
+    """The networks have the published numbers of parameters for a thousand classes."""
     with torch.device("meta"):
         made = NETWORKS[network](num_classes=1000)
     assert sum(each.numel() for each in made.parameters()) / 1e6 == pytest.approx(
@@ -128,5 +130,5 @@ def test_the_networks_have_the_published_sizes(network: str, millions: float) ->
 
 
 def test_the_check_finds_no_mistake(few: Path) -> None:
-    """`halfstep recipe check` judges as CUDA would."""
+    """`halfstep recipe check` of images finds no mistake for CUDA."""
     assert check(Images, {"recipe": {"folder": str(few), "mixup": 0.2}}).errors == []

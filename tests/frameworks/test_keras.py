@@ -18,10 +18,10 @@ import halfstep.keras  # noqa: E402
 
 
 class Recording(keras.optimizers.LossScaleOptimizer):
-    """Writes down its scale, and which gradients are not finite; it waits for that."""
+    """An optimizer that records its scale, and which gradients are not finite."""
 
     def check_finite(self, grads: Any) -> Any:
-        """Write them down first."""
+        """Record scale and culprits before the check."""
         if not hasattr(self, "reported"):
             self.reported: list[tuple[float, set[str]]] = []
         culprits = {
@@ -34,7 +34,7 @@ class Recording(keras.optimizers.LossScaleOptimizer):
 
 
 def fit(callbacks: list[Any], *, is_scaled: bool = True) -> tuple[Any, list[torch.Tensor]]:
-    """Fit two epochs on the CPU; a scaled one overflows, as its scale says."""
+    """Fit two epochs on the CPU; with scaling the gradients overflow."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
@@ -53,7 +53,7 @@ def fit(callbacks: list[Any], *, is_scaled: bool = True) -> tuple[Any, list[torc
 
 
 def test_keras_is_recorded_exactly(tmp_path: Path) -> None:
-    """Scales, skips and culprits are the optimizer's, and the weights those without a watch."""
+    """Scales, skips and culprits equal the optimizer's, and weights those without a watch."""
     bare, without = fit([])
     watched, with_us = fit([halfstep.keras.Watch(folder=tmp_path)])
     assert watched.reported == bare.reported
@@ -75,7 +75,7 @@ def test_keras_is_recorded_exactly(tmp_path: Path) -> None:
 
 
 def test_keras_without_a_scale_is_watched_too(tmp_path: Path) -> None:
-    """Each step is recorded, with a scale of 1 and none skipped."""
+    """Without a loss scale Keras' steps are recorded with a scale of 1 and no skips."""
     _, without = fit([], is_scaled=False)
     _, with_us = fit([halfstep.keras.Watch(folder=tmp_path)], is_scaled=False)
     assert all(map(torch.equal, with_us, without))

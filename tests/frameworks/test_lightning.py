@@ -25,7 +25,7 @@ import halfstep.lightning  # noqa: E402
 
 
 class Module(pl.LightningModule):
-    """The net, in Lightning's clothes."""
+    """The network as a Lightning module."""
 
     def __init__(self, fused: bool, raises: bool = False) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Module(pl.LightningModule):
         return (self.net(x) - y).square().mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return the one."""
+        """Return the optimizer."""
         return torch.optim.AdamW(self.parameters(), lr=1e-2, fused=self.hparams["fused"])
 
 
@@ -67,7 +67,7 @@ def fit(
 
 @pytest.mark.parametrize(("fused", "clip"), [(False, None), (False, 1.0), (True, None)])
 def test_lightning_is_recorded_exactly(tmp_path: Path, fused: bool, clip: float | None) -> None:
-    """Scales, skips and culprits are the scaler's, and the weights those without a watch."""
+    """Scales, skips and culprits equal the scaler's, and weights those without a watch."""
     bare, without = fit(tmp_path, [], fused=fused, clip=clip)
     watch = halfstep.lightning.Watch(folder=tmp_path / "runs")
     watched, with_us = fit(tmp_path, [watch], fused=fused, clip=clip)
@@ -77,7 +77,7 @@ def test_lightning_is_recorded_exactly(tmp_path: Path, fused: bool, clip: float 
 
 
 def test_what_lightning_raises_is_kept(tmp_path: Path) -> None:
-    """The fit fails as usual, and the run's outcome has the traceback."""
+    """An exception within a fit is raised as usual, and the run's outcome has the traceback."""
     watch = halfstep.lightning.Watch(folder=tmp_path / "runs", name="it")
     with pytest.raises(KeyError, match="broken"):
         fit(tmp_path, [watch], fused=False, clip=None, raises=True)

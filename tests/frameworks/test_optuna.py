@@ -37,7 +37,7 @@ def run_study(folder: Path | None) -> tuple[Any, list[Training]]:
 
 
 def test_each_trial_is_a_run(tmp_path: Path) -> None:
-    """A trial's parameters, state, value and steps are recorded, and its numbers are unchanged."""
+    """A trial's parameters, state, value and steps are recorded, and its results are unchanged."""
     bare, without = run_study(None)
     study, trainings = run_study(tmp_path / "runs")
     assert [(t.params, t.values) for t in study.trials] == [
@@ -60,7 +60,7 @@ def test_each_trial_is_a_run(tmp_path: Path) -> None:
 
 
 def test_values_of_several_objectives_have_names(tmp_path: Path) -> None:
-    """The values are value_0 and value_1, and the arguments of watch are passed on."""
+    """Values of several objectives are value_0 and value_1; watch's arguments are passed on."""
     study = optuna.create_study(study_name="it", directions=["minimize", "maximize"])
 
     def objective(trial: Any) -> tuple[float, float]:
@@ -77,7 +77,7 @@ def test_values_of_several_objectives_have_names(tmp_path: Path) -> None:
 
 
 def test_a_second_thread_is_not_watched(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """With n_jobs=2 the trial that begins second runs unwatched, with a message."""
+    """With n_jobs=2 the second trial runs unwatched, with a message."""
     both = threading.Barrier(2, timeout=60)
 
     def objective(trial: Any) -> float:

@@ -1,4 +1,4 @@
-"""Frameworks whose own loops need no adapter, compared with unwatched training."""
+"""Frameworks that need no adapter, compared with unwatched training."""
 
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ def monai_training(folder: Path | None) -> tuple[RecordingScaler, Net]:
     ("package", "train"), [("ignite", ignite_training), ("monai", monai_training)]
 )
 def test_engines_are_recorded_exactly(tmp_path: Path, package: str, train: Any) -> None:
-    """Scales, skips and culprits are the scaler's, and the weights those without a watch."""
+    """Scales, skips and culprits equal the scaler's, and weights those without a watch."""
     pytest.importorskip(package)
     bare, without = train(None)
     watched, with_us = train(tmp_path)
@@ -97,7 +97,7 @@ def test_engines_are_recorded_exactly(tmp_path: Path, package: str, train: Any) 
 
 
 def test_skorch_is_recorded_exactly(tmp_path: Path) -> None:
-    """The losses are those of skorch's history, and the weights those without a watch."""
+    """Losses equal skorch's history, and weights those without a watch."""
     skorch = pytest.importorskip("skorch")
     x, y = (each.numpy() for each in samples())
 
@@ -122,7 +122,7 @@ def test_skorch_is_recorded_exactly(tmp_path: Path) -> None:
 
 
 def test_pytorch_geometric_is_recorded_exactly(tmp_path: Path) -> None:
-    """Scales, skips and culprits of the loop in its documentation are the scaler's."""
+    """Scales, skips and culprits of the loop in PyG's documentation equal the scaler's."""
     pytest.importorskip("torch_geometric")
     from torch_geometric.data import Data
     from torch_geometric.loader import DataLoader as GraphLoader

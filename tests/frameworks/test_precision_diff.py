@@ -49,13 +49,13 @@ def bert() -> Any:
 
 
 def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Return the loss in the dataclass of the model."""
+    """Return the model's loss, from its dataclass."""
     value: Tensor = model(**batch, labels=batch["input_ids"]).loss
     return value
 
 
 def make_padded_text() -> dict[str, Tensor]:
-    """Return two texts, of which one is shorter."""
+    """Return two texts, of which one is shorter and padded."""
     mask = torch.ones(2, 16, dtype=torch.int64)
     mask[1, 12:] = 0
     return {"input_ids": torch.randint(0, 128, (2, 16)), "attention_mask": mask}
@@ -64,7 +64,9 @@ def make_padded_text() -> dict[str, Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("make", [llama, gpt2, bert])
 def test_healthy_model_is_measured_whole(make: Callable[[], Any], dtype: torch.dtype) -> None:
-    """Each call has a local error, no module is suggested, and nothing is changed."""
+    """Each call of a healthy model has a local error, no module is suggested, nothing is
+    changed.
+    """
     torch.manual_seed(0)
     model, batch = make().train(), make_padded_text()
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -81,7 +83,7 @@ def test_healthy_model_is_measured_whole(make: Callable[[], Any], dtype: torch.d
 
 
 def test_attention_with_a_cache_is_unknown_not_wrong() -> None:
-    """A call that extends the cache cannot be repeated; all others are known."""
+    """Attention that extends a cache cannot be repeated and is unknown; other calls are known."""
     torch.manual_seed(0)
     report = halfstep.precision_diff(
         llama(use_cache=True), make_padded_text(), loss, torch.bfloat16
@@ -95,12 +97,12 @@ class Cancelled(nn.Module):
     """A difference of two large, nearly equal numbers."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return about x."""
+        """Return approximately x."""
         return (x.half() + 300) - 300
 
 
 def test_module_that_loses_precision_is_named() -> None:
-    """The activation is inside of modules that return dataclasses and tuples."""
+    """A module that loses precision is named within modules that return dataclasses and tuples."""
     torch.manual_seed(0)
     model, batch = llama(), make_padded_text()
     model.model.layers[1].mlp.act_fn = Cancelled()

@@ -23,7 +23,7 @@ def learn(callback: Any) -> Any:
 
 
 def test_stable_baselines3_is_recorded_exactly(tmp_path: Path) -> None:
-    """Each step and each logged number is recorded, and the weights are those without us."""
+    """Each step and logged number is recorded, and weights equal those of an unwatched loop."""
     bare = learn(None)
     watched = learn(halfstep.stable_baselines3.Watch(folder=tmp_path))
     assert all(map(torch.equal, weights(watched.policy), weights(bare.policy)))

@@ -13,7 +13,7 @@ timm_optim = pytest.importorskip("timm.optim")
 
 
 def train(clip: float | None, folder: Path | None) -> tuple[RecordingScaler, list[torch.Tensor]]:
-    """Train as timm's train.py does: the scaler's one call does everything."""
+    """Train as timm's train.py does, by one call of the scaler."""
     net, scale = Net(), timm_utils.NativeScaler(device="cpu")
     scale._scaler = scaler = RecordingScaler()
     optimizer = timm_optim.create_optimizer_v2(net, "adamw", lr=1e-2)
@@ -33,7 +33,7 @@ def train(clip: float | None, folder: Path | None) -> tuple[RecordingScaler, lis
 
 @pytest.mark.parametrize("clip", [None, 1.0])
 def test_timm_is_recorded_exactly(tmp_path: Path, clip: float | None) -> None:
-    """Scales, skips and culprits are the scaler's, and the weights equal those without `watch`."""
+    """Scales, skips and culprits equal the scaler's, and weights those without `watch`."""
     bare, without = train(clip, None)
     watched, with_us = train(clip, tmp_path)
     assert (watched.scales, watched.skipped) == (bare.scales, bare.skipped)

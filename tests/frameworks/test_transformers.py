@@ -14,22 +14,22 @@ import halfstep.transformers  # noqa: E402
 
 
 class Trainer(transformers.Trainer):
-    """Uses a given scaler, which Accelerate creates only on CUDA, and autocasts to fp16."""
+    """A Trainer with a given scaler, which Accelerate creates on CUDA only, and fp16 autocast."""
 
     recording: RecordingScaler
 
     def create_optimizer(self, *arguments: Any) -> Any:
-        """Begin with the scaler in place."""
+        """Set the scaler first."""
         self.accelerator.scaler = self.recording
         return super().create_optimizer(*arguments)
 
     def compute_loss(self, *arguments: Any, **named: Any) -> Any:
-        """Compute it in fp16."""
+        """Compute the loss in fp16."""
         with torch.autocast("cpu", dtype=torch.float16):
             return super().compute_loss(*arguments, **named)
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
-        """Scale, as accelerator.backward does where it has a scaler of its own."""
+        """Scale the loss, as accelerator.backward does with its own scaler."""
         model.train()
         loss = self.compute_loss(model, inputs)
         self.recording.scale(loss).backward()
@@ -60,7 +60,7 @@ def train(folder: Path, optim: str, callbacks: list[Any]) -> tuple[RecordingScal
 
 @pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused"])
 def test_transformers_is_recorded_exactly(tmp_path: Path, optim: str) -> None:
-    """Scales, skips and culprits are the scaler's, and the weights those without a watch."""
+    """Scales, skips and culprits equal the scaler's, and weights those without a watch."""
     bare, without = train(tmp_path, optim, [])
     watch = halfstep.transformers.Watch(folder=tmp_path / "runs")
     watched, with_us = train(tmp_path, optim, [watch])

@@ -28,7 +28,7 @@ PROMPTS = {"prompt": PAIRS["prompt"]}
 
 
 def reward(completions: list[str], **rest: Any) -> list[float]:
-    """Reward digits."""
+    """Return a reward for digits."""
     return [float(sum(map(str.isdigit, each))) for each in completions]
 
 
@@ -72,7 +72,7 @@ def train(kind: str, folder: Path, callbacks: list[Any]) -> Any:
     [("sft", "mean_token_accuracy"), ("dpo", "rewards/margins"), ("grpo", "reward")],
 )
 def test_trl_is_recorded_exactly(tmp_path: Path, kind: str, metric: str) -> None:
-    """Losses, rates, norms and TRL's own metrics are its log's, and the weights are unchanged."""
+    """Losses, rates, norms and TRL's own metrics equal its log, and the weights are unchanged."""
     bare = train(kind, tmp_path, [])
     watch = halfstep.transformers.Watch(folder=tmp_path / "runs")
     watched = train(kind, tmp_path, [watch])

@@ -23,7 +23,7 @@ CLASSES, IMAGES = ("dark", "bright"), 16
 
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
-    """A folder of two classes of pictures."""
+    """A folder with two classes of images."""
     from PIL import Image
 
     generator = np.random.default_rng(0)
@@ -38,7 +38,7 @@ def pictures(tmp_path: Path) -> Path:
 
 
 def train(pictures: Path, project: Path, folder: Path | None) -> tuple[Any, nn.Module]:
-    """Train a classifier for two epochs on the CPU, with a scaler as CUDA would have."""
+    """Train a classifier for two epochs on the CPU, with a scaler as on CUDA."""
     model = ultralytics.YOLO("yolov8n-cls.yaml")
     scaler = RecordingScaler(2.0**127)  # which overflows in fp32, as fp16 does not on every CPU
 
@@ -69,7 +69,7 @@ def train(pictures: Path, project: Path, folder: Path | None) -> tuple[Any, nn.M
 
 
 def test_ultralytics_is_recorded_exactly(pictures: Path, tmp_path: Path) -> None:
-    """Scales, skips and culprits are the scaler's, and the weights those without a watch."""
+    """Scales, skips and culprits equal the scaler's, and weights those without a watch."""
     bare, without = train(pictures, tmp_path / "bare", None)
     watched, with_us = train(pictures, tmp_path / "watched", tmp_path / "runs")
     assert (watched.scales, watched.skipped) == (bare.scales, bare.skipped)

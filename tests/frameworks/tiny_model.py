@@ -1,4 +1,4 @@
-"""A language model of two small layers with random weights, and a tokenizer made on the spot."""
+"""A language model of two small layers with random weights, and a generated tokenizer."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ TEXT = "".join(f"{n} and {n} make {2 * n}. " for n in range(400))
 
 
 def write_model(folder: Path, *, is_tied: bool = True) -> None:
-    """Write the folder as save_pretrained does."""
+    """Write the model's folder, as save_pretrained does."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -1,4 +1,4 @@
-"""Device of these tests: the first CUDA device, or a processor to try the tests out.
+"""Device of these tests: the first CUDA device, or a CPU to try the tests out.
 
 HALFSTEP_GPU_TESTS_DEVICE=cpu runs those that do not need CUDA itself.
 """
@@ -16,7 +16,7 @@ needs_cuda = pytest.mark.skipif(DEVICE.type != "cuda", reason=f"needs CUDA itsel
 
 @contextmanager
 def sync_debug_mode(mode: str) -> Iterator[None]:
-    """Have PyTorch "warn" of each wait for the device, or raise an "error"; nothing on a CPU."""
+    """Let PyTorch "warn" of each wait for the device, or raise an "error"; a CPU has none."""
     if DEVICE.type != "cuda":
         yield
         return

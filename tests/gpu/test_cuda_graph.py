@@ -1,4 +1,4 @@
-"""Steps that are replayed from a CUDA graph compute what they compute without one."""
+"""Steps replayed from a CUDA graph compute the same as steps without one."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ pytestmark = needs_cuda
 
 @pytest.fixture
 def replays(monkeypatch):
-    """Return a list with an item for each replay of a graph."""
+    """Return a list that gets an item for each replay of a graph."""
     found, replay = [], torch.cuda.CUDAGraph.replay
 
     def count(graph):
@@ -29,17 +29,17 @@ def replays(monkeypatch):
 
 @pytest.mark.parametrize(("recipe", "values", "training"), graph_made.CASES)
 def test_a_graph_changes_no_bit(run_loop, replays, recipe, values, training):
-    """Rows, logged values and weights are equal to the bit, with skips, clips and dropout."""
+    """With a graph rows, logged values and weights are bit-equal, with skips, clips and dropout."""
     graph_made.assert_a_graph_changes_no_bit(run_loop, DEVICE, replays, recipe, values, training)
 
 
 def test_a_resumed_run_is_that_which_never_stopped(run_loop, tmp_path, replays):
-    """A graph captured after a resume continues to the bit."""
+    """A run that is resumed and captured again is bit-equal to an uninterrupted one."""
     graph_made.assert_a_resumed_run_is_exact(run_loop, DEVICE, replays, tmp_path)
 
 
 class Synchronizing(graph_made.Logging):
-    """Waits in a way that only a capture shows."""
+    """A recipe that waits for the device in a way that only a capture shows."""
 
     name: ClassVar = "synchronizing"
 
@@ -58,7 +58,7 @@ class Synchronizing(graph_made.Logging):
     ],
 )
 def test_a_recipe_that_cannot_be_captured_trains_without(run_loop, replays, recipe, reason):
-    """The reason is reported once, and the run is that without the setting."""
+    """A recipe that cannot be captured trains without a graph, with one message."""
     graph_made.assert_it_trains_without(run_loop, DEVICE, replays, recipe, reason)
 
 
@@ -78,7 +78,7 @@ print(os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
 
 
 def test_cublas_needs_its_variable_only_once():
-    """Deterministic products run without it after the first, forward and backward."""
+    """cuBLAS reads its variable for deterministic products once, not again in later ones."""
     bare = {key: value for key, value in os.environ.items() if key != "CUBLAS_WORKSPACE_CONFIG"}
     command = [sys.executable, "-c", DETERMINISTIC]
     done = subprocess.run(command, env=bare, capture_output=True, text=True, timeout=120)

@@ -1,4 +1,4 @@
-"""Batches that workers read, on their way to a GPU."""
+"""Batches that data workers read, on their way to a GPU."""
 
 from contextlib import ExitStack
 
@@ -11,8 +11,8 @@ from tests.trainer.conftest import assert_same_bits
 
 @pytest.mark.parametrize("pin", [True, False])
 def test_workers_change_no_bit_on_a_gpu(run_loop, pin):
-    """The asynchronous copy is complete before its batch is used, and its memory is not reused
-    before.
+    """A batch's asynchronous copy is complete before its use, and its memory is not reused
+    earlier.
     """
     training = {"steps": 300, "batch_size": 8}
     alone = run_loop(Reading, {"training": training, "data": {"workers": 0}}, device=DEVICE)
@@ -23,7 +23,7 @@ def test_workers_change_no_bit_on_a_gpu(run_loop, pin):
 
 
 def test_taking_a_batch_waits_for_nothing(run_loop):
-    """Neither the copy nor the step before is waited for."""
+    """Taking a batch waits neither for its copy nor for the previous step."""
 
     class Watched(Reading):
         def training_step(self, batch):

@@ -1,4 +1,4 @@
-"""The loop on a real GPU: no wait, the same bits, every row, every culprit."""
+"""The loop on a real GPU: no waits, the same bits, every row and every culprit."""
 
 import subprocess
 import sys
@@ -30,7 +30,7 @@ SMALL_GPT = {"recipe": {"layers": 2, "width": 64, "context": 64, "max_bytes": 2*
 
 
 def test_pytorch_itself_reports_no_wait():
-    """torch's debug mode reports none with telemetry, histogram, stop rules and replay."""
+    """torch's debug mode reports no wait with telemetry, histogram, stop rules and replay."""
     values = {
         "training": {"max_grad_norm": 1.0, "accumulation_steps": 2},
         "diagnosis": {
@@ -67,7 +67,7 @@ def test_pytorch_itself_reports_no_wait():
 
 @pytest.mark.parametrize(("recipe", "values"), [(Digits, {}), (GPT, SMALL_GPT)])
 def test_a_resumed_run_is_bit_exact(run_loop, tmp_path, recipe, values):
-    """40 steps, and 20 + 20 from a checkpoint, have the same weights, states and records."""
+    """A run of 40 steps, and one of 20 + 20 from a checkpoint, have equal weights and records."""
     values = values | {
         "precision": "fp16",
         "training": {"steps": 40},
@@ -89,7 +89,7 @@ def test_a_resumed_run_is_bit_exact(run_loop, tmp_path, recipe, values):
 
 
 def test_the_loop_trains_to_the_bits_of_pytorchs_own(run_loop):
-    """Telemetry, histogram and replay change nothing on a GPU either."""
+    """On a GPU telemetry, histogram and replay change no bit of PyTorch's own loop."""
     values = {
         "precision": "fp16",
         "training": {"steps": 60, "max_grad_norm": 1.0},
@@ -107,7 +107,7 @@ def test_the_loop_trains_to_the_bits_of_pytorchs_own(run_loop):
 
 
 def test_every_row_arrives_whole_over_many_rounds_of_the_ring(run_loop):
-    """Each step arrives once in order, with the loss that its device computed."""
+    """Each step's row arrives once and in order, with the device's loss."""
     losses = []
 
     class Kept(Regression):
@@ -123,7 +123,7 @@ def test_every_row_arrives_whole_over_many_rounds_of_the_ring(run_loop):
 
 
 class FarOut(Regression):
-    """Occasionally an example with a gradient beyond fp16, after calibration."""
+    """A recipe with an occasional example whose gradient is beyond fp16, after calibration."""
 
     name: ClassVar = "far-out"
     defaults: ClassVar = {
@@ -153,7 +153,7 @@ class FarOut(Regression):
 def test_culprits_are_named_by_the_step_and_counted_by_the_replay(run_loop):
     """On a GPU a skip has only names; its replay counts the elements of each.
 
-    A skip that nothing announced is replayed after the weights have moved on: its event says so.
+    An unexpected skip is replayed with changed weights, as its event says.
     """
     run = run_loop(FarOut, device=DEVICE)
     skips = {event["step"]: event["culprits"] for event in run.of("scaler", kind="skip")}
@@ -173,7 +173,7 @@ def test_culprits_are_named_by_the_step_and_counted_by_the_replay(run_loop):
 @needs_cuda
 @pytest.mark.parametrize("scales", ["tensorwise", "rowwise"])
 def test_layers_in_fp8_train_nearly_as_in_bf16(run_loop, scales):
-    """Results differ by fp8's rounding; each layer reports its scaling."""
+    """Layers in fp8 differ from bf16 by fp8's rounding, and report their scaling."""
     pytest.importorskip("torchao")
     if torch.cuda.get_device_capability(DEVICE) < (8, 9):
         pytest.skip("the device has no fp8: compute capability 8.9")
@@ -190,7 +190,7 @@ def test_layers_in_fp8_train_nearly_as_in_bf16(run_loop, scales):
 
 
 def test_tf32_is_a_setting_of_products_and_convolutions(run_loop):
-    """With the setting off both run in fp32, with it on both in TF32."""
+    """With the TF32 setting off, products and convolutions are in fp32, with it on in TF32."""
     for wanted in (True, False):
         run_loop(Regression, {"training": {"steps": 1, "tf32": wanted}}, device=DEVICE)
         assert torch.backends.cuda.matmul.allow_tf32 is wanted
@@ -199,7 +199,7 @@ def test_tf32_is_a_setting_of_products_and_convolutions(run_loop):
 
 @pytest.mark.two_devices
 def test_a_run_on_the_second_device_records_there(run_loop):
-    """Events are recorded on the stream of the run's own device."""
+    """A run on the second device records events on that device's stream."""
     run = run_loop(Pair, {"training": {"steps": 2000}}, device=torch.device("cuda", 1))
     assert run.records["step"].tolist() == list(range(1, 2001))
 
@@ -230,7 +230,7 @@ with join(torch.device("cuda")) as (ranks, device):
 
 @pytest.mark.two_devices
 def test_two_ranks_on_nccl_train_one_model(tmp_path):
-    """The weights are equal on both cards, and only rank 0 records."""
+    """Two NCCL ranks have equal weights on both cards, and only rank 0 records."""
     script = tmp_path / "rank.py"
     script.write_text(RANK)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

@@ -1,4 +1,4 @@
-"""Precision diffs on a GPU: they change nothing, and name what loses precision there."""
+"""Precision diffs on a GPU change nothing, and name modules that lose precision there."""
 
 from collections.abc import Callable
 
@@ -37,7 +37,7 @@ def train(dtype: torch.dtype, diff: Callable[[nn.Module, Tensor], object]) -> li
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_training_is_bit_identical(dtype: torch.dtype) -> None:
-    """Weights and random numbers after steps around diffs are those without them."""
+    """Weights and random states after steps around diffs equal those without diffs."""
     reports = []
     torch.use_deterministic_algorithms(True)
     try:

@@ -1,4 +1,4 @@
-"""Precision plans on a real GPU: measured times, and the same answers as on a CPU."""
+"""Precision plans on a real GPU: measured times, and the same results as on a CPU."""
 
 import copy
 from contextlib import nullcontext
@@ -15,7 +15,7 @@ from tests.halfstep.precision_lab.plans_made import PLANS, STRICT
 
 @needs_cuda
 def test_times_are_measured():
-    """Half precision is faster than fp32 for large layers, and each module's cost is known."""
+    """On a GPU half precision is faster for large layers, and each module's cost is measured."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(4096, 4096) for _ in range(4))).to(DEVICE)
     batch = torch.randn(4096, 4096, device=DEVICE), torch.randn(4096, 4096, device=DEVICE)
@@ -47,7 +47,7 @@ def test_planted_need_is_named(name):
 
 
 def test_generators_stay():
-    """Dropout of a plan does not move the device's random generator."""
+    """Dropout in a plan does not change the device's random generator."""
     model = Transformer().to(DEVICE)
     tokens = torch.randint(0, 17, (4, 13), device=DEVICE)
 
@@ -63,7 +63,7 @@ def test_generators_stay():
 
 @pytest.mark.parametrize("is_torn", [False, True])
 def test_drawing_the_batches_leaves_the_generators(is_torn):
-    """Batches that are drawn on the device leave its generator as it was, also by an error."""
+    """Drawing batches on the device leaves its generator as it was, also after an error."""
 
     def drawn():
         yield tuple(torch.randn(8, 16, device=DEVICE) for _ in range(2))

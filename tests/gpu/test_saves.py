@@ -1,4 +1,4 @@
-"""Saves on a GPU: the loop does not wait for copies; the state is that of the step boundary."""
+"""Saves on a GPU: the loop does not wait for copies; the state is the step boundary's."""
 
 import torch
 
@@ -11,8 +11,8 @@ LARGE = 2**28  # bytes: of copies that take milliseconds
 
 @needs_cuda
 def test_a_snapshot_is_asynchronous_and_consistent():
-    """PyTorch's debug mode finds no synchronization; the call returns before the device has
-    finished; later kernels that change the weights do not affect the copy.
+    """A snapshot returns before the device has finished, without a synchronization; later
+    kernels that change the weights do not affect it.
     """
     weights = torch.randn(LARGE // 4, device=DEVICE)
     state = {"weights": weights, "tied": weights[:4], "step": torch.ones((), device=DEVICE)}

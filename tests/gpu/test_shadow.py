@@ -1,4 +1,4 @@
-"""Steps that run with their shadows on a GPU, whose backward pass has a thread of its own."""
+"""Steps with shadows on a GPU, whose backward pass has its own thread."""
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +8,7 @@ from tests.gpu.device import DEVICE, rng_state
 
 
 def _train(factor: float) -> list[Tensor]:
-    """Train with a dropout, and return the weights and the generator's state."""
+    """Train with dropout; return the weights and the generator's state."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.1), nn.Linear(64, 8)).to(DEVICE)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
@@ -25,7 +25,7 @@ def _train(factor: float) -> list[Tensor]:
 
 
 def test_a_checked_loop_is_equal_to_the_bit() -> None:
-    """A healthy loop has no finding."""
+    """A check of a healthy loop changes no bit and has no finding."""
     bare = _train(1.0)
     with CheckedLoop(CheckedSteps(steps=0)) as check:
         checked = _train(1.0)
@@ -36,7 +36,7 @@ def test_a_checked_loop_is_equal_to_the_bit() -> None:
 
 
 def test_an_overflow_has_its_line() -> None:
-    """The product is beyond fp16, and finite in fp32."""
+    """A product beyond fp16 that is finite in fp32 has its line."""
     with CheckedLoop(CheckedSteps(steps=0)) as check:
         _train(1e6)
     first = check.found()[0].first
@@ -46,7 +46,7 @@ def test_an_overflow_has_its_line() -> None:
 
 
 def test_the_backward_pass_is_observed() -> None:
-    """Gradients that are too small for fp16 without a scaler are 0 there only."""
+    """Gradients that are 0 in fp16 without a scaler, and not in fp32, are reported."""
     net = nn.Linear(64, 8).to(DEVICE)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
     x = torch.randn(32, 64, device=DEVICE)

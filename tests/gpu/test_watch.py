@@ -1,4 +1,4 @@
-"""`halfstep.watch` on a GPU keeps the script's numbers and adds no wait for the device."""
+"""On a GPU `halfstep.watch` keeps the script's numbers and adds no wait for the device."""
 
 import math
 import warnings
@@ -30,12 +30,12 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_every_step_is_the_reference_loops(tmp_path: Path, name: str) -> None:
-    """Losses, scales, skips and culprits are equal step by step, and the weights bit for bit."""
+    """Losses, scales, skips and culprits equal the reference loop's, and weights bit for bit."""
     equals_the_reference_loop(replace(SCRIPTS[name], device=DEVICE.type), tmp_path)
 
 
 class Loop:
-    """A loop that never reads a number itself."""
+    """A loop that never reads a number."""
 
     def __init__(self, *, fused: bool, clip: bool, precision: str) -> None:
         torch.manual_seed(0)
@@ -52,7 +52,7 @@ class Loop:
         self.x, self.y = torch.randn(32, 64, device=DEVICE), torch.randn(32, 8, device=DEVICE)
 
     def step(self) -> None:
-        """Train on the one batch."""
+        """Train on the only batch."""
         with torch.autocast(DEVICE.type, self.dtype):
             loss = nn.functional.mse_loss(self.net(self.x), self.y)
         self.scaler.scale(loss).backward()
@@ -66,7 +66,7 @@ class Loop:
 
 
 def waits(step: Callable[[], None]) -> int:
-    """Return how often the host waited for the device, as PyTorch's debug mode counts it."""
+    """Return how often the host waited for the device, by PyTorch's debug mode."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with sync_debug_mode("warn"):
@@ -90,7 +90,7 @@ def test_watching_adds_no_wait(
     clip: bool,
     precision: str,
 ) -> None:
-    """PyTorch's debug mode counts as many waits as without watching; all steps are recorded.
+    """The host waits as often as without watching, and all steps are recorded.
 
     Only armed steps wait, of which there are none after the early ones.
     """

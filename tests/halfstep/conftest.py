@@ -1,4 +1,4 @@
-"""A real server for the client, as the server's own tests have it."""
+"""A real server for the client, by the fixtures of the server's tests."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +26,7 @@ def stranger(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 
 @pytest.fixture
 def client(address: str, token: str, offered: None) -> Iterator[Client]:
-    """A client of a real server that digits can be submitted to."""
+    """A client of a real server with a worker for digits."""
     with Client(address, token) as client:
         yield client
 

@@ -44,7 +44,7 @@ BODY = bytes(range(256)) * 4096
 
 @pytest.fixture
 def saved(settings: Settings, database: Database, running: Run) -> Path:
-    """A checkpoint of the running run, at step 400; where the server has it."""
+    """A checkpoint at step 400 of the running run, at its path on the server."""
     path = settings.run_folder(running.id) / "checkpoints" / "step-00000400.pt"
     path.parent.mkdir(parents=True)
     path.write_bytes(BODY)
@@ -58,7 +58,7 @@ def saved(settings: Settings, database: Database, running: Run) -> Path:
 
 
 def test_submit_look_and_steer(client: Client) -> None:
-    """A run is queued, listed, shown and cancelled, as on the pages."""
+    """The client can queue, list, show and cancel a run, as the pages can."""
     assert [recipe["name"] for recipe in client.recipes()] == ["digits"]
     run = client.submit("digits", {"training": {"steps": 7}}, name="mine", tags=["a", "b"])
     assert (run["status"], run["name"], run["tags"]) == ("queued", "mine", ["a", "b"])
@@ -75,7 +75,7 @@ def test_submit_look_and_steer(client: Client) -> None:
 
 
 def test_words_of_a_filter_may_begin_with_a_dash(client: Client, address: str, token: str) -> None:
-    """A filter term with a dash follows "--"."""
+    """Filter terms that begin with a dash can follow "--"."""
     client.submit("digits", {"training": {"steps": 7}}, name="mine")
     environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
     for word, count in (("-status:failed", 1), ("-status:queued", 0)):
@@ -84,7 +84,7 @@ def test_words_of_a_filter_may_begin_with_a_dash(client: Client, address: str, t
 
 
 def test_a_list_says_why_it_is_empty(client: Client, address: str, token: str) -> None:
-    """stderr has the name that no run has, and that no run matches."""
+    """An empty list prints on stderr that no run matches, and which name no run has."""
     environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
     [note] = client.run_page("nosuch>3")["notes"]
     typed = halfstep("run", "list", "nosuch>3", **environment)
@@ -97,9 +97,7 @@ def test_a_list_says_why_it_is_empty(client: Client, address: str, token: str) -
 def test_a_list_has_the_requested_length(
     client: Client, address: str, token: str, database: Database, ada: User
 ) -> None:
-    """The list has more than the 200 runs of one response, in any order, and no more than
-    requested.
-    """
+    """More runs than the 200 of one response can be listed, and no more than requested."""
     with database.writing() as session:
         for number in range(405):
             config = {"precision": "fp16", "training": {"steps": number % 7 + 1}}
@@ -123,9 +121,7 @@ def test_a_list_has_the_requested_length(
 
 
 def test_a_run_is_paused_and_resumed_by_hand(client: Client, address: str, token: str) -> None:
-    """The command and the client pause and resume it; what is impossible is rejected with
-    the reason.
-    """
+    """Command and client pause and resume a run, or print why it is impossible."""
     environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
     client.submit("digits", {})
     paused = json.loads(halfstep("run", "pause", "1", "--json", **environment).stdout)
@@ -137,7 +133,7 @@ def test_a_run_is_paused_and_resumed_by_hand(client: Client, address: str, token
 
 
 def test_numbers_that_json_lacks_are_named(client: Client, address: str, token: str) -> None:
-    """NaN and infinities are rejected before anything is sent, at any depth."""
+    """NaN and infinity in a submission are rejected before it is sent, at any depth."""
     with pytest.raises(ApiError, match=r"^value: nan is not valid; allowed: a finite number$"):
         client.alert("loss_above", value=math.nan)
     with pytest.raises(ApiError, match=r"^config\.training\.sizes\.1: inf is not valid"):
@@ -150,7 +146,7 @@ def test_numbers_that_json_lacks_are_named(client: Client, address: str, token: 
 
 @pytest.mark.parametrize("text", ["\ud800", "a\udcffb"])
 def test_text_that_is_no_unicode_is_rejected_by_its_field(client: Client, text: str) -> None:
-    """Python has such a file name as surrogates, which JSON and URLs cannot have."""
+    """Text that is no Unicode, such as a file name with surrogates, is rejected by its field."""
     for call, field in (
         (lambda: client.edit(1, name=text), "name"),
         (lambda: client.edit(1, tags=["ok", text]), "tags.1"),
@@ -165,7 +161,7 @@ def test_text_that_is_no_unicode_is_rejected_by_its_field(client: Client, text: 
 
 
 def test_a_rejected_token_is_named_with_its_source(address: str) -> None:
-    """The source is the variable, or the file of `halfstep login`; the token is not shown."""
+    """A rejected token is named by its variable or login file, and not shown."""
     typed = halfstep("run", "list", HALFSTEP_URL=address, HALFSTEP_TOKEN="hs_bad")
     assert typed.returncode == 1
     assert typed.stderr.startswith("halfstep: The token is unknown or has expired.")
@@ -185,7 +181,7 @@ def test_a_rejected_token_is_named_with_its_source(address: str) -> None:
 def test_runs_are_laid_side_by_side(
     client: Client, database: Database, ada: User, address: str, token: str
 ) -> None:
-    """One call returns figures and differences, another one the series."""
+    """The client compares runs: one call returns figures and differences, another the series."""
     run = start_run(database, ada)
     record(database, run, make_steps([3.0, 2.0]), events=[make_metric(2, 0.5)])
     client.submit("digits", {"training": {"steps": 7}})
@@ -216,7 +212,7 @@ def test_runs_are_laid_side_by_side(
 def test_parity_over_seeds_is_printed(
     client: Client, database: Database, ada: User, address: str, token: str
 ) -> None:
-    """Client and command have a sentence per group, or why there is none."""
+    """Client and command print a sentence for each parity group, or why there is none."""
     two_precisions(database, ada)
     (group,) = client.parity(range(1, 11), "val/accuracy", margin=0.02)["groups"]
     assert (group["name"], group["conclusion"]) == ("fp16", "equivalent")
@@ -239,7 +235,7 @@ def test_parity_over_seeds_is_printed(
 def test_a_command_is_submitted_by_client_and_by_hand(
     client: Client, address: str, token: str
 ) -> None:
-    """Values are typed as JSON; an invalid one is named by its field."""
+    """A command's values are parsed as JSON; an invalid one is named by its field."""
     rules = {"lr": {"type": "number", "maximum": 1}}
     given = {"folder": "/home/ada", "variables": {"A": "b"}, "schema": rules, "tags": ["t"]}
     run = client.submit_command("python train.py {lr} {name}", {"lr": 0.1, "name": "x"}, **given)
@@ -265,7 +261,7 @@ def test_a_command_is_submitted_by_client_and_by_hand(
 
 
 def test_a_command_is_swept_by_client_and_command(client: Client, address: str, token: str) -> None:
-    """Some placeholders have a search space, and each of the others a value."""
+    """A command can be swept over some placeholders, with values for the others."""
     rules = {"lr": {"type": "number", "maximum": 1}}
     begun = client.sweep_command(
         *("python train.py {lr} {name}", {"lr": [0.1, 0.2]}, {"name": "x"}),
@@ -289,7 +285,7 @@ def test_a_command_is_swept_by_client_and_command(client: Client, address: str, 
 
 
 def test_a_wrong_field_is_named(client: Client) -> None:
-    """The error has the field, the value and the allowed values, in its message and separately."""
+    """An invalid field's error has field, value and allowed values, in its message and as data."""
     with pytest.raises(ApiError, match=r"training\.batch_size: .*1,437") as refused:
         client.submit("digits", {"training": {"batch_size": 5000}})
     assert refused.value.status == 422
@@ -300,7 +296,7 @@ def test_a_wrong_field_is_named(client: Client) -> None:
 
 
 def test_a_download_is_the_file(client: Client, saved: Path, tmp_path: Path) -> None:
-    """The file has the server's name, and its SHA-256 is checked."""
+    """A downloaded file has the server's name, and its SHA-256 is checked."""
     path = client.download(1, tmp_path / "new")
     assert path == tmp_path / "new" / "digits-fp16-run1-step400.pt"
     assert path.read_bytes() == BODY
@@ -311,7 +307,7 @@ def test_a_download_is_the_file(client: Client, saved: Path, tmp_path: Path) -> 
 def test_a_state_in_shards_is_not_downloaded_by_halves(
     client: Client, database: Database, saved: Path, tmp_path: Path
 ) -> None:
-    """The message names the available files."""
+    """A sharded state is not downloaded in parts; the message names the available files."""
     with database.writing() as session:
         row = CheckpointFile(
             run_id=1, attempt=1, step=400, kind="shard.0", key="a", reason="interval"
@@ -326,7 +322,7 @@ def test_a_state_in_shards_is_not_downloaded_by_halves(
 def test_a_download_that_broke_off_continues(
     client: Client, saved: Path, tmp_path: Path, had: int
 ) -> None:
-    """Received bytes are not fetched again, and the whole file is verified."""
+    """A broken download continues from the received bytes, and the file is verified."""
     sha256 = hashlib.sha256(BODY).hexdigest()
     (tmp_path / f".{sha256}.partial").write_bytes(BODY[:had])
     saved.write_bytes(b"\0" * had + BODY[had:])  # of the same size: what is fetched again is wrong
@@ -338,8 +334,8 @@ def test_a_download_that_broke_off_continues(
 def test_of_the_files_of_a_run_the_only_one_is_downloaded(
     client: Client, database: Database, saved: Path, tmp_path: Path
 ) -> None:
-    """The only file of any kind is downloaded; with several the message lists the options
-    for each.
+    """A run's only file is downloaded; if there are several, the message lists the options for
+    each.
     """
     with database.writing() as session:
         session.scalars(select(CheckpointFile)).one().kind = "weights.wb-pt"
@@ -349,7 +345,7 @@ def test_of_the_files_of_a_run_the_only_one_is_downloaded(
 
 
 def test_a_damaged_download_is_not_kept(client: Client, saved: Path, tmp_path: Path) -> None:
-    """It may be so on the server, or since an interrupted download began; no file is left."""
+    """A download whose digest is wrong, on the server or by an interruption, leaves no file."""
     part = tmp_path / f".{hashlib.sha256(BODY).hexdigest()}.partial"
     part.write_bytes(b"x" + BODY[1:100])
     with pytest.raises(ApiError, match=r"digits-fp16-run1-step400\.pt is damaged"):
@@ -362,8 +358,8 @@ def test_a_damaged_download_is_not_kept(client: Client, saved: Path, tmp_path: P
 
 
 def test_login_tries_the_token_once(address: str, token: str) -> None:
-    """An unknown token is not stored, nor one for another kind of server; one for a server that
-    does not answer replaces another login only with --force.
+    """`login` tests the token: an unknown one, or one of another kind of server, is not stored;
+    without an answer another login is replaced only with --force.
     """
     command = [sys.executable, "-m", "halfstep.cli.main", "login"]
 
@@ -396,7 +392,7 @@ def test_without_a_token_the_error_says_where_to_create_one(
     address: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without a token nothing is requested; a wrong one is rejected by the server."""
+    """Without a token the error says where to create one; a wrong token is rejected."""
     monkeypatch.delenv("HALFSTEP_TOKEN", raising=False)
     with pytest.raises(ApiError, match=f"create one at {address}/account"):
         Client(address)
@@ -406,7 +402,7 @@ def test_without_a_token_the_error_says_where_to_create_one(
 
 
 def test_a_server_that_is_away_is_a_sentence() -> None:
-    """The error is one sentence without a traceback of the HTTP library or the password."""
+    """An unreachable server is reported in one sentence without a traceback or a password."""
     address = f"127.0.0.1:{free_port()}"
     client = Client(f"http://ada:secret@{address}", "token")
     result = rf"the server does not answer at http://{address}: .*refused"
@@ -417,7 +413,7 @@ def test_a_server_that_is_away_is_a_sentence() -> None:
 def test_waiting_clients_continue_after_a_restart_of_the_server(
     settings: Settings, database: Database, running: Run, token: str
 ) -> None:
-    """The outage is reported once; a missing run is not retried."""
+    """A waiting client reports an outage once and continues; a missing run is not retried."""
     said: list[str] = []
     with serving(settings, database) as (_server, address), Client(address, token) as client:
         followed = client.follow(running.id, on_outage=said.append)
@@ -445,7 +441,7 @@ def test_waiting_clients_continue_after_a_restart_of_the_server(
 def test_a_run_that_diverged_is_called_so(
     address: str, token: str, database: Database, running: Run
 ) -> None:
-    """Line, JSON and exit code say that it diverged, although it has finished."""
+    """A diverged run is called so in output, JSON and exit code, although it has finished."""
     with database.writing() as session:
         run = session.get_one(Run, running.id)
         run.step, run.loss, run.last_flags = 9, None, NONFINITE_LOSS
@@ -492,7 +488,7 @@ def test_commands_do_what_the_client_does(
 def test_a_run_of_a_recipe_is_reproduced_by_its_settings(
     client: Client, address: str, token: str, offered: None, database: Database
 ) -> None:
-    """The printed command and --queue make a run of the same configuration."""
+    """The printed command, and --queue, repeat a recipe's run with the same configuration."""
     environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
     first = client.submit("digits", {"training": {"steps": 9, "max_grad_norm": None}}, tags=["a"])
     content = dict.fromkeys(("worker", "platform", "folder", "file", "git"))
@@ -515,7 +511,7 @@ def test_a_script_waits_for_the_end_and_gets_failures(
     saved: Path,
     tmp_path: Path,
 ) -> None:
-    """`wait` returns the run however it ended; the command downloads from it."""
+    """`wait` returns a run with any outcome; commands can download its files."""
     with database.writing() as session:
         error = "Traceback:\n  line 1\nValueError: bye\n"
         queue.end(
@@ -543,9 +539,7 @@ def test_a_script_waits_for_the_end_and_gets_failures(
 def test_the_commands_of_runs_stand_together_too(
     client: Client, address: str, token: str, database: Database
 ) -> None:
-    """`halfstep run COMMAND` has all of them, each with `--json`; the log is complete,
-    whatever its length.
-    """
+    """`halfstep run COMMAND` has all run commands with `--json`; the log is printed to its end."""
     environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
     queued = json.loads(halfstep("run", "submit", "digits", "--json", **environment).stdout)
     with database.writing() as session:
@@ -576,7 +570,7 @@ def test_the_commands_of_runs_stand_together_too(
 def test_a_folder_that_cannot_be_written_is_named(
     typed: str, address: str, token: str, saved: Path, tmp_path: Path
 ) -> None:
-    """The error is one line with the reason; a file in its place is a usage error."""
+    """For an unwritable folder one line with the reason is printed; a file is a usage error."""
     environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
     ended = halfstep(*typed.split(), "/proc/nope", **environment)
     assert ended.stderr == "halfstep: /proc/nope: No such file or directory\n"
@@ -599,7 +593,7 @@ def test_bytes_that_are_no_text_are_rejected(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The error names the option; a path may have such bytes."""
+    """Bytes that are no UTF-8 in an option are rejected by its name; a path may have them."""
     monkeypatch.setenv("HALFSTEP_URL", address)
     monkeypatch.setenv("HALFSTEP_TOKEN", token)
     client.submit("digits", {})
@@ -628,7 +622,7 @@ def test_bytes_that_are_no_text_are_rejected(
 @pytest.mark.slow
 @pytest.mark.parametrize("locale", ["C.UTF-8", "C"])
 def test_stdin_that_is_no_text_is_rejected(locale: str) -> None:
-    """A note and a token with such bytes are rejected."""
+    """A note and a token on stdin that are no UTF-8 are rejected."""
     for words in (("run", "edit", "1", "--note", "-"), ("login", "http://127.0.0.1:9")):
         ended = subprocess.run(
             [sys.executable, "-m", "halfstep.cli.main", *words],
@@ -644,7 +638,7 @@ def test_stdin_that_is_no_text_is_rejected(locale: str) -> None:
 def test_a_full_disk_below_stdout_is_named(
     address: str, token: str, database: Database, running: Run
 ) -> None:
-    """Whether it is much that is printed, or a line that waits for the end."""
+    """For a full disk under stdout one line with the reason is printed, for any output."""
     with database.writing() as session:
         line = {"run_id": running.id, "attempt": 1, "time": 0.0, "stream": "stdout"}
         session.add_all(LogLine(number=n, text="x" * 99, **line) for n in range(1, 202))
@@ -665,7 +659,7 @@ def test_a_full_disk_below_stdout_is_named(
 
 
 def test_runs_are_deleted_and_restored(client: Client, address: str, token: str) -> None:
-    """Client and command delete and restore; an active run is named and rejected."""
+    """Client and command delete and restore runs; an active one is rejected by name."""
     first, second = (client.submit("digits", {})["id"] for _ in range(2))
     client.cancel(first)
     answer = client.delete(first, second)
@@ -700,7 +694,7 @@ def test_runs_are_deleted_and_restored(client: Client, address: str, token: str)
 def test_documented_requests_of_a_shell_log_a_run(
     address: str, token: str, client: Client, running: Run
 ) -> None:
-    """Those of docs/reference/client.md, also on a server that has other runs."""
+    """The documented curl requests log a run, also on a server with other runs."""
     text = (Path(__file__).parents[2] / "docs" / "reference" / "client.md").read_text()
     script = text.partition("## Other languages")[2].partition("```sh\n")[2].partition("```")[0]
     script = script.replace("http://127.0.0.1:8000", address).replace("hs_…", token)
@@ -755,7 +749,7 @@ def test_sweeps_by_the_client_and_the_command(
 
 
 def test_alerts_are_made_and_deliver_from_a_script(client: Client, settings: Settings) -> None:
-    """A rule is created with its channel and tested; a channel to this machine is refused."""
+    """An alert rule is created with its channel and tested; a local channel is refused."""
     settings.data.mkdir()
     with pytest.raises(ApiError, match="within the server's own network"):
         client.add_channel("webhook", "http://127.0.0.1:9/hook", name="mine")
@@ -784,9 +778,7 @@ def test_alerts_are_typed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Alerts are added, listed with the channels, tested and removed; --json is the API's
-    response.
-    """
+    """Commands add, list, test and remove alerts; --json prints the API's response."""
     settings.data.mkdir()
     monkeypatch.setenv("HALFSTEP_URL", address)
     monkeypatch.setenv("HALFSTEP_TOKEN", token)
@@ -812,7 +804,7 @@ def test_alerts_are_typed(
 
 
 def test_views_are_saved_from_a_script(client: Client) -> None:
-    """Views are saved, replaced by one of the same name, listed and deleted."""
+    """Client and command save, replace, list and delete views."""
     view = client.save_view("mine", "status:failed", sort="-loss", columns=["loss", "lr"])
     assert client.views() == [view]
     assert (view["filter"], view["columns"], view["group"]) == ("status:failed", "loss,lr", "")
@@ -826,7 +818,7 @@ def test_views_are_saved_from_a_script(client: Client) -> None:
 def test_presets_are_saved_and_submitted_from_a_script(
     client: Client, address: str, token: str, database: Database
 ) -> None:
-    """Client and command use presets; the project distinguishes two of the same name."""
+    """Client and command use presets; two of one name are distinguished by project."""
     settings = {"training": {"steps": 7}}
     kept = client.save_preset("quick", "digits", settings, tags=["a", "b"], priority=3)
     assert (kept["config"], kept["tags"], kept["priority"]) == (settings, ["a", "b"], 3)
@@ -863,9 +855,7 @@ def test_presets_are_saved_and_submitted_from_a_script(
 
 
 def test_notes_are_written_from_a_script(client: Client, address: str, token: str) -> None:
-    """Notes belong to runs in any order or to a project, and a concurrent change by
-    another user is kept.
-    """
+    """Notes of comparisons and projects can be written, and conflicting edits are kept."""
     runs = [client.submit("digits")["id"] for _ in range(2)]
     assert client.note(*runs) == ""
     assert client.write_note("# Why", *runs) == "# Why"
@@ -888,7 +878,7 @@ def test_notes_are_written_from_a_script(client: Client, address: str, token: st
 
 
 def test_reports_are_written_from_a_script(client: Client, address: str, token: str) -> None:
-    """A panel that cannot be drawn is refused with its field."""
+    """Reports can be written by a script; a panel that cannot be drawn is refused by field."""
     run_id = client.submit("digits")["id"]
     text = f"```panel\nruns: {run_id}\nmetrics: loss\n```"
     assert client.create_report("Precisions", text)["runs"] == [run_id]
@@ -911,7 +901,7 @@ def test_reports_are_written_from_a_script(client: Client, address: str, token: 
 def test_rules_of_retention_from_a_script(
     client: Client, address: str, token: str, database: Database, running: Run, saved: Path
 ) -> None:
-    """Rules are previewed, set, listed and ended; nothing is set without confirmation."""
+    """Retention rules are previewed, set with confirmation, listed and ended."""
     with database.writing() as session:
         queue.end(session, running.id, running.attempt, Status.FINISHED)
         session.get_one(Run, running.id).ended_at = 1.0
@@ -943,7 +933,7 @@ def test_rules_of_retention_from_a_script(
 
 
 def test_the_document_has_every_method_of_the_client() -> None:
-    """Each public one is named in docs/reference/client.md, and so is each command's name."""
+    """Every public method of the client, and each command, is in docs/reference/client.md."""
     text = (Path(__file__).parents[2] / "docs" / "reference" / "client.md").read_text()
     words = set(re.findall(r"\w+", text))
     methods = {name for name in dir(Client) if not name.startswith("_")}
@@ -960,8 +950,8 @@ def test_the_document_has_every_method_of_the_client() -> None:
 def test_a_log_of_100_mb_is_printed_whole_from_its_files(
     settings: Settings, address: str, token: str, database: Database, running: Run
 ) -> None:
-    """Parts are printed in order once the run has ended; a run without files has the
-    lines of the page.
+    """A log of 100 MB is printed from its parts in order; a run without files has the page's
+    lines.
     """
     lines = [f"line {number} {'x' * 90}\n".encode() for number in range(1_000_000)]
     whole = b"".join(lines)
@@ -986,7 +976,7 @@ def test_a_log_of_100_mb_is_printed_whole_from_its_files(
 def test_precision_diff_is_read_and_requested(
     client: Client, address: str, token: str, database: Database, running: Run
 ) -> None:
-    """A diff is a table with what needs fp32, or JSON, and can be requested of a running run."""
+    """A precision diff is printed as a table or JSON, and can be requested from a running run."""
     known = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
     command = ("run", "precision-diff", str(running.id))
     assert client.precision_diff(running.id) is None

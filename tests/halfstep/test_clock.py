@@ -1,4 +1,4 @@
-"""The clock that durations are taken from."""
+"""The monotonic clock of durations."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ READ = "import time; from halfstep.clock import clock; print(time.time(), clock(
 
 
 def test_a_duration_does_not_follow_a_clock_that_jumps(tmp_path: Path) -> None:
-    """A wall clock that is set back an hour between two readings does not change a duration."""
+    """Setting the wall clock back an hour between two readings does not change a duration."""
     offset = tmp_path / "offset"
     jump(offset, 0)
     command = [sys.executable, "-c", f"{READ}; input(); {READ.partition(';')[2]}"]
@@ -33,7 +33,7 @@ def test_a_duration_does_not_follow_a_clock_that_jumps(tmp_path: Path) -> None:
 
 
 def test_all_processes_of_a_machine_share_the_clock() -> None:
-    """A reading in another process is between two readings here."""
+    """A reading in another process is between two readings in this one."""
     before = clock()
     result = subprocess.run(
         [sys.executable, "-c", READ], check=True, capture_output=True, text=True

@@ -1,4 +1,4 @@
-"""Paths that configurations name."""
+"""Paths in configurations."""
 
 import os
 from pathlib import Path
@@ -11,8 +11,8 @@ from halfstep.recipe import ConfigError, data_path
 def test_a_path_is_resolved_and_rejected_outside_allowed_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Paths of the system and the service are always rejected, and with named roots all
-    others too.
+    """System and service paths are rejected, and with configured roots all paths outside of
+    them.
     """
     for name in ("service", "texts", "other", "tmp"):
         (tmp_path / name).mkdir()

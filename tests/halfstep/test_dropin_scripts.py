@@ -1,4 +1,4 @@
-"""Whole scripts of W&B's and Trackio's kind, unchanged but for the import, sent to a server."""
+"""Scripts for W&B and Trackio, changed only in their import and sent to a server."""
 
 import json
 import os
@@ -209,8 +209,8 @@ def logged(client: Client, run_id: int, name: str) -> list[float]:
 def test_a_script_of_wandb(
     tmp_path: Path, client: Client, server: dict[str, str], database: Database, ada: User
 ) -> None:
-    """Numbers, labels, media, summary and artifact are recorded as logged, and its group and
-    job_type are on the page and filter the list.
+    """A W&B script's numbers, labels, media, summary and artifact are recorded; group and
+    job_type are on the page and can be filtered.
     """
     truth = run_script(WANDB, "wandb", tmp_path, server)
     [run] = wait_for_runs(client, "baseline").values()
@@ -248,7 +248,7 @@ def test_a_script_of_wandb(
 
 
 def test_a_script_of_trackio(tmp_path: Path, client: Client, server: dict[str, str]) -> None:
-    """Each `init` is a run with its configuration, numbers, nested ones too, media and alert."""
+    """Each `init` of Trackio is a run with configuration, nested numbers, media and alert."""
     truth = run_script(TRACKIO, "trackio", tmp_path, server)
     runs = wait_for_runs(client, *truth)
     for name, rate in (("run-0", 0.1), ("run-1", 0.01)):

@@ -11,14 +11,14 @@ from tests.marks import looped
 
 
 class Kind(enum.Enum):
-    """Two of them."""
+    """An enum of two values."""
 
     A = "a"
     B = "b"
 
 
 class Form(BaseModel, extra="forbid"):
-    """A field of each kind that our models have."""
+    """A form with each kind of field in our models."""
 
     count: Annotated[int, Field(ge=1, le=2147483647)] = 1
     rate: Annotated[float, Field(gt=0, lt=0.5)] = 0.1
@@ -56,7 +56,7 @@ class Form(BaseModel, extra="forbid"):
     ],
 )
 def test_an_error_says_what_is_allowed(field: str, value: Any, allowed: str) -> None:
-    """The error has the allowed values, without the words of the library."""
+    """An error states the allowed values in our words, not the library's."""
     with pytest.raises(ValidationError) as raised:
         Form.model_validate({field: value})
     [error] = raised.value.errors()
@@ -64,9 +64,7 @@ def test_an_error_says_what_is_allowed(field: str, value: Any, allowed: str) -> 
 
 
 def test_an_unknown_field_is_named_so() -> None:
-    """An unknown field is reported as such, and other kinds of errors keep the library's
-    message.
-    """
+    """An unknown field is reported as such, and other errors keep the library's message."""
     with pytest.raises(ValidationError) as raised:
         Form.model_validate({"nme": "ab"})
     assert [reason(error) for error in raised.value.errors()] == ["unknown field"]

@@ -1,4 +1,4 @@
-"""A run as a plotly figure, of a real server's chart."""
+"""A run as a Plotly figure, from a real server's chart."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def trained(database: Database, running: Run) -> int:
 
 
 def test_a_run_is_plotted_with_its_scale_and_skips(client: Client, trained: int) -> None:
-    """By default the figure has loss over loss scale, with a mark at each skipped step."""
+    """A run's default figure has loss over loss scale, with a mark at each skip."""
     figure = client.run(trained).plot()  # type: ignore[attr-defined]
     assert [trace.name for trace in figure.data] == ["loss", "scale"]
     assert len(figure.data[0].x) == 40
@@ -26,7 +26,7 @@ def test_a_run_is_plotted_with_its_scale_and_skips(client: Client, trained: int)
 
 
 def test_names_choose_the_panels(client: Client, trained: int) -> None:
-    """Series and metrics can be named; another name is an error that lists them."""
+    """A figure's panels can be chosen by name; an unknown name gets the list."""
     figure = client.plot(trained, "val/accuracy", "grad_norm")
     assert [trace.name for trace in figure.data] == ["val/accuracy", "grad_norm"]
     assert list(figure.data[0].y) == [0.5]

@@ -1,4 +1,4 @@
-"""Figures of Plotly and W&B's charts, as content of a plot."""
+"""Plotly figures and W&B charts, as contents of a plot."""
 
 import json
 import math
@@ -30,7 +30,7 @@ def content(made: Plot) -> dict[str, Any]:
 
 @pytest.mark.parametrize("table", TABLES, ids=["rows", "table"])
 def test_charts_of_a_table(table: Any) -> None:
-    """Each function takes W&B's arguments; values that are not finite are gaps."""
+    """W&B's chart functions accept its arguments; non-finite values become gaps."""
     [bars] = content(plot.bar(table, "name", "x", title="Bars"))["data"]
     assert (bars["y"], bars["x"], bars["orientation"]) == (["a", "b", "a"], [1, 2, 3], "h")
     [points] = content(plot.scatter(table, "x", "y"))["data"]
@@ -42,7 +42,7 @@ def test_charts_of_a_table(table: Any) -> None:
 
 
 def test_several_lines_share_their_xs_or_have_their_own() -> None:
-    """Several lines need as many names and values of equal length."""
+    """Several lines need as many names, and values of equal length."""
     shared = content(plot.line_series([0, 1], [[1, 2], [3, 4]], keys=["a", "b"], xname="step"))
     assert [line["x"] for line in shared["data"]] == [[0, 1], [0, 1]]
     assert shared["layout"]["xaxis"]["title"]["text"] == "step"
@@ -53,7 +53,7 @@ def test_several_lines_share_their_xs_or_have_their_own() -> None:
 
 
 def test_a_long_chart_is_thinned() -> None:
-    """The first and last points of a thinned chart stay."""
+    """A long chart is thinned, and keeps its first and last points."""
     rows = [{"x": number, "y": number} for number in range(25_000)]
     [points] = content(plot.scatter(rows, "x", "y"))["data"]
     assert len(points["x"]) == figures.MOST_POINTS
@@ -61,13 +61,13 @@ def test_a_long_chart_is_thinned() -> None:
 
 
 def test_a_missing_column_is_named() -> None:
-    """The error has the column's name, and is no KeyError."""
+    """A missing column is an error with its name, and not a KeyError."""
     with pytest.raises(ValueError, match="no column 'z'"):
         plot.bar(ROWS, "name", "z")
 
 
 def test_a_figure_of_plotly_keeps_data_and_layout() -> None:
-    """The template of a Plotly figure is dropped, because the page has colors and fonts."""
+    """A Plotly figure keeps data and layout but not its template, since the page has its own."""
     figure = go.Figure(go.Scatter(x=np.arange(3), y=[1.0, math.nan, 3.0]), {"title": "Loss"})
     suffix, encoded = as_file(figure)
     assert suffix == "plot.json"
@@ -78,7 +78,7 @@ def test_a_figure_of_plotly_keeps_data_and_layout() -> None:
 
 
 def test_points_have_categories_or_colors() -> None:
-    """Rows that are not finite are left out, and rows of another width are refused."""
+    """Points can have categories or colours; non-finite rows are left out."""
     cloud = figures.points([[0, 0, 0, 1], [1, math.nan, 1, 2], [1, 2, 3, 4]], "Scan").content
     assert (cloud["title"], cloud["data"][0]["marker"]["color"]) == ("Scan", [1.0, 4.0])
     assert [cloud["data"][0][axis] for axis in "xyz"] == [[0, 1], [0, 2], [0, 3]]
@@ -89,7 +89,7 @@ def test_points_have_categories_or_colors() -> None:
 
 
 def test_videos_and_documents_are_files(tmp_path: Any) -> None:
-    """Frames become a GIF; a file of another kind is refused."""
+    """Video frames become a GIF; a file of another kind is refused."""
     suffix, encoded = as_file(Video(np.zeros((3, 3, 8, 8), np.uint8), 10))
     assert (suffix, encoded[:4]) == ("gif", b"GIF8")
     path = tmp_path / "a.mp4"

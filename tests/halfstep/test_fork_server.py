@@ -1,4 +1,4 @@
-"""Processes that a fork server forks: how they are set up, and with whom they end."""
+"""Processes of a fork server: their set-up, and their end."""
 
 import json
 import os
@@ -59,7 +59,7 @@ class Server:
     """A fork server in a process of its own, and requests to it."""
 
     def __init__(self, folder: Path, *words: str) -> None:
-        """words: a file that its loading waits for."""
+        """Start the server. words: a file for which its loading waits."""
         (folder / "server.py").write_text(SERVER)
         (folder / "script.py").write_text(DESCRIBE)
         self.folder = folder
@@ -76,7 +76,7 @@ class Server:
             until(lambda: self.server.is_ready)
 
     def fork(self, *words: str, **variables: str) -> Forked:
-        """Have the script forked, with files of its folder as output and errors."""
+        """Fork a process that runs the script, with files in its folder as output and errors."""
         argv = [str(self.folder / "script.py"), *words]
         request = Request(argv, self.environment | variables, str(self.folder), current_umask())
         with (self.folder / "out").open("w") as out, (self.folder / "err").open("w") as errors:
@@ -84,7 +84,7 @@ class Server:
             return Forked(self.server.connect(), request, files, SECONDS)
 
     def waiting(self, **variables: str) -> Forked:
-        """Have a process forked that waits to be ended."""
+        """Fork a process that waits to be ended."""
         forked = self.fork("wait", **variables)
         forked.begin()
         until(lambda: self.printed == "waits\n")
@@ -123,13 +123,13 @@ def wait_for_end(forked: Forked) -> int:
 
 
 def set_signals() -> None:
-    """Ignore SIGUSR2 as a worker does, and not SIGINT as a shell's background job does."""
+    """Ignore SIGUSR2 as a worker does, and reset SIGINT, unlike a shell's background job."""
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def test_a_forked_process_is_set_up_like_a_program(server: Server) -> None:
-    """Arguments, environment, folder, umask, signals, session, streams and exit code are equal."""
+    """A forked process has a program's arguments, environment, umask, signals and streams."""
     forked = server.fork("a", "b")
     forked.begin()
     code, said = wait_for_end(forked), json.loads(server.printed)
@@ -153,7 +153,7 @@ def test_a_forked_process_is_set_up_like_a_program(server: Server) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT])
 def test_a_signal_is_its_exit_code(server: Server, number: signal.Signals) -> None:
-    """The client learns which signal ended the process, which stays a zombie until then."""
+    """The client gets the signal that ended a process, which stays a zombie until then."""
     forked = server.waiting()
     os.kill(forked.pid, number)
     assert wait_for_end(forked) == -number
@@ -163,7 +163,7 @@ def test_a_signal_is_its_exit_code(server: Server, number: signal.Signals) -> No
 
 
 def test_a_process_ends_with_its_client(server: Server) -> None:
-    """The kernel kills the process if its client ends, also if the server is stopped."""
+    """The kernel kills a process whose client ends, also if the server is stopped."""
     forked = server.waiting()
     since = read_start_ticks(forked.pid)
     server.process.send_signal(signal.SIGSTOP)
@@ -173,7 +173,7 @@ def test_a_process_ends_with_its_client(server: Server) -> None:
 
 
 def test_a_process_ends_with_its_server(server: Server) -> None:
-    """The client learns of it, and no further process is forked."""
+    """If the server ends, its processes end, the client is notified, and no more are forked."""
     forked = server.waiting()
     server.process.kill()
     assert wait_for_end(forked) == -signal.SIGKILL
@@ -185,7 +185,7 @@ def test_a_process_ends_with_its_server(server: Server) -> None:
 
 
 def test_a_process_that_its_client_gave_up_never_begins(server: Server) -> None:
-    """The client of such a process may have started another one in its place."""
+    """A process whose client gave up never starts, since the client may have replaced it."""
     forked = server.fork()
     since = read_start_ticks(forked.pid)
     forked.release()
@@ -194,7 +194,7 @@ def test_a_process_that_its_client_gave_up_never_begins(server: Server) -> None:
 
 
 def test_a_server_ends_with_its_starter_but_after_its_processes(server: Server) -> None:
-    """Trainings go on when their worker is killed."""
+    """A server outlives the worker that started it until its trainings have ended."""
     forked = server.waiting()
     server.server.close()
     os.kill(forked.pid, signal.SIGTERM)
@@ -205,8 +205,8 @@ def test_a_server_ends_with_its_starter_but_after_its_processes(server: Server) 
 
 
 def test_a_server_holds_nothing_of_a_request(server: Server) -> None:
-    """Neither the server's memory nor the next process's open files have anything of an
-    earlier request.
+    """Neither the server's memory nor a later process's open files have anything of an earlier
+    request.
     """
     secret = "sesame-of-the-first-run"
     forked = server.waiting(SECRET=secret)
@@ -234,7 +234,7 @@ def memory(pid: int) -> bytes:
 
 
 def test_a_signal_before_a_process_is_set_up_is_not_lost(server: Server) -> None:
-    """The server ignores SIGTERM, and so did the process until then."""
+    """A SIGTERM before a process is set up is not lost, although the server ignores SIGTERM."""
     forked = server.fork("wait")
     os.kill(forked.pid, signal.SIGTERM)
     forked.begin()
@@ -243,9 +243,7 @@ def test_a_signal_before_a_process_is_set_up_is_not_lost(server: Server) -> None
 
 
 def test_a_server_that_loads_forks_for_earlier_requests_first(tmp_path: Path) -> None:
-    """The end of such a fork is noticed while the server loads, the exit code follows, and
-    later requests wait.
-    """
+    """A fork server that is still loading serves earlier requests, while later ones wait."""
     loaded = tmp_path / "loaded"
     server = Server(tmp_path, str(loaded))
     early = server.fork()
@@ -265,7 +263,7 @@ def test_a_server_that_loads_forks_for_earlier_requests_first(tmp_path: Path) ->
 
 
 def test_a_request_that_is_too_long_costs_no_other(server: Server) -> None:
-    """Sockets have a limit of bytes a message; the next request is served."""
+    """A request above the socket's message limit is rejected, and the next one is served."""
     with pytest.raises(ForkFailed, match="Message too long"):
         server.fork(LONG="x" * 2**22)
     assert server.server.is_ready

@@ -1,4 +1,4 @@
-"""Images of every range, mode and layout look the same as pictures, or are reported in a line."""
+"""Images of every range, mode and layout look alike, or are reported in a line."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ COLOUR = np.stack([BYTES, BYTES[::-1], BYTES.T.reshape(5, 6)], 2)
 
 
 def open_shown(folder: Path, value: Any) -> Any:
-    """Return the image that a browser shows for a logged value, with Pillow."""
+    """Return the image that a browser shows for a logged value, decoded by Pillow."""
     with halfstep.watch(folder=folder, name="it", mode="offline") as watch:
         watch.log({"image": value})
     [event] = Written(folder / "it").of("artifact")
@@ -45,7 +45,7 @@ RANGES = {
 
 @pytest.mark.parametrize("kind", RANGES)
 def test_numbers_are_scaled_by_their_range(tmp_path: Path, kind: str) -> None:
-    """The picture is the same one, whichever range its numbers are in; the drop-in agrees."""
+    """Numbers in any range give the same image, also by the drop-in."""
     for value in (RANGES[kind], CompatImage(RANGES[kind]).to_loggable()):
         found = np.asarray(open_shown(tmp_path / str(id(value)), value).convert("L")).astype(int)
         assert np.abs(found - BYTES).max() <= (1 if kind != "tensor" else 2)
@@ -53,7 +53,7 @@ def test_numbers_are_scaled_by_their_range(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "CMYK", "YCbCr", "HSV", "LAB", "P", "RGBX"])
 def test_pictures_of_any_mode_are_converted(tmp_path: Path, mode: str) -> None:
-    """Colours stay as close as the mode allows."""
+    """Images of any mode are converted with the closest colours."""
     flat = Image.new("RGB", (4, 3), (204, 102, 51))
     if mode == "LAB":
         picture = Image.new("LAB", (4, 3), (140, 165, 174))  # what that colour is in CIELAB
@@ -64,7 +64,7 @@ def test_pictures_of_any_mode_are_converted(tmp_path: Path, mode: str) -> None:
 
 
 def test_transparency_is_kept(tmp_path: Path) -> None:
-    """Pictures and arrays keep their alpha channel."""
+    """Images and arrays keep their alpha channel."""
     grey = Image.new("LA", (4, 3), (10, 77))
     assert np.asarray(open_shown(tmp_path / "a", grey))[..., -1].tolist() == [[77] * 4] * 3
     array = np.dstack([COLOUR, np.full((5, 6), 77, np.uint8)])
@@ -76,7 +76,7 @@ def test_transparency_is_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC", "grey"])
 def test_a_batch_is_a_grid(tmp_path: Path, layout: str) -> None:
-    """The images are in rows from the left, with one range for all of them."""
+    """A batch is a grid of rows from the left, with one range for all images."""
     batch = np.stack([np.full((5, 6, 3), number * 60, np.uint8) for number in range(5)])
     value: Any = np.moveaxis(batch, 3, 1) if layout == "NCHW" else batch
     value = batch[:, None, :, :, 0] if layout == "grey" else value
@@ -107,7 +107,7 @@ def test_a_batch_is_a_grid(tmp_path: Path, layout: str) -> None:
 def test_numbers_out_of_range_are_rejected_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], value: Any, words: str
 ) -> None:
-    """The values are rejected, and nothing is clipped silently."""
+    """Numbers out of range are rejected in one line, and not clipped."""
     with halfstep.watch(folder=tmp_path, name="it", mode="offline") as watch:
         watch.log({"image": value})
     assert Written(tmp_path / "it").of("artifact") == []

@@ -49,7 +49,7 @@ ANSWER: dict[str, Any] = {
 
 
 def test_an_offer_is_stored_as_before() -> None:
-    """Rows of workers, which the server reads, keep their fields."""
+    """Capabilities are stored with the same fields as before, which the server reads."""
     offer = read_offer(json.dumps(ANSWER))
     assert rows(offer.devices) == [CPU]
     assert rows(offer.recipes) == RECIPES
@@ -58,7 +58,7 @@ def test_an_offer_is_stored_as_before() -> None:
 
 
 def test_a_recipe_that_cannot_be_read_costs_itself_only(caplog: pytest.LogCaptureFixture) -> None:
-    """The log names recipe, field and value."""
+    """An unreadable recipe is logged with field and value, and the others are offered."""
     bad = [{**RECIPES[0], "name": "odd", "title": 7}, {"reference": "nameless"}]
     offer = read_offer(json.dumps(ANSWER | {"recipes": [*bad, *RECIPES]}))
     assert rows(offer.recipes) == RECIPES
@@ -70,12 +70,12 @@ def test_a_recipe_that_cannot_be_read_costs_itself_only(caplog: pytest.LogCaptur
 
 @looped("text", ["", "{", "7", '{"devices": []}', json.dumps({"devices": [7]})])
 def test_an_offer_that_cannot_be_read_is_an_error(text: str) -> None:
-    """A machine whose devices are unknown trains nothing."""
+    """Capabilities with unreadable devices are an error, since such a machine can train nothing."""
     with pytest.raises(ValueError, match="the machine's offer is damaged"):
         read_offer(text)
 
 
 def test_an_empty_offer_has_neither_devices_nor_recipes() -> None:
-    """A worker has no offer before its first probe."""
+    """A worker without a probe has no devices and recipes."""
     assert rows(MachineOffer().recipes) == []
     assert not RecipeOffer(name="x", reference="x").is_offered

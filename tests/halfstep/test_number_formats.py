@@ -1,4 +1,4 @@
-"""Numbers as text."""
+"""Formatting of numbers as text."""
 
 import json
 from pathlib import Path
@@ -17,14 +17,14 @@ CASES = json.loads((Path(__file__).parents[1] / "number_formats.json").read_text
     [(kind, value, text) for kind, rows in CASES.items() for value, text in rows],
 )
 def test_numbers_are_formatted_as_in_the_browser(kind: str, value: Any, text: str) -> None:
-    """Every format gives the text of the table, which the browser's tests read, too."""
+    """Every number format gives the text in the table that the browser's tests share."""
     value = float(value) if isinstance(value, str) else value
     assert getattr(number_formats, kind)(value) == text
 
 
 @pytest.mark.parametrize(("value", "text"), [(1, "1 step"), (0, "0 steps"), (2000, "2,000 steps")])
 def test_quantities_have_their_noun(value: int, text: str) -> None:
-    """Only a quantity of 1 has the singular."""
+    """A quantity has its noun, in the singular for 1 only."""
     assert number_formats.quantity(value, "step") == text
 
 
@@ -42,5 +42,5 @@ def test_quantities_have_their_noun(value: int, text: str) -> None:
     ],
 )
 def test_values_of_a_configuration(value: Any, text: str) -> None:
-    """Values are JSON; whole floats have no point."""
+    """Configuration values are formatted as JSON, and whole floats without a point."""
     assert number_formats.setting(value) == text

@@ -1,4 +1,4 @@
-"""The wheel's list of packages, which its flat folder makes necessary."""
+"""The list of packages in the wheel, which the flat folder layout requires."""
 
 import sys
 import tomllib
@@ -10,7 +10,7 @@ import halfstep
 
 
 def test_the_wheel_has_every_package() -> None:
-    """Each folder with an __init__.py is listed."""
+    """Each folder with an __init__.py is in the wheel's list of packages."""
     folder = Path(halfstep.__file__).parent
     project = tomllib.loads((folder / "pyproject.toml").read_text())
     found = {path.parent.relative_to(folder.parent) for path in folder.rglob("__init__.py")}
@@ -25,7 +25,7 @@ def test_the_wheel_has_every_package() -> None:
 def test_a_missing_framework_is_named_with_its_package(
     adapter: str, module: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error has the command that installs it."""
+    """The error for a missing framework has the command that installs it."""
     for name in [name for name in sys.modules if name.partition(".")[0] == module]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)

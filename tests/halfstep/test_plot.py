@@ -1,4 +1,4 @@
-"""Plots of classifiers: values compared with scikit-learn's, and rejected arguments."""
+"""Plots of classifiers: their values equal scikit-learn's, and invalid arguments are rejected."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def scored() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
 
 
 def test_confusion_matrix_counts_true_by_predicted(scored: Any) -> None:
-    """Scores and classes may be arrays, lists or tensors, and come in scikit-learn's order."""
+    """A confusion matrix accepts scores or classes as arrays, lists or tensors."""
     true, scores = scored
     expected = sklearn_metrics.confusion_matrix(true, scores.argmax(1)).tolist()
     names = ["a", "b", "c", "d"]
@@ -39,8 +39,8 @@ def test_confusion_matrix_counts_true_by_predicted(scored: Any) -> None:
 
 
 def test_curves_have_the_areas_of_scikit_learn(scored: Any) -> None:
-    """Average precision and area under the ROC are equal for each class and for scores of
-    one class.
+    """Average precision and ROC area equal scikit-learn's, for each class and for a single
+    class.
     """
     true, scores = scored
     pr, roc = plot.pr_curve(true, scores).content, plot.roc_curve(true, scores).content
@@ -74,14 +74,14 @@ def test_curves_have_the_areas_of_scikit_learn(scored: Any) -> None:
     ],
 )
 def test_wrong_arguments_are_named(function: str, arguments: dict[str, Any], words: str) -> None:
-    """The error has the argument, its value and the allowed values."""
+    """The error for an invalid plot argument has its name, value and allowed values."""
     with pytest.raises(ValueError, match=r"allowed|missing") as error:
         getattr(plot, function)(**arguments)
     assert words in str(error.value)
 
 
 def test_plots_and_images_in_tables_are_files(tmp_path: Path) -> None:
-    """A plot is JSON; the cells of a table name the files of their images."""
+    """Plots are stored as JSON, and images in tables as files that the cells name."""
     rows = [
         {"name": "cat", "image": np.zeros((4, 4), np.uint8)},
         {"name": "dog", "image": torch.ones(3, 4, 4)},
@@ -102,7 +102,7 @@ def test_plots_and_images_in_tables_are_files(tmp_path: Path) -> None:
 
 
 def test_the_drop_in_offers_the_same_calls(capsys: pytest.CaptureFixture[str]) -> None:
-    """`wandb.plot` has these functions, and charts of tables; others do nothing and print so."""
+    """`wandb.plot` has the same functions; unsupported ones do nothing and print a line."""
     wandb: Any = halfstep
     assert wandb.plot.confusion_matrix is plot.confusion_matrix
     assert wandb.plot.scatter is figures.scatter

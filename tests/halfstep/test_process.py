@@ -1,4 +1,4 @@
-"""Which process it is."""
+"""Identification of processes."""
 
 import os
 import subprocess
@@ -12,8 +12,8 @@ from tests.site import until
 
 
 def test_a_process_lives_until_it_has_died() -> None:
-    """A process is alive until it has died, also before its exit code is read; another process
-    with its number does not count.
+    """A process is alive until it dies, even before its exit code is read; a reused PID does not
+    count.
     """
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     since = process.read_start_ticks(child.pid)
@@ -42,7 +42,7 @@ def test_a_process_lives_until_it_has_died() -> None:
 def test_the_first_line_of_a_script_names_its_interpreter(
     tmp_path: Path, first_line: bytes, problem: str | None
 ) -> None:
-    """Linux would only report a missing file for each wrong interpreter."""
+    """A script with a missing interpreter is reported by it; Linux would report a missing file."""
     (tmp_path / "train.sh").write_bytes(first_line + b"true\n")
     found = process.script_problem("./train.sh", tmp_path)
     assert (found is None) == (problem is None)

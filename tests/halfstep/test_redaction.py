@@ -20,20 +20,18 @@ SECRET = "hs_0123456789"
     ],
 )
 def test_secrets_are_hidden(words: list[str], shown: list[str]) -> None:
-    """Secrets are detected by the name of their option, by their position in a URL, or because
-    they are known.
-    """
+    """Secrets are detected by their option's name, their position in a URL, or their value."""
     assert redaction.command(words, SECRET, None) == shown
 
 
 def test_what_only_sounds_like_a_secret_is_kept() -> None:
-    """Tokenizers, numbers of tokens and keys of a table are not hidden."""
+    """Tokenizers, numbers of tokens and keys of a table are not hidden as secrets."""
     words = ["--tokenizer", "gpt2", "--max-tokens=100", "--key", "image", "--monkey", "1", "a@b"]
     assert redaction.command(words) == words
 
 
 def test_a_known_secret_is_hidden_however_deep() -> None:
-    """A short secret is not searched, because it would match everywhere."""
+    """A known secret is hidden at any depth, unless it is short enough to match everywhere."""
     config = {"a": [{"token": SECRET}], "b": 1.5, "c": "a"}
     hidden = {"a": [{"token": "***"}], "b": 1.5, "c": "a"}
     assert redaction.without(config, SECRET, "a", None) == hidden

@@ -21,7 +21,7 @@ class Example:
 
 
 def test_a_recipe_overrides_shared_defaults():
-    """The overridden defaults are the recipe's; the others stay."""
+    """A recipe's own defaults override the shared ones, and the others stay."""
     config = parse_config(Example, {"training": {"batch_size": 3}, "recipe": {"width": 2}})
     assert (config.training.steps, config.training.batch_size) == (400, 3)
     assert (config.scaler.init_scale, config.scaler.growth_interval) == (2.0**24, 2000)
@@ -29,7 +29,7 @@ def test_a_recipe_overrides_shared_defaults():
 
 
 def test_the_overrides_of_one_recipe_do_not_reach_another():
-    """Models are made per recipe: the shared groups are not changed."""
+    """Overridden defaults of one recipe do not change another recipe's."""
 
     class Other(Example):
         defaults = {}  # noqa: RUF012
@@ -39,7 +39,7 @@ def test_the_overrides_of_one_recipe_do_not_reach_another():
 
 
 def test_the_schema_says_defaults_bounds_and_help_for_every_field():
-    """The schema has no references, so that a form can be generated from it."""
+    """The schema has default, bounds and help of every field, without references."""
     schema = config_schema(Example)
     assert "$ref" not in json.dumps(schema)
     for name, group in schema["properties"].items():
@@ -50,7 +50,7 @@ def test_the_schema_says_defaults_bounds_and_help_for_every_field():
 
 
 def test_every_number_of_the_schema_has_bounds():
-    """Numbers without bounds get the range that browsers and devices can represent."""
+    """Numbers without bounds get the range that browsers and devices support."""
 
     class Loose(OwnConfig):
         count: int = Field(1, title="Count", description="Any.")
@@ -74,7 +74,7 @@ def test_every_number_of_the_schema_has_bounds():
 
 @pytest.mark.parametrize("memory", [1e308, 10**400, 65537])
 def test_a_request_for_more_memory_than_any_device_has_is_rejected(memory):
-    """The bound is in the schema, for the form and the API, and in the model."""
+    """A setting that needs more memory than any device has is rejected by schema and model."""
     values = {"training": {"device_memory_gib": memory}}
     validator = jsonschema.Draft202012Validator(config_schema(Example))
     assert not validator.is_valid(config_model(Example)().model_dump() | values)
@@ -84,7 +84,7 @@ def test_a_request_for_more_memory_than_any_device_has_is_rejected(memory):
 
 @pytest.mark.slow
 def test_the_schema_and_the_model_agree():
-    """A full configuration passes the schema; values that the schema rejects, the model rejects."""
+    """A full configuration is valid, and schema and model reject the same values."""
     schema = config_schema(Example)
     jsonschema.validate(config_model(Example)().model_dump(), schema)
     for bad in (
@@ -104,7 +104,7 @@ def test_the_schema_and_the_model_agree():
 
 
 def test_an_error_names_each_field_its_value_and_the_allowed_values():
-    """Every bad field has a line of its own."""
+    """Each invalid field has its own line with the value and the allowed ones."""
     with pytest.raises(ConfigError) as raised:
         parse_config(Example, {"training": {"steps": 0}, "recipe": {"width": "wide"}})
     first, second = str(raised.value).splitlines()
@@ -123,7 +123,7 @@ class Worded(Example):
 
 @pytest.mark.parametrize("field", ["label", "mode"])
 def test_off_is_a_value_of_texts_and_choices(field):
-    """No text of a user becomes null, in the recipe or on the server."""
+    """A text or choice "off" stays a text, in the recipe and on the server."""
     given = {"recipe": {field: "off"}}
     assert getattr(parse_config(Worded, given).recipe, field) == "off"
     assert with_defaults(config_schema(Worded), given)["recipe"][field] == "off"
@@ -139,7 +139,7 @@ def test_a_number_may_be_a_power_of_two():
 
 @pytest.mark.parametrize("text", ["", "off", None])
 def test_a_setting_that_may_be_empty_is_switched_off_by_a_word(text):
-    """A message about such a setting has the word; of other settings it is a mistake."""
+    """ "off" clears a setting that may be empty, and its error messages mention it."""
     config = parse_config(Example, {"training": {"max_grad_norm": text}})
     assert config.training.max_grad_norm is None
     with pytest.raises(ConfigError, match="allowed: a number, or off"):
@@ -149,7 +149,7 @@ def test_a_setting_that_may_be_empty_is_switched_off_by_a_word(text):
 
 
 def test_a_recipe_with_impossible_defaults_is_rejected():
-    """A recipe cannot override what does not exist, nor with a value out of range."""
+    """A recipe with an unknown or out-of-range default is rejected."""
 
     class Misspelt(Example):
         defaults = {"training": {"stepz": 1}}  # noqa: RUF012
@@ -170,7 +170,7 @@ def test_a_recipe_with_impossible_defaults_is_rejected():
 
 @pytest.mark.parametrize("other", [{"accumulation_steps": 2}, {"unused_parameters": True}])
 def test_a_static_graph_rejects_changes(other):
-    """Each change is named: DDP would fail in the first step, with its own message."""
+    """A static graph rejects each setting that changes it, before DDP fails in its first step."""
     with pytest.raises(
         ConfigError, match=f"static_graph cannot be combined with {next(iter(other))}"
     ):
@@ -178,8 +178,8 @@ def test_a_static_graph_rejects_changes(other):
 
 
 def test_a_cuda_graph_rejects_accumulation():
-    """A CUDA graph would overwrite one pass's gradients with another's; without compilation the
-    mode has no effect.
+    """A CUDA graph rejects gradient accumulation, which would overwrite gradients; without
+    compilation it has no effect.
     """
     values = {"compile_mode": "reduce-overhead", "accumulation_steps": 2}
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Labels of states."""
+"""Labels of statuses, outcomes and health."""
 
 from app.html.rendering import fragment
 from app.runs import filters
@@ -12,14 +12,14 @@ from tests.marks import looped
 
 
 def test_every_state_has_a_label() -> None:
-    """Statuses, outcomes and states of health each have one."""
+    """Every status, outcome and health has a label."""
     assert {*STATES} == {*Status, *OUTCOMES}
     assert {*HEALTHS} == {*TONES}
 
 
 @looped("state", STATES)
 def test_page_command_and_filter_have_one_word_for_a_state(state: str) -> None:
-    """The pill of a page, a line of the command and a filter's chip; the filter also reads it."""
+    """Page, command and filter use the same label of a status, and a filter accepts it."""
     is_outcome = state in OUTCOMES
     run = RUN | {"status": "finished", "outcome": state} if is_outcome else RUN | {"status": state}
     label = STATES[state]
@@ -35,6 +35,6 @@ def test_page_command_and_filter_have_one_word_for_a_state(state: str) -> None:
 
 @looped("word", HEALTHS)
 def test_page_and_command_have_one_word_for_a_health(word: str) -> None:
-    """The list and the command use the same word."""
+    """List and command use the same label of a health."""
     run = RUN | {"health": {"word": word, "reason": "No step was skipped."}}
     assert formats.health(run) == HEALTHS[word].lower()

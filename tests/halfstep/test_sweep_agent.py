@@ -1,4 +1,4 @@
-"""Agents of a sweep with a real server: functions, commands, several at once."""
+"""Sweep agents with a real server: functions, commands, and several agents at once."""
 
 import multiprocessing
 import os
@@ -60,7 +60,7 @@ for step in range(6000):
 def known(
     tmp_path: Path, server: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """The server, with a token that only uploads; nothing is watched afterwards."""
+    """A server and a token that only uploads; nothing stays watched afterwards."""
     monkeypatch.chdir(tmp_path)
     for name, value in server.items():
         monkeypatch.setenv(name, value)
@@ -72,7 +72,7 @@ def known(
 
 
 def begin(**changes: Any) -> int:
-    """Begin a sweep over three rates."""
+    """Begin a sweep over three learning rates."""
     options: dict[str, Any] = {"metric": "score", "goal": "maximise"}
     with Client() as client:
         space = {"lr": [0.1, 0.2, 0.3]}
@@ -87,7 +87,7 @@ def trials(database: Database) -> list[tuple[float, str, float | None]]:
 
 
 def test_a_function_runs_for_each_point(database: Database) -> None:
-    """Its settings are the point's, which win; an exception costs its run only."""
+    """A function runs once a point with its settings; an exception fails one trial."""
     seen = []
 
     def train() -> None:
@@ -108,21 +108,21 @@ def test_a_function_runs_for_each_point(database: Database) -> None:
 
 
 def test_a_count_limits_an_agent(database: Database) -> None:
-    """The other points are left to other agents."""
+    """An agent with a count stops after it, and other agents get the remaining points."""
     sweep_id = begin()
     assert halfstep.agent(sweep_id, lambda: halfstep.watch() and None, count=1) == (1, 0)
     assert [rate for rate, _state, _value in trials(database)] == [0.1]
 
 
 def test_a_function_that_watches_nothing_fails(database: Database) -> None:
-    """Its run says so."""
+    """The trial of a function that watches nothing fails with this reason."""
     sweep_id = begin()
     assert halfstep.agent(sweep_id, lambda: None, count=1) == (1, 0)
     assert trials(database) == [(0.1, "failed", None)]
 
 
 def test_an_unknown_sweep_or_server_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is run."""
+    """An unknown sweep or server is reported in one sentence, and nothing runs."""
     with pytest.raises(ApiError, match="There is no sweep 99"):
         halfstep.agent(99, lambda: None)
     with pytest.raises(ApiError, match="allowed: the number of a sweep"):
@@ -133,7 +133,7 @@ def test_an_unknown_sweep_or_server_is_one_sentence(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_wrong_placeholder_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    """The point is given back."""
+    """A command with an unknown placeholder is refused by its name, and the point is returned."""
     sweep_id = begin()
     with pytest.raises(SystemExit):
         cli.main(["agent", str(sweep_id), "--", "python", "train.py", "{rate}"])
@@ -157,7 +157,7 @@ def agent(sweep_id: int, *words: str) -> "subprocess.Popen[str]":
 
 @pytest.mark.extended
 def test_two_agents_run_a_command_and_none_twice(database: Database) -> None:
-    """Each point has one run, that finished."""
+    """Two agents with a command finish each point once."""
     sweep_id = begin()
     agents = [agent(sweep_id) for _ in range(2)]
     said = [each.communicate(timeout=SECONDS) for each in agents]
@@ -170,7 +170,7 @@ def test_two_agents_run_a_command_and_none_twice(database: Database) -> None:
 
 @pytest.mark.extended
 def test_a_killed_agents_point_is_run_by_another(database: Database) -> None:
-    """kill -9 of the agent and its script: after its lease the point has another run."""
+    """After kill -9 of an agent and its script, another agent runs the point."""
     sweep_id = begin()
     first = agent(sweep_id, "wait")
     assert first.stdout is not None
@@ -189,7 +189,7 @@ def test_a_killed_agents_point_is_run_by_another(database: Database) -> None:
 
 @pytest.mark.extended
 def test_ctrl_c_gives_the_point_back(database: Database) -> None:
-    """The point is given back at once, and the next agent begins with it."""
+    """After Ctrl-C the point is returned at once, and the next agent starts with it."""
     sweep_id = begin()
     first = agent(sweep_id, "wait")
     assert first.stdout is not None
@@ -201,7 +201,7 @@ def test_ctrl_c_gives_the_point_back(database: Database) -> None:
 
 
 def test_sigterm_ends_the_command_and_gives_the_point_back(database: Database) -> None:
-    """Sent to the agent only, as by a process manager."""
+    """SIGTERM to the agent, as from a process manager, ends its command and returns the point."""
     handler = signal.getsignal(signal.SIGTERM)
     sweep_id = begin()
     first = agent(sweep_id, "wait")
@@ -219,9 +219,9 @@ def test_sigterm_ends_the_command_and_gives_the_point_back(database: Database) -
 
 
 def hear(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list of what the agent says from now on.
+    """Return a list of the agent's messages from now on.
 
-    pytest's own may lose what another thread writes while one reads it.
+    pytest's own capture may lose messages of another thread while it is read.
     """
     sayings: list[str] = []
     say = sweep_agent.say
@@ -239,7 +239,7 @@ def test_an_agent_outlives_an_outage_of_the_server(
     database: Database,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It takes a point once the server is there, and reports its end after another outage."""
+    """An agent waits for its server before it claims a point, and before it reports the end."""
     sweep_id = begin()
     with serving(settings, database) as (_server, address):
         monkeypatch.setenv("HALFSTEP_URL", address)
@@ -262,11 +262,11 @@ def test_an_agent_outlives_an_outage_of_the_server(
         assert halfstep.agent(sweep_id, train, count=1) == (1, 0)
     servers[-1].__exit__()
     assert len(servers) == 2
-    assert trials(database) == [(0.1, "failed", None)]  # it watched nothing, as the end says
+    assert trials(database) == [(0.1, "failed", None)]  # it watched nothing, as reported at its end
 
 
 def begin_another(path: Path) -> None:
-    """Begin a sweep on the server of this process, which is a spawned one."""
+    """Begin a sweep on this process's server, in a spawned process."""
     path.write_text(str(begin()))
 
 
@@ -274,7 +274,7 @@ def begin_another(path: Path) -> None:
 def test_a_process_spawned_by_a_function_has_the_agents_server(
     tmp_path: Path, server: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if url and token are arguments of the agent."""
+    """A process that a function spawns uses the agent's server, however it was passed."""
     sweep_id = begin()
     for name in server:
         monkeypatch.delenv(name)
@@ -296,7 +296,7 @@ def test_an_interrupted_agent_gives_its_point_back_after_an_outage(
     database: Database,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Ctrl-C while the server is away: the request is repeated until it is back."""
+    """An agent interrupted during an outage retries until it has returned its point."""
     sweep_id = begin()
     monkeypatch.setattr("halfstep.sweep_agent.GRACE_SECONDS", SECONDS)
     servers = [serving(settings, database)]
@@ -326,7 +326,7 @@ def test_an_interrupted_agent_gives_its_point_back_after_an_outage(
 
 
 class BusyClient(Client):
-    """A client whose server accepts the end of a point only after it has renewed its lease."""
+    """A client whose server accepts a point's end only after a lease renewal."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -353,17 +353,17 @@ class BusyClient(Client):
 def test_a_lease_is_renewed_while_the_end_is_retried(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No other agent takes a point whose end is not recorded yet."""
+    """The lease is renewed while a report is retried, so no other agent gets the point."""
     sweep_id = begin()
     monkeypatch.setattr("halfstep.api_client.polling.AWAY_SECONDS", SECONDS)
     with BusyClient() as client:
         assert Agent(client, sweep_id).run(lambda _claim, _is_lost: True, count=1) == (1, 0)
         assert client.is_renewed.is_set()
-    assert trials(database) == [(0.1, "failed", None)]  # it watched nothing, as the end says
+    assert trials(database) == [(0.1, "failed", None)]  # it watched nothing, as reported at its end
 
 
 def test_wandb_sweeps_are_served(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
-    """`wandb.sweep` with W&B's configuration, and `wandb.agent`; what is ignored is reported."""
+    """`wandb.sweep` and `wandb.agent` work with W&B's configuration; ignored keys are reported."""
     wandb: Any = halfstep
     config = {
         "method": "grid",
@@ -392,7 +392,7 @@ def test_wandb_sweeps_are_served(database: Database, capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize("mode", [None, "disabled"])
 def test_a_trial_with_wandb_that_raises_costs_no_other(database: Database, mode: Any) -> None:
-    """The next one has a run and settings of its own; the values of the failed one are kept."""
+    """If a W&B trial raises, its values are kept, and the next one has its own run and settings."""
     wandb: Any = halfstep
     config = {
         "method": "grid",
@@ -427,7 +427,7 @@ def test_a_trial_with_wandb_that_raises_costs_no_other(database: Database, mode:
 
 
 def test_wandb_distributions_and_early_terminate_are_served(database: Database) -> None:
-    """Each of W&B's distributions, probabilities, and Hyperband."""
+    """W&B's distributions, probabilities and early_terminate are supported."""
     wandb: Any = halfstep
     parameters: dict[str, Any] = {
         "a": {"distribution": "log_uniform_values", "min": 1e-4, "max": 1e-1},
@@ -469,7 +469,7 @@ def test_wandb_distributions_and_early_terminate_are_served(database: Database) 
 
 
 def without_heartbeats(client: Client, sweep_id: int, agent: str) -> Any:
-    """Claim a point with a lease so long that no heartbeat tells of its end."""
+    """Claim a point with a lease so long that no heartbeat reports its end."""
     return {**claim_point(client, sweep_id, agent), "lease_seconds": 1e6}
 
 
@@ -512,7 +512,7 @@ def test_a_pruned_command_ends_at_its_next_values(
 
 
 def test_a_sweep_creates_its_project(database: Database) -> None:
-    """As a run does, of an administrator; others are told which projects are allowed."""
+    """A sweep of an admin creates its project; other users get the allowed projects."""
     wandb: Any = halfstep
     config = {"method": "grid", "parameters": {"lr": {"values": [0.1]}}}
     sweep_id = wandb.sweep(config, project="not there yet")

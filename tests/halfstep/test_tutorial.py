@@ -1,4 +1,4 @@
-"""docs/tutorial: the code that newcomers copy."""
+"""docs/tutorial: code that newcomers copy."""
 
 import os
 import re
@@ -18,7 +18,7 @@ CHECKED = ROOT / "docs" / "tutorial" / "check-a-script.md"
 
 
 def test_the_loop_of_the_tutorial_is_watched(tmp_path: Path) -> None:
-    """The loop runs unchanged, and each step is recorded with its loss and scale."""
+    """The tutorial's loop is watched unchanged, with each step's loss and scale."""
     [code] = re.findall(r"```python\n(.*?)```", TUTORIAL.read_text(), re.S)
     script = tmp_path / "train.py"
     script.write_text(code)
@@ -32,7 +32,7 @@ def test_the_loop_of_the_tutorial_is_watched(tmp_path: Path) -> None:
 
 
 def test_the_mistake_of_the_tutorial_is_found_and_repaired(tmp_path: Path) -> None:
-    """The check prints what the page shows; with the new function there is no mistake."""
+    """The check prints what the tutorial shows, and finds no mistake in the repaired function."""
     code, repaired = re.findall(r"```python\n(.*?)```", CHECKED.read_text(), re.S)
     shown = re.findall(r"```\n(train\.py: .*?)```", CHECKED.read_text(), re.S)
     mended = re.sub(r"def normalized.*?\n\n", f"{repaired}\n", code, flags=re.S)

@@ -1,4 +1,4 @@
-"""Files in a folder whose owner is hostile: nothing outside of it is read or changed."""
+"""In a folder whose owner is hostile nothing outside of it is read or changed."""
 
 import hashlib
 import os
@@ -49,7 +49,7 @@ def test_no_path_leads_out_of_the_root(root: Path, kernel: str, path: str) -> No
 
 
 def test_a_linked_root_is_not_followed(root: Path) -> None:
-    """A root in a folder that a run can write may have been replaced by a link."""
+    """A root folder that was replaced by a link is not followed."""
     (root / "spool").symlink_to(root.parent / "service")
     for call in (untrusted_files.names, lambda path: untrusted_files.open_file(path, "key")):
         with pytest.raises(NotADirectoryError):
@@ -57,7 +57,7 @@ def test_a_linked_root_is_not_followed(root: Path) -> None:
 
 
 def test_only_regular_files_are_opened(root: Path, kernel: str) -> None:
-    """A named pipe does not make the reader wait, and a folder is no file."""
+    """A named pipe does not block the reader, and a folder is not opened as a file."""
     os.mkfifo(root / "pipe")
     for name in ("pipe", "sub"):
         with pytest.raises(OSError, match=r".") as raised:
@@ -67,13 +67,13 @@ def test_only_regular_files_are_opened(root: Path, kernel: str) -> None:
 
 
 def test_a_long_file_is_refused(root: Path) -> None:
-    """A reader states how much it can hold."""
+    """A file above the reader's limit is refused."""
     with pytest.raises(OSError, match="longer than 2 bytes"):
         untrusted_files.read(root, "sub/file", 2)
 
 
 def test_writing_replaces_a_link_instead_of_its_target(root: Path) -> None:
-    """The target stays as it was; a linked folder is refused."""
+    """Writing to a link replaces the link and not its target; a linked folder is refused."""
     key = root.parent / "service" / "key"
     (root / "link").symlink_to(key)
     untrusted_files.write(root, "link", b"new")
@@ -85,7 +85,7 @@ def test_writing_replaces_a_link_instead_of_its_target(root: Path) -> None:
 
 
 def test_deleting_a_folder_deletes_links_but_not_their_targets(root: Path) -> None:
-    """The targets of links stay."""
+    """Deleting a folder deletes links in it, but not their targets."""
     (root / "sub" / "linked").symlink_to(root.parent / "service")
     untrusted_files.delete(root, "sub")
     untrusted_files.delete(root, "sub")
@@ -94,7 +94,7 @@ def test_deleting_a_folder_deletes_links_but_not_their_targets(root: Path) -> No
 
 
 def test_a_file_is_taken_over_once(root: Path, tmp_path: Path) -> None:
-    """The file has two names for one content; a newer file replaces an earlier one."""
+    """A file is adopted as a hard link, and a newer file replaces an earlier one."""
     target = tmp_path / "service" / "taken"
     for content in (b"first", b"second"):
         (root / "file").unlink(missing_ok=True)
@@ -108,9 +108,7 @@ def test_a_file_is_taken_over_once(root: Path, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root changes owners")
 def test_a_file_with_another_name_keeps_its_owner(root: Path) -> None:
-    """The owner of a hard link to another user's file is not changed; an earlier run user's
-    file gets the new owner.
-    """
+    """A hard link to another user's file keeps its owner; an earlier run user's file does not."""
     key = root.parent / "service" / "key"
     os.link(key, root / "hard")
     os.link(root / "sub" / "file", root.parent / "checkpoint")
@@ -125,7 +123,7 @@ def test_a_file_with_another_name_keeps_its_owner(root: Path) -> None:
 
 @contextmanager
 def swapping(path: Path, target: Path) -> Iterator[None]:
-    """Replace a folder by a link and back, again and again."""
+    """Replace a folder by a link and back repeatedly."""
     done = threading.Event()
     real, link = path.with_name("real"), path.with_name("swapped")
     link.symlink_to(target)
@@ -147,7 +145,7 @@ def swapping(path: Path, target: Path) -> Iterator[None]:
 
 
 def test_a_swapped_folder_is_never_followed(root: Path, kernel: str) -> None:
-    """None of 3,000 reads and deletions during swaps reaches the other folder."""
+    """None of 3,000 reads and deletions, while a folder is swapped, reaches the linked one."""
     (root / "sub" / "key").write_bytes(b"own")
     with swapping(root / "sub", root.parent / "service"):
         for _ in range(3000):
@@ -165,7 +163,7 @@ def test_a_swapped_folder_is_never_followed(root: Path, kernel: str) -> None:
 
 
 def test_folders_of_any_depth_are_deleted(root: Path) -> None:
-    """Folders may be deeper than Python's recursion, which would end a worker."""
+    """Folders deeper than Python's recursion limit are deleted."""
     here = os.open(root, os.O_RDONLY)
     for _ in range(3000):
         os.mkdir("d", dir_fd=here)
@@ -178,7 +176,7 @@ def test_folders_of_any_depth_are_deleted(root: Path) -> None:
 
 
 def test_a_copy_is_verified(root: Path, tmp_path: Path) -> None:
-    """Content that is not what the run states, or of another size, does not leave its folder."""
+    """A copy whose content or size differs from what the run states stays in the run's folder."""
     sha256, target = hashlib.sha256(b"own").hexdigest(), tmp_path / "service" / "copy"
     for stated, size in ((sha256, 4), ("0" * 64, 3)):
         with pytest.raises(ValueError, match=r"its SHA-256 is|bytes, not"):

@@ -27,19 +27,19 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the wheel that goes into a person's own project."""
+    """Return the wheel for a user's own project."""
     return build("halfstep", tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the interpreter of an environment with that wheel and its dependencies."""
+    """Return the Python of an environment with this wheel and its dependencies."""
     return install(tmp_path_factory.mktemp("bare"), wheel)
 
 
 @pytest.fixture(scope="module")
 def service(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the interpreter of an environment with server and worker."""
+    """Return the Python of an environment with server and worker."""
     built = build(".", tmp_path_factory.mktemp("service-wheel"))
     return install(tmp_path_factory.mktemp("service"), wheel, f"{built}[worker]")
 
@@ -59,7 +59,7 @@ def build(source: str, folder: Path) -> Path:
 
 
 def install(folder: Path, *requirements: str | Path) -> Path:
-    """Return the interpreter of a new virtual environment with these and their dependencies."""
+    """Return the Python of a new virtual environment with these packages and their dependencies."""
     venv.create(folder)
     interpreter = folder / "bin" / "python"
     pinned = ("--constraint", ROOT / "constraints.txt")
@@ -68,7 +68,7 @@ def install(folder: Path, *requirements: str | Path) -> Path:
 
 
 def pip(interpreter: Path) -> tuple[str | Path, ...]:
-    """Our own pip at work in another environment, which needs none of its own."""
+    """Run our own pip for another environment, which needs no pip."""
     return sys.executable, "-m", "pip", "--python", interpreter, "--disable-pip-version-check"
 
 
@@ -80,7 +80,7 @@ def run(*command: str | Path, folder: Path | None = None) -> str:
 
 
 def test_wheel_holds_one_import_name(wheel: Path) -> None:
-    """Next to a user's own `trainer`, `app` or `db` it hides none of them."""
+    """The client's wheel has one import name, and hides no `trainer`, `app` or `db` of a user."""
     with zipfile.ZipFile(wheel) as files:
         tops = {name.partition("/")[0] for name in files.namelist()}
         modules = {name for name in files.namelist() if name.startswith("halfstep/")}
@@ -90,7 +90,7 @@ def test_wheel_holds_one_import_name(wheel: Path) -> None:
 
 
 def test_wheel_brings_what_a_watched_script_needs(python: Path) -> None:
-    """The wheel brings neither torch nor a server: its dependencies are listed by name."""
+    """The wheel requires exactly the listed dependencies, neither torch nor a server."""
     listed = json.loads(run(*pip(python), "list", "--format", "json"))
     http_client = {"httpx2", "httpcore2", "anyio", "h11", "idna", "truststore", "typing_extensions"}
     typer = {"typer", "annotated-doc", "shellingham", "pydantic", "pydantic_core"}
@@ -105,7 +105,7 @@ def test_wheel_brings_what_a_watched_script_needs(python: Path) -> None:
 
 
 def test_import_loads_nothing_heavy(python: Path, tmp_path: Path) -> None:
-    """`import halfstep` loads neither torch, numpy, the HTTP client nor typer before their use."""
+    """`import halfstep` loads neither torch, numpy, the HTTP client nor typer."""
     code = "import sys, halfstep; print(*sorted({m.partition('.')[0] for m in sys.modules}))"
     loaded = set(run(python, "-c", code, folder=tmp_path).split())
     assert "halfstep" in loaded
@@ -113,7 +113,7 @@ def test_import_loads_nothing_heavy(python: Path, tmp_path: Path) -> None:
 
 
 def test_the_command_exists_with_only_the_client(python: Path, tmp_path: Path) -> None:
-    """The command works without the service, and does not list missing commands."""
+    """With only the client installed the command works, and lists no service commands."""
     shown = run(python.with_name("halfstep"), "--help", folder=tmp_path)
     assert "COMMAND" in shown
     assert "submit" in shown
@@ -121,7 +121,7 @@ def test_the_command_exists_with_only_the_client(python: Path, tmp_path: Path) -
 
 
 def test_own_modules_of_a_project_are_its_own(python: Path, tmp_path: Path) -> None:
-    """A project's `trainer`, `worker`, `app` and `db` are imported, whatever we are called."""
+    """A project's own `trainer`, `worker`, `app` and `db` are imported, not the service's."""
     for name in ("app", "db", "trainer", "worker"):
         (tmp_path / f"{name}.py").write_text("OWN = True\n")
     code = "import halfstep.telemetry.spool, app, db, trainer, worker; print(app.OWN, db.OWN)"
@@ -144,7 +144,7 @@ for _ in range(7):
 
 
 def test_a_script_and_a_service_from_wheels(python: Path, service: Path, tmp_path: Path) -> None:
-    """`halfstep up` in one environment shows a watched script of the other, and trains."""
+    """`halfstep up` in one environment shows a watched script of another one, and trains."""
     bare = {"HALFSTEP_DATA": str(tmp_path / "data"), "PYTHONSAFEPATH": "1"}
     with up(signal.SIGTERM, service, **bare) as (_, link):
         admin = Admin.sign_in(link)

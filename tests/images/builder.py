@@ -22,7 +22,7 @@ STAGES = ("base", "build-server", "server", "build-worker", "worker")
 
 
 def main() -> None:
-    """Build, then say what came of it."""
+    """Build the images, then print time and sizes."""
     began = time.monotonic()
     buildah("rm", "--all")  # of a trial that was cut off
     make_base()
@@ -54,7 +54,7 @@ os.environ["BUILDAH_ISOLATION"] = "chroot"
 
 
 def make_base() -> None:
-    """Make an image of Debian with Python like Docker's own, as far as it is used here."""
+    """Make an image of Debian with Python, which has what is used of Docker's."""
     name = re.search(r"^ARG PYTHON_IMAGE=(\S+)$", (ROOT / "Dockerfile").read_text(), re.M)[1]
     tag = f"docker.io/library/{name}"
     if buildah("images", "--quiet", "--filter", f"reference={tag}"):
@@ -78,7 +78,7 @@ def make_base() -> None:
 
 
 def pip_settings(folder: Path) -> list[str]:
-    """Return settings with which pip in a build finds the packages of this machine."""
+    """Return pip settings with which a build finds this machine's packages."""
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], check=True, capture_output=True, text=True
     ).stdout

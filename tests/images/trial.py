@@ -38,9 +38,9 @@ ENGINES_GRACE_SECONDS = 10.0  # what an engine gives a container without setting
 
 
 def compose() -> dict[str, Any]:
-    """Read the file as compose does: a variable that is not set has its default.
+    """Read the file as compose does: an unset variable has its default.
 
-    The password, which has none, is one of the trial's own.
+    The password, which has none, is the trial's own.
     """
     given = {"POSTGRES_PASSWORD": secrets.token_hex(8)} | os.environ
     text = re.sub(
@@ -56,7 +56,7 @@ SERVICES = compose()["services"]
 
 
 class Service:
-    """A service of compose's file, in a container of its image."""
+    """A compose service, in a container of its image."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.service = SERVICES[name]
@@ -85,7 +85,7 @@ class Service:
 
     @contextmanager
     def running(self) -> Iterator["Service"]:
-        """Run what compose's file says, until the end of the block if it is not stopped before."""
+        """Run a service's command until the end of the block, unless it is stopped before."""
         words = self.image["Entrypoint"] + shlex.split(self.service["command"])
         with self.log.open("w") as log:
             self.runner = psutil.Popen(
@@ -101,7 +101,7 @@ class Service:
             buildah("rm", self.container)
 
     def is_healthy(self) -> bool:
-        """Run the image's health check."""
+        """Run the health check of a service's image."""
         kind, *words = self.image["Healthcheck"]["Test"]
         return self.execute(*(["sh", "-c"] if kind == "CMD-SHELL" else []), *words).returncode == 0
 
@@ -110,7 +110,9 @@ class Service:
         assert self.runner.poll() is None, self.log.read_text()
 
     def stop(self) -> int:
-        """Stop as an engine does, by a signal to the container's first process; return its end."""
+        """Stop a service by a signal to its first process, as an engine does; return its exit
+        code.
+        """
         number = getattr(signal, self.image.get("StopSignal") or "SIGTERM")
         # buildah and its two helpers would not pass it on.
         first = self.runner.children()[0].children()[0].children()[0]
@@ -132,7 +134,7 @@ def image_of(name: str) -> dict[str, Any]:
 
 @contextmanager
 def database(folder: Path) -> Iterator[None]:
-    """Run Debian's PostgreSQL of the version that compose's file names, as its service says."""
+    """Run Debian's PostgreSQL with the version and settings in compose's file."""
     service = SERVICES["database"]
     environment = service["environment"]
     user, password = environment["POSTGRES_USER"], environment["POSTGRES_PASSWORD"]
@@ -176,9 +178,7 @@ def database(folder: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    """Yield a folder for the volumes, which PostgreSQL's user may enter, unlike pytest's
-    folders.
-    """
+    """Yield a folder for volumes that PostgreSQL's user may enter, unlike pytest's folders."""
     with tempfile.TemporaryDirectory(prefix="halfstep-images-", dir="/tmp") as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -190,7 +190,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def services(folder: Path) -> Iterator[dict[str, Service]]:
-    """Server, worker and PostgreSQL, healthy."""
+    """Healthy services: server, worker and PostgreSQL."""
     loopback = struct.pack("16sh14x", b"lo", 1)  # IFF_UP
     with socket.socket() as any_socket:
         fcntl.ioctl(any_socket, 0x8914, loopback)  # SIOCSIFFLAGS
@@ -207,8 +207,8 @@ def services(folder: Path) -> Iterator[dict[str, Service]]:
 
 
 def test_server_has_no_torch(services: dict[str, Service]) -> None:
-    """The server lacks torch and what comes with it; the worker has both, and the
-    server's commands.
+    """The server lacks torch with its dependencies; the worker has both, and the server's
+    commands.
     """
     look = "import importlib.util as u; print(*(u.find_spec(n) is not None for n in '{}'.split()))"
     for name, has in (("server", "False"), ("worker", "True")):
@@ -224,14 +224,14 @@ def test_services_are_unprivileged(services: dict[str, Service]) -> None:
 
 
 def test_nothing_of_this_machine_is_in_the_images(services: dict[str, Service]) -> None:
-    """No trace of this machine's package search is left in the images."""
+    """The images contain no trace of this machine's package index."""
     for service in services.values():
         result = service.execute("sh", "-c", "ls /opt; ls /etc/pip.conf; env | grep -c ^PIP_")
         assert result.stdout.split() == ["halfstep", "2"]
 
 
 def test_health_checks_fail_when_unhealthy(services: dict[str, Service]) -> None:
-    """The checks fail with a wrong port and with another worker's name."""
+    """Health checks fail with a wrong port and with another worker's name."""
     elsewhere = {"server": "HALFSTEP_PORT=8001", "worker": "HALFSTEP_WORKER_NAME=other"}
     for name, change in elsewhere.items():
         service = services[name]
@@ -242,7 +242,9 @@ def test_health_checks_fail_when_unhealthy(services: dict[str, Service]) -> None
 
 
 def test_a_run_trains_and_its_checkpoint_is_whole(services: dict[str, Service]) -> None:
-    """Sign in with the documented command's link, submit digits, download the listed files."""
+    """A user signs in with the documented command's link, submits digits, and downloads the
+    files.
+    """
     [documented] = re.findall(
         r"docker compose exec server (halfstep [\w ]+)", (ROOT / "docker-compose.yml").read_text()
     )
@@ -274,7 +276,7 @@ def test_a_run_trains_and_its_checkpoint_is_whole(services: dict[str, Service]) 
 
 
 def test_services_end_cleanly(services: dict[str, Service]) -> None:
-    """The engine's signal ends each within the time that compose's file gives it, with 0."""
+    """Each service ends with 0 by the engine's signal, within compose's grace period."""
     for service in services.values():
         began = time.monotonic()
         assert service.stop() == 0, service.log.read_text()

@@ -1,1 +1,1 @@
-"""Whole jobs of operators, by the documented commands on a live installation."""
+"""Complete jobs of operators, by the documented commands on a running installation."""

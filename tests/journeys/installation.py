@@ -1,4 +1,4 @@
-"""A live installation: `halfstep up` on a data folder and a database, and an admin's client."""
+"""A running installation: `halfstep up` with data folder and database, and an admin's client."""
 
 import re
 import signal
@@ -18,7 +18,7 @@ from tests.site import answers, halfstep, until, up
 
 @dataclass
 class Installation:
-    """A data folder with its database, whether or not a server runs on it."""
+    """A data folder with its database, with or without a server."""
 
     data: Path
     database_url: str
@@ -49,7 +49,7 @@ class Installation:
 
 @dataclass
 class Admin:
-    """An admin's browser and client of a running server."""
+    """An admin's browser and client for a running server."""
 
     browser: httpx2.Client
     client: Client
@@ -71,7 +71,7 @@ class Admin:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of a script on the same machine."""
+        """Return the environment of a script on the same machine."""
         return {
             "HALFSTEP_URL": str(self.browser.base_url).rstrip("/"),
             "HALFSTEP_TOKEN": self.token,
@@ -79,7 +79,7 @@ class Admin:
 
 
 def until_some(read: Callable[[], Iterable[Any]]) -> list[Any]:
-    """Return what `read` returns once that is not empty."""
+    """Return the result of `read` once it is not empty."""
     rows: list[Any] = []
     until(lambda: bool(rows or rows.extend(read()) or rows))
     return rows

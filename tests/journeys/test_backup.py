@@ -1,4 +1,4 @@
-"""Back up a running installation, lose it, and continue from the backup."""
+"""Backing up a running installation, losing it, and continuing from the backup."""
 
 import hashlib
 import json
@@ -91,8 +91,8 @@ def test_a_backup_replaces_a_lost_installation(
     installation: Installation, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """A backup is made during training and when stopped, and each row and file is restored into
-    either database. Tokens work, cookies do not, the run continues from its checkpoint, and
-    pending deliveries are not sent.
+    either database. Tokens work, cookies do not, the run continues from its checkpoint, and pending
+    deliveries are not sent.
     """
     with installation.running() as admin:
         training = use_everything(admin, tmp_path)
@@ -143,7 +143,7 @@ def test_a_backup_replaces_a_lost_installation(
 
 
 def without(rows: list[tuple[object, ...]], ids: set[int]) -> list[tuple[object, ...]]:
-    """Leave out the rows of these ids, which are first."""
+    """Return rows without those of these ids, which are in the first column."""
     return [row for row in rows if row[0] not in ids]
 
 
@@ -151,7 +151,7 @@ def without(rows: list[tuple[object, ...]], ids: set[int]) -> list[tuple[object,
 def restore(
     kind: str, folder: Path, backup: Path, request: pytest.FixtureRequest
 ) -> Iterator[tuple[Installation, Database]]:
-    """Restore a backup into an installation of its own."""
+    """Restore a backup into a new installation."""
     folder.mkdir()
     with empty_database(kind, folder, request) as target:
         copy = Installation(folder / "data", target.engine.url.render_as_string(False))

@@ -1,4 +1,4 @@
-"""The commands of operations.md, clusters.md and teams.md run as written on an installation."""
+"""The commands of operations.md, clusters.md and teams.md run as written."""
 
 import re
 import shlex
@@ -76,7 +76,7 @@ TYPED = (
 
 
 def type_of(documented: str) -> re.Pattern[str]:
-    """Return what is typed for a command: words in capitals are replaced, others may follow."""
+    """Return a pattern of a documented command, with capitals for any word and more options."""
     words = [
         r"\S+" if word.isupper() else re.escape(word) if "|" not in word else f"({word})"
         for word in documented.split()
@@ -88,7 +88,7 @@ def type_of(documented: str) -> re.Pattern[str]:
 def test_each_command_for_operators_runs_as_written(
     tmp_path: Path, database: Database, database_url: str
 ) -> None:
-    """Every documented command is run here, or named with the test that runs it."""
+    """Every documented command is run here, or listed with the test that runs it."""
     documented = {
         re.sub(r"\s+(#.*)?", " ", line.removeprefix("halfstep ")).strip()
         for name, line in list_documented()

@@ -1,4 +1,4 @@
-"""Maintain a living installation by the documented commands."""
+"""Maintenance of a running installation by the documented commands."""
 
 import json
 import os
@@ -28,9 +28,7 @@ def lines_of(command: Any) -> list[dict[str, Any]]:
 
 
 def test_storage_prune_and_rebuild(installation: Installation, database: Database) -> None:
-    """The server runs while storage is listed, damage found and deleted, files pruned and
-    a run rebuilt.
-    """
+    """While the server runs, storage is listed, damage deleted, files pruned and a run rebuilt."""
     with installation.running() as admin:
         until_some(admin.client.recipes)
         config = {"training": {"steps": 80}, "checkpoints": {"every_steps": 20}}
@@ -77,7 +75,7 @@ def damage(installation: Installation, database: Database) -> None:
 
 
 def test_export_import_and_upload(installation: Installation, tmp_path: Path) -> None:
-    """A run leaves for TensorBoard and comes back; a run recorded offline is sent later."""
+    """A run is exported to TensorBoard and imported; one recorded offline is sent later."""
     with installation.running() as admin:
         until_some(admin.client.recipes)
         run = admin.client.submit("digits", {"training": {"steps": 60}})["id"]
@@ -107,7 +105,7 @@ def test_export_import_and_upload(installation: Installation, tmp_path: Path) ->
 
 
 def script_command(admin: Admin, folder: Path, *words: str) -> Any:
-    """Run `halfstep WORDS` in a folder of the user's, with the server's address and a token."""
+    """Run `halfstep WORDS` in a user's folder, with the server's address and a token."""
     command = [sys.executable, "-m", "halfstep.cli.main", *words]
     environment = os.environ | admin.environment
     return warm.run(command, env=environment, cwd=folder, timeout=SECONDS)
@@ -115,7 +113,7 @@ def script_command(admin: Admin, folder: Path, *words: str) -> Any:
 
 @pytest.mark.only_on("postgresql")
 def test_an_empty_database_is_migrated(installation: Installation) -> None:
-    """`halfstep migrate --sql` prints what `halfstep migrate` executes."""
+    """`halfstep migrate --sql` prints what `halfstep migrate` executes on an empty database."""
     printed = installation.command("migrate", "--sql")
     assert "CREATE TABLE runs" in printed.stdout
     assert installation.command("migrate").returncode == 0

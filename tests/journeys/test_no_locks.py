@@ -1,4 +1,4 @@
-"""An installation with a data folder without file locks, as on NFS without a lock daemon."""
+"""An installation on a file system without locks, such as NFS without a lock daemon."""
 
 import os
 import re
@@ -18,8 +18,8 @@ HALFSTEP = [sys.executable, "-m", "halfstep.cli.main"]
 
 
 def test_without_flock_runs_train_and_files_arrive(tmp_path: Path) -> None:
-    """Server and worker run, a second worker of that name is refused, files of watched runs are
-    stored, `halfstep link` finds the server's port, and a recipe can be added.
+    """Without file locks server and worker run, a second worker of the same name is refused, files
+    of watched runs are stored, `halfstep link` finds the server's port, and a recipe can be added.
     """
     installation = Installation(tmp_path / "data", f"sqlite:///{tmp_path}/halfstep.db")
     port = free_port()

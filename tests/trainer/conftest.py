@@ -1,4 +1,4 @@
-"""Small recipes on two kinds of data, and a run of the loop that collects its events."""
+"""Small recipes on two kinds of data, and a training loop that collects its events."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,7 +57,7 @@ class Regression(Recipe):
 
 
 class Pair(Regression):
-    """Two networks with an optimizer each; the second one overflows if its loss does."""
+    """Two networks with an optimizer each; the second network overflows with its loss."""
 
     name: ClassVar = "pair"
     defaults: ClassVar = {
@@ -84,7 +84,7 @@ class Pair(Regression):
 
 @dataclass
 class Run:
-    """Events of a run of the loop, and its last step."""
+    """Events of a training, and its last step."""
 
     outcome: object = None
     recipe: Recipe | None = None
@@ -92,7 +92,7 @@ class Run:
     events: list = field(default_factory=list)
 
     def of(self, event, **fields):
-        """Return the events of a kind with these fields."""
+        """Return events of a kind with these fields."""
         return [
             e
             for e in self.events
@@ -104,7 +104,7 @@ class Run:
         return self.records["step"][(self.records["flags"] & 1) == 1].tolist()
 
     def weights(self):
-        """Every weight, by name."""
+        """Return every weight by name."""
         return {
             f"{name}.{key}": value
             for name, module in self.recipe.modules.items()
@@ -154,13 +154,13 @@ def run_loop(tmp_path):
 
 
 def drawn(sampler):
-    """Yield what recipe.batch gets for each micro-batch of the next step."""
+    """Yield the arguments of recipe.batch for each micro-batch of the next step."""
     for start in sampler.starts():
         yield sampler.indices(start), sampler.generator(start)
 
 
 def bare_loop(recipe_class, values, device=CPU):
-    """PyTorch's documented fp16 loop, and nothing else, for a recipe with one optimizer."""
+    """PyTorch's documented fp16 loop, unchanged, for a recipe with one optimizer."""
     config = parse_config(recipe_class, values)
     torch.manual_seed(0)
     recipe = recipe_class(config, device)

@@ -1,5 +1,5 @@
 # ruff: noqa: PTH109, PTH115, PTH123, PTH208
-"""A recipe that prints what its process is like, as a test compares a forked with a fresh one."""
+"""A recipe that prints its process, to compare a forked with a fresh one."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def outcome(path: str) -> str:
 
 
 def description() -> dict[str, Any]:
-    """Describe this process."""
+    """Return a description of this process."""
     status = Path("/proc/self/status").read_text().splitlines()
     limits = [name for name in dir(resource) if name.startswith("RLIMIT_")]
     files = [os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")[:-1]]
@@ -65,7 +65,7 @@ def description() -> dict[str, Any]:
 
 
 class Described(Digits):
-    """Digits, and a line about its process."""
+    """The recipe Digits, with a line about its process."""
 
     name: ClassVar = "described"
     title: ClassVar = "Described digits"

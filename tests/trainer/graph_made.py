@@ -1,4 +1,4 @@
-"""Recipes for steps of a CUDA graph, and a stand-in for the graph on a processor."""
+"""Recipes for steps in a CUDA graph, and a stand-in for the graph on a CPU."""
 
 import random
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ SMALL_GPT = {"recipe": {"layers": 1, "width": 32, "heads": 2, "context": 16, "ma
 
 
 class Logging(Regression):
-    """Logs a tensor in each step, and has dropout and running statistics."""
+    """A recipe that logs a tensor in each step, with dropout and running statistics."""
 
     name: ClassVar = "logging"
 
@@ -45,7 +45,7 @@ class Logging(Regression):
 
 
 class Waiting(Logging):
-    """Reads its loss on the host."""
+    """A recipe that reads its loss on the host."""
 
     def training_step(self, batch):
         for loss in super().training_step(batch):
@@ -54,7 +54,7 @@ class Waiting(Logging):
 
 
 class Drawing(Logging):
-    """Draws a number on the host in each step."""
+    """A recipe that draws a random number on the host in each step."""
 
     def training_step(self, batch):
         for loss in super().training_step(batch):
@@ -62,7 +62,7 @@ class Drawing(Logging):
 
 
 class Counting(Logging):
-    """Logs a number of the host."""
+    """A recipe that logs a number of the host."""
 
     def training_step(self, batch):
         self.log({"examples": len(batch[0])})
@@ -80,7 +80,7 @@ CASES = [
 
 
 def assert_a_graph_changes_no_bit(run_loop, device, replays, recipe, values, training):
-    """Train with and without a graph, and compare rows, logged values and weights to the bit."""
+    """Compare rows, logged values and weights with and without a graph, to the bit."""
     values = {"diagnosis": {"histogram_every_steps": 10}} | values
     values["training"] = COMMON | training
     graphed = values | {"training": values["training"] | {"cuda_graph": True}}
@@ -105,7 +105,7 @@ def _parameters(run):
 
 
 def assert_a_resumed_run_is_exact(run_loop, device, replays, tmp_path):
-    """Resume a run between two replays, and compare it with one that never stopped."""
+    """Compare a run resumed between two graph replays with an uninterrupted one."""
     values = FP16 | {"checkpoints": {"every_steps": 150}}
     values["training"] = {"steps": 300, "cuda_graph": True}
     straight = run_loop(Digits, values, tmp_path / "a", device=device)
@@ -119,7 +119,7 @@ def assert_a_resumed_run_is_exact(run_loop, device, replays, tmp_path):
 
 
 def assert_it_trains_without(run_loop, device, replays, recipe, reason):
-    """Train a recipe that cannot be captured: the reason is reported, and nothing else differs."""
+    """Train a recipe that cannot be captured: the reason is reported, and nothing differs."""
     values = FP16 | {"training": COMMON}
     random.seed(0)
     plain = run_loop(recipe, values, device=device)
@@ -133,9 +133,9 @@ def assert_it_trains_without(run_loop, device, replays, recipe, reason):
 
 
 class StandIn(TorchDispatchMode):
-    """Records operators as a CUDA graph does, and runs them again on the same tensors.
+    """Records operators like a CUDA graph, and runs them again on the same tensors.
 
-    Unlike CUDA, a processor runs what is captured: afterwards it is undone.
+    Unlike CUDA, a CPU runs operators during the capture, so their effects are undone.
     """
 
     def __init__(self):
@@ -184,7 +184,7 @@ def _list_tensors(values):
 
 
 def _list_written(func, args, kwargs):
-    """List the tensors that an operator changes in place."""
+    """Return the tensors that an operator changes in place."""
     if "batch_norm" in str(func):  # its schema does not say so
         return _list_tensors(args[3:5])
     arguments = func._schema.arguments

@@ -22,7 +22,7 @@ for kernel in ("_fused_sgd_", "_fused_sgd_.tensor_lr", "_fused_adam_.tensor_lr")
 
 
 def fail(event):
-    """Raise the exception that a diagnosis elsewhere ignores."""
+    """Raise the exception that a diagnosis would otherwise ignore."""
     raise RuntimeError(event.error)
 
 

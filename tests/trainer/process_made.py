@@ -15,7 +15,7 @@ from tests.spool_made import events_of
 
 
 def write_job(folder, **changes):
-    """Write the first attempt's job as the supervisor does."""
+    """Write the job of a first attempt, as the supervisor does."""
     job = {
         "run": 1,
         "attempt": 1,
@@ -104,7 +104,7 @@ with join(torch.device("cpu")) as (ranks, device):
 def run_ranks(folder, script):
     """Run a script in two ranks, with the folder as argument and torchrun's environment.
 
-    Our own start of ranks is tested by `--devices 2` above.
+    Our own start of ranks is tested by `--devices 2`.
     """
     path = folder / "rank.py"
     path.write_text(script)

@@ -7,19 +7,19 @@ from trainer.recipes.class_folders import LabelledImages, find
 
 
 def write(folder, *names):
-    """Write small grey images of these names; the value of a pixel is the number of the image."""
+    """Write small grey images with these names; a pixel's value is the image's number."""
     for number, name in enumerate(names):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("L", (4, 4), number).save(folder / name)
 
 
 def names_of(images):
-    """The names of images, in their order."""
+    """Return the names of images in order."""
     return [name.decode() for name in images.names]
 
 
 def test_classes_are_folders_in_order_of_their_names(tmp_path):
-    """Labels count the classes of train and val; folders within a class are searched."""
+    """Labels are classes of train and val by name; folders within a class are searched."""
     write(tmp_path, "train/dog/a.png", "train/cat/deep/b.JPG", "train/cat/a.png")
     write(tmp_path, "val/dog/c.png", "val/cat/d.png")
     (tmp_path / "train/cat/notes.txt").touch()
@@ -32,8 +32,8 @@ def test_classes_are_folders_in_order_of_their_names(tmp_path):
 
 
 def test_without_val_some_of_each_class_validate(tmp_path):
-    """A tenth of each class, at least one image, is always the same validation set and not in
-    the training set.
+    """Without val a tenth of each class, at least one image, always validates and does not
+    train.
     """
     write(tmp_path, *(f"cat/{n:02}.png" for n in range(20)), "dog/a.png", "dog/b.png")
     train, val = find(tmp_path)
@@ -44,7 +44,7 @@ def test_without_val_some_of_each_class_validate(tmp_path):
 
 
 def test_an_example_is_read_when_it_is_wanted(tmp_path):
-    """An example is an RGB image, transformed, with its label."""
+    """An image is read on demand, as transformed RGB with its label."""
     write(tmp_path, "train/cat/a.png", "train/dog/a.png", "val/cat/a.png", "val/dog/a.png")
     dataset = LabelledImages(find(tmp_path)[0], np.asarray)
     pixels, label = dataset[1]
@@ -54,7 +54,7 @@ def test_an_example_is_read_when_it_is_wanted(tmp_path):
 
 @pytest.mark.parametrize("content", [b"", b"no image", b"\x89PNG\r\n\x1a\n\x00\x00"])
 def test_a_broken_image_is_named(tmp_path, content):
-    """The error has the path of the image."""
+    """The error for a broken image has its path."""
     write(tmp_path, "cat/a.png", "cat/b.png", "dog/a.png", "dog/b.png")
     (tmp_path / "cat/a.png").write_bytes(content)
     with pytest.raises(ValueError, match=f"{tmp_path}/cat/a.png cannot be read as an image: "):
@@ -62,7 +62,7 @@ def test_a_broken_image_is_named(tmp_path, content):
 
 
 def test_an_image_that_ends_too_early_is_named(tmp_path):
-    """A truncated image, as after an interrupted copy, is reported with its path."""
+    """A truncated image is reported with its path."""
     write(tmp_path, "cat/a.png", "cat/b.png", "dog/a.png", "dog/b.png")
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64), np.uint8)).save(
         path := tmp_path / "cat/a.png"
@@ -73,7 +73,7 @@ def test_an_image_that_ends_too_early_is_named(tmp_path):
 
 
 def test_a_folder_without_classes_is_rejected(tmp_path):
-    """The message names the folder or class and the missing part."""
+    """The error for a folder without classes names the folder or class and the missing part."""
     with pytest.raises(ConfigError, match="/gone': this folder does not exist"):
         find(tmp_path / "gone")
     write(tmp_path, "a.png")

@@ -1,4 +1,4 @@
-"""The commands about recipes, as a person types them."""
+"""The commands for recipes, run as from a terminal."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ TEMPLATE = Path(__file__).parents[2] / "docs" / "how-to" / "recipe_template.py"
 
 @pytest.mark.slow
 def test_recipe_check_from_the_command() -> None:
-    """The template passes, and a file that is not there is named."""
+    """`recipe check` passes the template, and names a missing file."""
     assert halfstep("recipe", "check", str(TEMPLATE)).returncode == 0
     nowhere = halfstep("recipe", "check", "nowhere.py")
     path = Path("nowhere.py").resolve()
@@ -24,7 +24,7 @@ def test_recipe_check_from_the_command() -> None:
 
 @pytest.mark.extended
 def test_recipe_train_next_to_files_with_names_of_our_modules(tmp_path: Path) -> None:
-    """The installed command does not import modules from the working directory."""
+    """`recipe train` imports no module from the working directory."""
     for name in ("trainer", "app", "db", "worker"):
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('not mine')")
     words = ["recipe", "train", str(TEMPLATE), "--precision", "fp32", "--set", "training.steps=2"]
@@ -39,7 +39,7 @@ def test_recipe_train_next_to_files_with_names_of_our_modules(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_recipes_are_kept_with_what_the_check_says(tmp_path, monkeypatch):
-    """A registered one is listed with its class, checked, and marked as outdated once changed."""
+    """A registered recipe is listed with class and check result, and marked once changed."""
     monkeypatch.setenv("HALFSTEP_DATA", str(tmp_path))
     file = tmp_path / "mine.py"
     text = TEMPLATE.read_text().replace('return {"val/r2": 1 - unexplained.item()}', "return {}")
@@ -70,7 +70,7 @@ def test_recipes_are_kept_with_what_the_check_says(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_two_classes_of_a_file_are_kept_and_checked_each(tmp_path, monkeypatch):
-    """The result of one is not stored for the other."""
+    """Two classes of one file are registered and checked separately."""
     monkeypatch.setenv("HALFSTEP_DATA", str(tmp_path))
     data = {"HALFSTEP_DATA": str(tmp_path)}
     file = tmp_path / "mine.py"
@@ -97,7 +97,7 @@ class Other(Diabetes):
 
 @pytest.mark.slow
 def test_what_cannot_be_loaded_is_not_kept(tmp_path, monkeypatch):
-    """File, exception and line are printed, and so is a missing data folder."""
+    """A recipe that cannot be loaded is not registered; file, exception and line are printed."""
     data = {"HALFSTEP_DATA": str(tmp_path)}
     broken = tmp_path / "broken.py"
     broken.write_text("import torch\n\nraise RuntimeError('no such thing')\n")
@@ -143,9 +143,7 @@ def test_a_recipe_that_fails_the_check_is_not_registered(tmp_path):
 @pytest.mark.extended
 @pytest.mark.slow
 def test_a_recipe_with_a_taken_name_is_reported(tmp_path):
-    """The recipe is offered by its path, with the owner of the name; registered again it
-    keeps the path.
-    """
+    """A recipe with another's name is offered by its path, and keeps it when registered again."""
     data = {"HALFSTEP_DATA": str(tmp_path)}
     first, second, third = (tmp_path / f"{name}.py" for name in ("first", "second", "third"))
     for file in (first, second):
@@ -170,9 +168,7 @@ def test_a_recipe_with_a_taken_name_is_reported(tmp_path):
 
 
 def test_a_list_of_recipes_has_an_end(tmp_path, monkeypatch):
-    """Too many recipes are rejected; two classes of a file count as two, and one added
-    again as one.
-    """
+    """The number of registered recipes is limited; two classes of a file count as two."""
     monkeypatch.setenv("HALFSTEP_DATA", str(tmp_path))
     monkeypatch.setattr(registered_recipes, "MOST", 2)
     for name in ("/a.py:One", "/a.py:Other", "/a.py:One"):

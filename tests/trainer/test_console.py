@@ -28,9 +28,7 @@ def test_help_lists_recipes_and_fields(capsys):
 
 @pytest.mark.parametrize("name", ["digits", "gpt", "wgan-gp"])
 def test_help_of_a_recipe_has_its_own_defaults(capsys, name):
-    """Every field of the recipe has its default, common ones too; fields of other recipes
-    are not listed.
-    """
+    """Help of a recipe has the default of each of its fields, and no other recipe's."""
     main([name, "--help"])
     lines = capsys.readouterr().out.splitlines()
     result = dict(
@@ -52,7 +50,7 @@ def test_help_of_a_recipe_has_its_own_defaults(capsys, name):
 
 
 def test_help_of_a_recipe_that_overrides_a_single_value(capsys, monkeypatch):
-    """Its own precision is among its defaults, and an unknown name is reported."""
+    """Help of a recipe that overrides only its precision shows it; an unknown name is reported."""
     monkeypatch.setattr("trainer.console.list_recipes", lambda: ["tests.Regression"])
     monkeypatch.setattr("trainer.console.load_recipe", lambda name: Regression)
     main(["--help"])
@@ -64,7 +62,7 @@ def test_help_of_a_recipe_that_overrides_a_single_value(capsys, monkeypatch):
 
 
 def test_help_of_recipes_of_users(capsys, monkeypatch, tmp_path):
-    """A field needs no description; a registered file with an error costs no other recipe."""
+    """A user's recipe needs no field descriptions; one with an error affects no other."""
     plain, broken = tmp_path / "plain.py", tmp_path / "broken.py"
     config = "class C(RecipeConfig):\n    width: int = 16\n"
     body = config + 'class R(Recipe):\n    name = "plain"\n    description = "x"\n    Config = C\n'
@@ -83,9 +81,7 @@ def test_help_of_recipes_of_users(capsys, monkeypatch, tmp_path):
 
 
 def test_a_runs_history_is_json(capsys):
-    """Each record is one object per line, with texts for floats that JSON lacks; an error is an
-    object on stderr.
-    """
+    """With --json each record is one object per line, with texts for NaN, and errors on stderr."""
     main(["digits", "--precision", "fp16", "--set", "training.steps=30", "--json"])
     result = [
         json.loads(line, parse_constant=pytest.fail)
@@ -105,9 +101,7 @@ def test_a_runs_history_is_json(capsys):
 
 
 def test_a_run_prints_its_story(capsys, tmp_path):
-    """Steps, skips, metrics, checkpoint and totals come out without server or database, in order
-    of steps.
-    """
+    """A run without a server prints steps, skips, metrics, checkpoint and totals in order."""
     folder = str(tmp_path / "out")
     main(["digits", "--precision", "fp16", "--set", "training.steps=30", "--checkpoints", folder])
     text = capsys.readouterr().out
@@ -174,7 +168,7 @@ def test_a_run_prints_its_story(capsys, tmp_path):
     ],
 )
 def test_a_mistake_is_one_sentence_and_no_traceback(capsys, arguments, message):
-    """Usage errors are messages, with exit code 2."""
+    """A usage error prints one sentence without a traceback, and exits with 2."""
     with pytest.raises(SystemExit) as left:
         main(arguments)
     assert left.value.code == 2
@@ -182,9 +176,7 @@ def test_a_mistake_is_one_sentence_and_no_traceback(capsys, arguments, message):
 
 
 def test_a_folder_for_checkpoints_is_tried_before_training(capsys, tmp_path):
-    """A folder that cannot be created, or is a file, is refused at the start, and nothing
-    is trained.
-    """
+    """A checkpoint folder that cannot be created, or is a file, is refused before training."""
     (tmp_path / "file").write_text("")
     for folder in ("/proc/x", f"{tmp_path}/file", f"{tmp_path}/file/below"):
         with pytest.raises(SystemExit, match="2"):
@@ -201,7 +193,7 @@ def test_a_folder_for_checkpoints_is_tried_before_training(capsys, tmp_path):
 
 @pytest.mark.slow
 def test_artifacts_lie_with_the_checkpoints_of_their_run(capsys, tmp_path):
-    """A second run in the folder is rejected; a resumed one continues there."""
+    """A second run in a folder is rejected, and a resumed one writes its artifacts there."""
     file = tmp_path / "drawing.py"
     file.write_text(
         "from trainer.recipes.digits import Digits\n\n\nclass Drawing(Digits):\n"
@@ -240,7 +232,7 @@ def test_artifacts_lie_with_the_checkpoints_of_their_run(capsys, tmp_path):
 def test_an_exception_of_a_recipe_is_reported_with_its_line(
     capsys, tmp_path, old, new, said, code, frames
 ):
-    """The error is one line below the frames of the recipe's file, or one JSON object."""
+    """A recipe's exception prints one line below its file's frames, or one JSON object."""
     file = tmp_path / "mine.py"
     assert old in TEMPLATE
     file.write_text(TEMPLATE.replace(old, new, 1))
@@ -268,7 +260,7 @@ def test_an_exception_of_a_recipe_is_reported_with_its_line(
 def test_a_run_that_learned_nothing_ends_as_a_servers_does(
     capsys, tmp_path, precision, factor, outcome, why
 ):
-    """The outcome has the word that the server uses, and the exit code is 5."""
+    """A run that learned nothing ends with exit code 5, and the outcome that a server shows."""
     file = tmp_path / "mine.py"
     file.write_text(TEMPLATE.replace("yield Loss(", f"yield Loss({factor} * ", 1))
     words = [str(file), "--precision", precision, "--set", "training.steps=4"]
@@ -282,7 +274,7 @@ def test_a_run_that_learned_nothing_ends_as_a_servers_does(
 
 
 def test_a_metric_of_each_step_is_printed_only_with_the_progress(capsys, tmp_path):
-    """The latest value is printed; with --json all are."""
+    """Only the latest value of a metric logged in each step is printed; with --json all are."""
     file = tmp_path / "mine.py"
     text = '        self.log({"train/own": 1.0})\n        yield Loss('
     file.write_text(TEMPLATE.replace("        yield Loss(", text, 1))

@@ -8,12 +8,12 @@ from trainer.recipes.corpus import read_pieces
 
 
 def texts(path, field="text", max_bytes=2**20):
-    """Return the pieces, and whether a document ends there."""
+    """Return the pieces of a text, and whether a document ends at each."""
     return [(piece.text, piece.is_last) for piece in read_pieces(path, field, max_bytes)]
 
 
 def test_a_text_is_read_in_pieces_of_lines(tmp_path, monkeypatch):
-    """No text is lost between the pieces, and only the last one ends the document."""
+    """Pieces of a text end at lines, lose nothing, and only the last one ends the document."""
     monkeypatch.setattr(corpus, "PIECE_CHARACTERS", 8)
     (tmp_path / "a.txt").write_text("one two\nthree\nfour\nfive")
     pieces = texts(tmp_path / "a.txt")
@@ -23,7 +23,7 @@ def test_a_text_is_read_in_pieces_of_lines(tmp_path, monkeypatch):
 
 
 def test_a_folder_is_read_in_order_of_its_names(tmp_path):
-    """Text and JSONL are read, one document per line; other files are ignored."""
+    """Text and JSONL files of a folder are read in order of their names, and others ignored."""
     (tmp_path / "b.jsonl").write_text('{"text": "second", "id": 1}\n\n{"text": "third"}\n')
     (tmp_path / "a.txt").write_text("first")
     (tmp_path / "c.png").write_bytes(b"\xff")
@@ -47,14 +47,14 @@ def test_a_folder_is_read_in_order_of_its_names(tmp_path):
     ],
 )
 def test_a_line_that_has_no_text_is_reported_by_its_number(tmp_path, line, reported):
-    """The error has file, number and keys of the line; empty lines count."""
+    """A line without a text is reported with file, number and keys; empty lines are counted."""
     (tmp_path / "b.jsonl").write_text(f'{{"text": "fine"}}\n\n{line}\n')
     with pytest.raises(ConfigError, match=reported):
         texts(tmp_path)
 
 
 def test_binary_content_is_reported(tmp_path):
-    """A missing file and bytes that are not UTF-8 are reported."""
+    """A corpus file that is missing or not UTF-8 is reported."""
     with pytest.raises(ConfigError, match="there is no text on this worker"):
         texts(tmp_path)
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe")

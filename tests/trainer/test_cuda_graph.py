@@ -1,4 +1,4 @@
-"""Steps of a graph, by a stand-in for CUDA's on a processor; tests/gpu has the real one."""
+"""Steps in a CUDA graph, by a stand-in on a CPU; tests/gpu uses the real one."""
 
 import random
 
@@ -16,7 +16,7 @@ from trainer.diagnosis import missing_gradients
 
 @pytest.fixture
 def replays(monkeypatch):
-    """Replace CUDA by a stand-in; return a list with an item for each replay of a graph."""
+    """Replace CUDA by a stand-in; return a list that gets an item for each replay of a graph."""
     found = []
 
     class Counted(graph_made.StandIn):
@@ -40,12 +40,12 @@ def replays(monkeypatch):
     [case if case[0] is graph_made.Logging else extended([case])[0] for case in graph_made.CASES],
 )
 def test_a_graph_changes_no_bit(run_loop, replays, recipe, values, training):
-    """Rows, logged values and weights are equal to the bit, with skips, clips and dropout."""
+    """With a graph rows, logged values and weights are bit-equal, with skips, clips and dropout."""
     graph_made.assert_a_graph_changes_no_bit(run_loop, CPU, replays, recipe, values, training)
 
 
 def test_a_resumed_run_is_that_which_never_stopped(run_loop, tmp_path, replays):
-    """A graph captured after a resume continues to the bit."""
+    """A run that is resumed and captured again is bit-equal to an uninterrupted one."""
     graph_made.assert_a_resumed_run_is_exact(run_loop, CPU, replays, tmp_path)
 
 
@@ -58,12 +58,12 @@ def test_a_resumed_run_is_that_which_never_stopped(run_loop, tmp_path, replays):
     ],
 )
 def test_a_recipe_that_cannot_be_captured_trains_without(run_loop, replays, recipe, reason):
-    """The reason is reported once, and the run is that without the setting."""
+    """A recipe that cannot be captured trains without a graph, with one message."""
     graph_made.assert_it_trains_without(run_loop, CPU, replays, recipe, reason)
 
 
 def test_rates_of_attempted_steps_are_recorded(run_loop, replays):
-    """With a graph the rate is the fp32 number nearest to the one without."""
+    """With a graph the recorded rate is the nearest fp32 number."""
     values = {"training": {"steps": 130, "schedule": "cosine", "warmup_steps": 10}}
     plain = run_loop(graph_made.Logging, values)
     graphed = values | {"training": values["training"] | {"cuda_graph": True}}
@@ -80,7 +80,7 @@ def test_rates_of_attempted_steps_are_recorded(run_loop, replays):
     ],
 )
 def test_without_cuda_a_run_trains_as_usual(run_loop, recipe, training, reason):
-    """What stands in the way is reported before the first step."""
+    """Without CUDA the run trains as usual, with a message before the first step."""
     plain = run_loop(recipe, {"training": training})
     run = run_loop(recipe, {"training": training | {"cuda_graph": True}})
     [left_out] = run.of("left_out")
@@ -90,7 +90,7 @@ def test_without_cuda_a_run_trains_as_usual(run_loop, recipe, training, reason):
 
 
 def test_a_rollback_captures_anew(run_loop, tmp_path, replays, monkeypatch):
-    """The graph of before would train optimizer state that the checkpoint has replaced."""
+    """A rollback captures a new graph, since the old one would train replaced optimizer state."""
     monkeypatch.setattr(missing_gradients, "STEPS_OF_A_PARAMETER", 3)
     training = VALUES["training"] | {"schedule_counts": "applied"}
     plain = run_loop(Poisoned, VALUES | {"training": training}, tmp_path / "a")

@@ -9,7 +9,7 @@ from trainer.recipes.handwritten import TRAIN_SIZE, load_digits
 
 @pytest.mark.slow
 def test_the_digits_are_written_once(tmp_path, monkeypatch):
-    """All digits are written, with the split and pixels of the other recipes, and only once."""
+    """All digits are written once, with the pixels and the split of the other recipes."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = digit_files.digit_folder()
     train, val = find(folder)
@@ -27,7 +27,7 @@ def test_the_digits_are_written_once(tmp_path, monkeypatch):
 
 
 def test_who_comes_second_takes_the_files_of_the_first(tmp_path, monkeypatch):
-    """Two processes that write them at once leave one folder, and no other."""
+    """Two processes that write the digits at once leave one folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = tmp_path / "halfstep/digits"
 
@@ -41,7 +41,7 @@ def test_who_comes_second_takes_the_files_of_the_first(tmp_path, monkeypatch):
 
 
 def test_a_cache_that_cannot_be_written_is_reported(tmp_path, monkeypatch):
-    """The error says what to do."""
+    """The error for an unwritable cache says what to do."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(ConfigError, match=r"the digits cannot be written to .*XDG_CACHE_HOME"):

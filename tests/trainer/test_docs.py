@@ -23,7 +23,7 @@ SNIPPETS = re.findall(
     "snippet", [code for _, code in SNIPPETS], ids=[name for name, _ in SNIPPETS]
 )
 def test_a_snippet_of_the_guide_runs(snippet):
-    """Each snippet runs on the CPU, and its assertions hold."""
+    """Each snippet of the guide runs on the CPU, and its assertions hold."""
     torch.manual_seed(0)
     model = torch.nn.Linear(6, 1)
     names = {
@@ -41,12 +41,12 @@ def test_a_snippet_of_the_guide_runs(snippet):
 
 
 def test_the_guide_has_a_snippet_for_each_pattern_with_code():
-    """As many snippets are run as the guide has."""
+    """All snippets of the guide are run."""
     assert len(SNIPPETS) == Path("docs/explanation/amp.md").read_text().count("```python") >= 12
 
 
 class Adversaries(Pair):
-    """Two networks, called as the guide calls them."""
+    """Two networks that are called as in the guide."""
 
     def __init__(self, config, device):
         super().__init__(config, device)
@@ -87,7 +87,7 @@ class Tied(Regression):
     ],
 )
 def test_saved_weights_load_as_documented(run_loop, tmp_path, monkeypatch, begins, recipe, names):
-    """Each line of the guide loads the trained weights into new modules."""
+    """Each documented line loads trained weights into new modules."""
     decay = 0.5 if begins == "The moving average" else None
     values = {"training": {"steps": 400, "ema_decay": decay}, "evaluation": {"every_steps": None}}
     run = run_loop(recipe, values, folder=tmp_path)
@@ -103,7 +103,7 @@ def test_saved_weights_load_as_documented(run_loop, tmp_path, monkeypatch, begin
 
 
 def test_every_way_of_loading_is_tried():
-    """All documented ways are tested; that of a Hugging Face model is in
+    """All documented ways to load weights are tested; that of a Hugging Face model is in
     tests/frameworks/test_finetune.py.
     """
     assert len(LINES) == 6

@@ -15,13 +15,13 @@ from trainer.optimizers import watch_optimizers
 from trainer.recipes.digits import Digits
 from trainer.recipes.gpt import GPT
 
-#: Its first steps are skipped, and some later ones.
+#: A scale at which the first steps and some later ones are skipped.
 SKIPPING = {"scaler": {"init_scale": 2.0**24, "growth_interval": 5}}
 WITH = {"training": {"steps": 30, "ema_decay": 0.9}}
 
 
 class Followed(Digits):
-    """Averages its weights after each step by torch's own means, on the host."""
+    """A recipe that averages its weights after each step with torch's own functions."""
 
     def after_step(self):
         model = self.modules["model"]
@@ -49,7 +49,7 @@ def averages_of(path, name="model"):
 
 
 def test_it_is_the_average_of_what_the_updates_made(run_loop, tmp_path):
-    """The average equals torch's lerp on the host, and skipped steps do not change it."""
+    """The average equals torch's lerp over applied steps, and skipped steps do not change it."""
     run = run_loop(Followed, WITH | SKIPPING, folder=tmp_path)
     assert len(run.list_skipped()) > 2
     saved = averages_of(tmp_path / "step-00000030.pt")
@@ -59,7 +59,7 @@ def test_it_is_the_average_of_what_the_updates_made(run_loop, tmp_path):
 
 
 def test_it_is_torchs_own_average_where_the_decay_has_grown(run_loop):
-    """With the same decay in each step the average equals that of AveragedModel's multi_avg_fn."""
+    """The average equals torch's AveragedModel with multi_avg_fn at a constant decay."""
     recipe = Regression(run_loop(Regression).recipe.config, CPU)
     optimizers = watch_optimizers(recipe.modules, recipe.optimizers)
     model = recipe.modules["model"]
@@ -79,7 +79,7 @@ def test_it_is_torchs_own_average_where_the_decay_has_grown(run_loop):
 
 @pytest.mark.slow
 def test_no_bit_of_training_is_different(run_loop):
-    """Weights, losses and metrics of the raw weights are those of a run without an average."""
+    """Averaging changes no weights, losses or metrics of the raw weights."""
     values = {"training": {"steps": 30}, "evaluation": {"every_steps": 10}}
     plain = run_loop(Noisy, values | SKIPPING)
     run = run_loop(Noisy, values | WITH | SKIPPING)
@@ -90,7 +90,7 @@ def test_no_bit_of_training_is_different(run_loop):
 
 
 class Noisy(Digits):
-    """Draws global random numbers when it is evaluated, and says the size of its weights."""
+    """A recipe that draws global random numbers in evaluation, and reports its weights' size."""
 
     def evaluate(self):
         sizes = [weight.abs().sum() for weight in self.modules["model"].parameters()]
@@ -98,7 +98,7 @@ class Noisy(Digits):
 
 
 def test_it_is_evaluated_in_addition_to_the_weights(run_loop, tmp_path):
-    """Metrics of the average have the prefix ema/, and are those of the saved averages."""
+    """Metrics of averaged weights have the prefix ema/, and those of saved averages."""
     run = run_loop(Noisy, WITH, folder=tmp_path)
     names = {e["name"] for e in run.of("metric")}
     assert {"val/noise", "val/size", "ema/val/noise", "ema/val/size"} <= names
@@ -122,7 +122,9 @@ class Raising(Noisy):
 
 @pytest.mark.slow
 def test_an_evaluation_of_it_that_raises_ends_no_run(run_loop):
-    """The error is reported, and networks and random state are restored."""
+    """If evaluating the average raises, that is reported, and networks and random state are
+    restored.
+    """
     run = run_loop(Raising, WITH)
     plain = run_loop(Raising, {"training": {"steps": 30}})
     [result] = run.of("failed_diagnosis")
@@ -137,7 +139,7 @@ def test_an_evaluation_of_it_that_raises_ends_no_run(run_loop):
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp16", "fp32"])
 def test_a_resumed_run_continues_with_it_exactly(run_loop, tmp_path, precision):
-    """Cut in two, with skips on both sides, the averages are those of one run, to the last bit."""
+    """The averages of a run resumed among skips equal an uninterrupted run's, to the last bit."""
     values = SKIPPING | WITH | {"precision": precision}
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     run_loop(Digits, values, folder=whole)
@@ -151,7 +153,7 @@ def test_a_resumed_run_continues_with_it_exactly(run_loop, tmp_path, precision):
 
 
 def test_a_fork_may_begin_or_end_it(run_loop, tmp_path):
-    """A fork that begins the average begins with its initial weights."""
+    """A fork that begins an average begins it with its initial weights."""
     run_loop(Regression, {}, folder=tmp_path)
     path = tmp_path / "step-00000005.pt"
     longer = {"steps": 6, "ema_decay": 0.5}
@@ -165,7 +167,7 @@ def test_a_fork_may_begin_or_end_it(run_loop, tmp_path):
 
 
 class Normed(Regression):
-    """A recipe with buffers and a weight under two names."""
+    """A recipe with buffers, and a weight under two names."""
 
     def __init__(self, config, device):
         super().__init__(config, device)
@@ -176,7 +178,7 @@ class Normed(Regression):
 
 
 def test_a_file_of_its_own_loads_into_the_module(run_loop, tmp_path):
-    """Averages under the module's names, tied ones twice, and its buffers unchanged."""
+    """The file of averages loads into the module, with tied weights twice and unchanged buffers."""
     run = run_loop(Normed, WITH, folder=tmp_path)
     [saved] = run.of("checkpoint")
     assert [file["kind"] for file in saved["files"]] == ["checkpoint", "weights", "ema"]
@@ -202,7 +204,7 @@ class Two(Pair):
 
 
 def test_each_optimizer_counts_its_own_updates(run_loop, tmp_path):
-    """An optimizer that never steps has its initial weights as average, whatever the other does."""
+    """An optimizer that never steps has its initial weights as average, whatever others do."""
     run = run_loop(Two, WITH | {"scaler": {"init_scale": 1.0}}, folder=tmp_path)
     state = torch.load(tmp_path / "step-00000030.pt", weights_only=True)["parts"]["ema"]
     assert {name: int(count) for name, count in state["updates"].items()} == {"sgd": 30, "adam": 0}
@@ -212,7 +214,7 @@ def test_each_optimizer_counts_its_own_updates(run_loop, tmp_path):
 
 
 def test_a_retry_that_is_applied_is_an_update(run_loop, tmp_path):
-    """The step was skipped in fp16, and moved the weights in fp32."""
+    """A step that was skipped in fp16 and applied by a retry in fp32 updates the average."""
     values = WITH | {"scaler": {"init_scale": 2.0**24, "retry_in_fp32": True}}
     run = run_loop(Digits, values, folder=tmp_path)
     assert run.of("retry", applied=True)
@@ -221,7 +223,7 @@ def test_a_retry_that_is_applied_is_an_update(run_loop, tmp_path):
 
 
 def test_an_update_is_as_many_operations_however_many_weights(monkeypatch):
-    """One kernel updates many weights, in chunks that bound the memory."""
+    """The number of operations for an average's update does not depend on the number of weights."""
 
     def operations(parameters):
         weights = [nn.Parameter(torch.randn(4)) for _ in range(parameters)]
@@ -240,7 +242,7 @@ def test_an_update_is_as_many_operations_however_many_weights(monkeypatch):
 
 @pytest.mark.slow
 def test_tied_weights_of_a_transformer(run_loop, tmp_path):
-    """Averages of the recipe's bf16 model are fp32, and the file loads."""
+    """A bf16 transformer with tied weights has fp32 averages, and their file loads."""
     values = {
         "precision": "bf16",
         "training": {"steps": 2, "batch_size": 2, "ema_decay": 0.9},
@@ -253,7 +255,7 @@ def test_tied_weights_of_a_transformer(run_loop, tmp_path):
 
 
 def test_an_update_never_waits_for_the_device():
-    """On torch's meta device, where every read of a value raises, the update works."""
+    """An update of averages never reads a value, as torch's meta device shows."""
     model = nn.Linear(4, 4, device="meta")
     optimizers = {"sgd": torch.optim.SGD(model.parameters(), lr=0.1)}
     modules = {"model": model}

@@ -16,14 +16,14 @@ TINY = {"height": 16, "width": 32, "channels": 4, "blocks": 1, "dilations": 0}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A small folder in Cityscapes' layout."""
+    """A small folder with Cityscapes' layout."""
     path = tmp_path_factory.mktemp("cityscapes")
     streets.draw_folder(path)
     return path
 
 
 def make(folder, **settings):
-    """Return a small network on this folder."""
+    """Return a small network for this folder."""
     values = {"recipe": TINY | {"folder": str(folder)} | settings}
     return ERFNet(parse_config(ERFNet, values), CPU)
 
@@ -42,7 +42,7 @@ def test_it_trains_on_the_streets_that_it_draws(run_loop, precision):
 
 @pytest.mark.slow
 def test_it_is_evaluated_in_batches(folder):
-    """The figures are those of all pixels for any batches; the last one may be smaller."""
+    """Evaluation figures are those of all pixels, for any batch size and a smaller last batch."""
     seen = {}
     for size in (1, 5, 12):
         torch.manual_seed(0)
@@ -58,9 +58,7 @@ def test_it_is_evaluated_in_batches(folder):
 
 
 def test_the_documented_command_evaluates_once_in_some_epochs():
-    """With the 2,975 images of Cityscapes the command evaluates once in some epochs, not at the
-    interval of the generated streets.
-    """
+    """With the 2,975 images of Cityscapes the documented command evaluates once in some epochs."""
     words = erfnet.__doc__.replace("\\", " ").split()
     command = words[words.index("train") + 1 : words.index("An")]
     config = parse_config(ERFNet, parse_assignments([word for word in command if "=" in word]))
@@ -71,9 +69,7 @@ def test_the_documented_command_evaluates_once_in_some_epochs():
 
 @pytest.mark.extended
 def test_it_learns_to_separate_road_and_sky(run_loop, folder):
-    """In fp32, 120 small steps reach three times the score of the best constant
-    prediction, about 0.06.
-    """
+    """In fp32, 120 steps reach three times a constant prediction's score, about 0.06."""
     values = {
         "recipe": TINY | {"folder": str(folder), "dilations": 1},
         "precision": "fp32",
@@ -86,7 +82,7 @@ def test_it_learns_to_separate_road_and_sky(run_loop, folder):
 
 
 def test_published_labels_become_training_labels(folder):
-    """Road, 7, becomes 0; the bonnet, 1, is ignored; both kinds of label file say the same."""
+    """Published labels become training labels: road, 7, is 0; the bonnet, 1, is ignored."""
     image, labels = streets.find(folder, "val")[0]
     pixels, classes = streets.read(image, labels, (128, 64))
     with Image.open(labels) as opened:
@@ -105,7 +101,7 @@ def test_published_labels_become_training_labels(folder):
 
 
 def test_the_drawn_streets_are_the_same_each_time(folder, tmp_path):
-    """Every file has the same bytes."""
+    """Generated streets have the same bytes each time."""
     streets.draw_folder(tmp_path)
     files = sorted(path.relative_to(folder) for path in folder.rglob("*.png"))
     assert len(files) == 2 * (48 + 12)
@@ -113,7 +109,7 @@ def test_the_drawn_streets_are_the_same_each_time(folder, tmp_path):
 
 
 def test_images_and_labels_are_augmented_alike(folder):
-    """Each example is augmented by itself, with torch's generator only."""
+    """Image and label are augmented alike, each example separately, with torch's generator."""
     dataset = make(folder).dataset
 
     def augment(seed):
@@ -143,16 +139,14 @@ def test_ignored_pixels_do_not_count(folder):
 
 
 def test_mean_iou_counts_the_classes_that_occur():
-    """Two classes of three occur: 2/3 and 1/2 of their unions are hit."""
+    """Mean IoU is over classes that occur: here of two, with 2/3 and 1/2 of their unions hit."""
     confusion = torch.tensor([[2, 1, 0], [0, 1, 0], [0, 0, 0]])
     assert mean_iou(confusion) == pytest.approx((2 / 3 + 1 / 2) / 2)
 
 
 @pytest.mark.slow
 def test_the_prediction_is_a_picture(run_loop, folder, tmp_path):
-    """After an evaluation the picture has the image, the prediction and the truth, one
-    below another.
-    """
+    """After an evaluation an image shows input, prediction and truth below each other."""
     values = {
         "recipe": TINY | {"folder": str(folder)},
         "precision": "fp32",
@@ -168,7 +162,7 @@ def test_the_prediction_is_a_picture(run_loop, folder, tmp_path):
 
 
 def test_a_folder_with_another_layout_is_rejected(tmp_path, folder):
-    """The message names the folder and its missing part."""
+    """The error for another folder layout names the folder and its missing part."""
     with pytest.raises(ConfigError, match="it has no leftImg8bit/train/"):
         make(tmp_path)
     with pytest.raises(ConfigError, match=r"recipe.height is 20: use a multiple of 8"):

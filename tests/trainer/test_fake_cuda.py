@@ -1,4 +1,4 @@
-"""A step's update on CUDA tensors without values: needs no GPU, and does not replace one.
+"""A step's update on CUDA tensors without values, which needs no GPU and does not replace one.
 
 Meta tensors (test_no_sync.py) show that no value is read; these show that all tensors stay on one
 device. Forward and backward cannot be simulated in a build without CUDA.
@@ -38,7 +38,7 @@ class Adams(Pair):
 
 
 class Leaving(Exception):
-    """A tensor was copied from the device to the host."""
+    """Raised when a tensor is copied from the device to the host."""
 
 
 class StayOnDevice(TorchDispatchMode):
@@ -57,7 +57,7 @@ def fail(event):
 
 
 def update_on_cuda(monkeypatch, values, spoil=lambda telemetry: None):
-    """Go through three updates of two optimizers, with gradients out of nowhere."""
+    """Run three updates of two optimizers, with made-up gradients."""
     monkeypatch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
     monkeypatch.setattr(torch.nn.Linear, "reset_parameters", lambda self: None)  # needs a generator
     monkeypatch.setattr(torch.nn.Module, "to", lambda self, *_args: self)  # made there already
@@ -108,7 +108,7 @@ VALUES = {
 
 @pytest.mark.slow
 def test_an_update_reads_nothing_and_stays_on_the_device(monkeypatch):
-    """Unscale, norms, clip, histogram, step, scale, row: on CUDA tensors from end to end."""
+    """An update from unscale to row reads no value, and all its tensors stay on the CUDA device."""
     update_on_cuda(monkeypatch, VALUES)
 
 
@@ -116,6 +116,6 @@ def test_an_update_reads_nothing_and_stays_on_the_device(monkeypatch):
     "ask", [lambda update: update.found_inf.item(), lambda update: update.norms[0].cpu()]
 )
 def test_the_guard_sees_the_user(monkeypatch, ask):
-    """A value read, or a tensor fetched, makes the proof fail."""
+    """The proof fails for a value that is read, or a tensor that is copied to the host."""
     with pytest.raises(Exception, match=r"aten._local_scalar_dense|from CUDA to cpu"):
         update_on_cuda(monkeypatch, VALUES, spoil=ask)

@@ -15,7 +15,7 @@ TINY = {"layers": 1, "width": 32, "heads": 2, "context": 16, "max_bytes": 2**16}
 
 @pytest.mark.extended
 def test_a_tiny_model_learns_the_standard_library(run_loop):
-    """In fp16 it ends far below the 8 bits that a byte takes without a model."""
+    """A tiny fp16 model needs far less than the 8 bits per byte of a random guess."""
     values = {
         "recipe": TINY | {"learning_rate": 1e-2},
         "training": {"steps": 60, "batch_size": 32},
@@ -32,7 +32,7 @@ def test_a_tiny_model_learns_the_standard_library(run_loop):
     ("sizes", "millions"), [((4, 128, 4, 128), 0.84), ((25, 640, 10, 1024), 124)]
 )
 def test_sizes_are_those_that_the_module_documents(sizes, millions):
-    """The documented sizes, from the default to 124 M parameters, follow from the settings."""
+    """The documented sizes up to 124 M parameters follow from the documented settings."""
     settings = dict(zip(("layers", "width", "heads", "context"), sizes, strict=True))
     with torch.device("meta"):
         model = Transformer(GPTConfig(**settings))
@@ -42,7 +42,7 @@ def test_sizes_are_those_that_the_module_documents(sizes, millions):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_byte_does_not_see_those_after_it(tied):
-    """Changing the last byte changes the last prediction and no other."""
+    """Changing the last byte changes the last prediction only."""
     torch.manual_seed(0)
     model = Transformer(GPTConfig(**(TINY | {"tied": tied, "layers": 2}))).eval()
     text = torch.arange(16)[None]
@@ -56,7 +56,7 @@ def test_a_byte_does_not_see_those_after_it(tied):
 
 @pytest.mark.slow
 def test_a_batch_is_text_with_its_next_bytes():
-    """Targets are the inputs shifted by one byte; windows depend on the generator only."""
+    """Targets are inputs shifted by one byte, and windows depend on the generator only."""
     recipe = GPT(parse_config(GPT, {"recipe": TINY}), CPU)
     indices = torch.tensor([0, recipe.train_size - 1])
     inputs, targets = recipe.batch(indices, torch.Generator().manual_seed(5))
@@ -73,7 +73,7 @@ def test_it_compiles_to_one_graph(run_loop, monkeypatch):
     """torch.compile finds no graph break in forward."""
     compiled = partial(torch.compile, backend="eager", fullgraph=True)  # no code generation
     monkeypatch.setattr(torch, "compile", compiled)
-    monkeypatch.setattr(GPT, "artifacts", lambda self: {})  # grows its text: a graph a length
+    monkeypatch.setattr(GPT, "artifacts", lambda self: {})  # grows: a graph per length
     values = {"recipe": TINY, "evaluation": {"every_steps": None}}
     losses = [
         run_loop(GPT, values | {"training": {"steps": 3, "compile": wanted}}).records["loss"]
@@ -84,7 +84,7 @@ def test_it_compiles_to_one_graph(run_loop, monkeypatch):
 
 @pytest.mark.slow
 def test_the_sample_is_text_and_changes_nothing(run_loop, tmp_path, monkeypatch):
-    """A run that writes samples ends with the weights of one that does not."""
+    """Writing samples does not change the weights of a run."""
     monkeypatch.setattr(gpt, "SAMPLE_BYTES", 40)  # each of them is a forward pass
     values = {"recipe": TINY | {"dropout": 0.1}, "training": {"steps": 4}}
     sampled = run_loop(GPT, values | {"evaluation": {"every_steps": 1}}, folder=tmp_path / "c")
@@ -96,7 +96,7 @@ def test_the_sample_is_text_and_changes_nothing(run_loop, tmp_path, monkeypatch)
 
 
 def test_a_file_or_a_folder_is_read_in_order_and_within_bounds(tmp_path):
-    """Hidden and binary files are left out, and so is all that is beyond the bound."""
+    """Files are read in order up to a limit, without hidden and binary ones."""
     (tmp_path / "b.txt").write_text("two")
     (tmp_path / "a.txt").write_text("one")
     (tmp_path / ".hidden").write_text("no")
@@ -106,7 +106,7 @@ def test_a_file_or_a_folder_is_read_in_order_and_within_bounds(tmp_path):
 
 
 def test_folders_are_read_where_their_names_belong(tmp_path):
-    """Folders are sorted among files at any depth, and links to folders are not followed."""
+    """Folders are sorted among files at any depth, and linked folders are not followed."""
     for number, name in enumerate(("a.txt", "b/c/d.txt", "b/e.txt", "b.txt", "f/tests/g.txt")):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(str(number))
@@ -123,6 +123,6 @@ def test_folders_are_read_where_their_names_belong(tmp_path):
     ],
 )
 def test_conflicting_settings_are_rejected(settings, message):
-    """The message names the field, its value and the allowed values."""
+    """Conflicting settings are rejected with field, value and allowed values."""
     with pytest.raises(ConfigError, match=message):
         GPT(parse_config(GPT, {"recipe": TINY | settings}), CPU)

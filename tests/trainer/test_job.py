@@ -1,4 +1,4 @@
-"""Files that a training reads while it trains."""
+"""Files that a running training reads."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from trainer.job import ControlFile
 def test_a_control_file_that_cannot_be_read_costs_itself_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The log names field and value; the last stop request applies, and the next file counts."""
+    """An unreadable control file is logged with field and value; an earlier stop still applies."""
     path = tmp_path / "control-1.json"
     control = ControlFile(path)
     _replace(path, {"stop": "pause", "requests": []})

@@ -9,7 +9,7 @@ from trainer.layers import MOST_SAMPLES, layer_interval
 
 
 def test_layer_norms_are_those_of_the_gradients_before_the_clip(run_loop):
-    """Every interval has norms of all optimizers in forward order; other steps have none."""
+    """At every interval each layer's norms are recorded, before the clip and in forward order."""
     values = {"diagnosis": {"layer_norms_every_steps": 4}, "training": {"max_grad_norm": 1e-3}}
     run = run_loop(Pair, values)
     result = run.of("layer_norms")
@@ -31,7 +31,7 @@ def test_layer_norms_change_no_bit(run_loop):
 
 
 def test_parameters_of_a_layer_are_joined():
-    """Weight and bias of a layer have one norm; inf and NaN are preserved."""
+    """Weight and bias of a layer have one joint norm; inf and NaN are preserved."""
     network = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1, bias=False))
     layers = Layers(f"net.{name}" for name, _ in network.named_parameters())
     assert layers.names == ["net.0", "net.1"]
@@ -46,5 +46,5 @@ def test_parameters_of_a_layer_are_joined():
     ("steps", "wanted", "interval"), [(100, 50, 50), (10**7, 50, 10**7 // MOST_SAMPLES), (9, 0, 0)]
 )
 def test_a_long_run_sends_no_more_than_a_screen_shows(steps, wanted, interval):
-    """The interval grows with the length of the run; 0 still means never."""
+    """The interval of layer norms grows with a run's length, and 0 means never."""
     assert layer_interval(steps, Diagnosis(layer_norms_every_steps=wanted)) == interval

@@ -12,7 +12,7 @@ SKIPPING = FP16 | {"scaler": {"init_scale": 2.0**24, "growth_interval": 5}}
 
 
 class Telling(Regression):
-    """Logs twice the loss, and a host number that counts the micro-batches."""
+    """A recipe that logs twice its loss, and a host counter of micro-batches."""
 
     batches = 0
 
@@ -29,13 +29,13 @@ class Telling(Regression):
 
 
 def read_reported(run, name):
-    """Steps and values of a metric."""
+    """Return steps and values of a metric."""
     events = [event for event in run.of("metric") if event["name"] == name]
     return [event["step"] for event in events], [event["value"] for event in events]
 
 
 def test_a_number_of_each_step_is_reported_once(run_loop):
-    """The number is a metric of its step with its time; an evaluation in between logs none."""
+    """A number logged in each step is a metric with its time; an evaluation logs none."""
     values = {"training": {"steps": 12}, "evaluation": {"every_steps": 3, "at_start": True}}
     run = run_loop(Telling, values)
     steps, doubles = read_reported(run, "train/double")
@@ -46,14 +46,14 @@ def test_a_number_of_each_step_is_reported_once(run_loop):
 
 
 def test_the_mean_of_micro_batches_is_recorded(run_loop):
-    """The mean over micro-batches is recorded, of a number on the host too."""
+    """The mean over micro-batches is recorded, also of a number on the host."""
     run = run_loop(Telling, {"training": {"steps": 3, "accumulation_steps": 4, "batch_size": 4}})
     assert read_reported(run, "train/batches") == ([1, 2, 3], [2.5, 6.5, 10.5])
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_tensor_or_an_array_of_one_number_is_that(run_loop, accumulation):
-    """A tensor or an array of one element is logged as a number, whatever its shape."""
+    """A tensor or array with one element is logged as a number."""
     run = run_loop(Telling, {"training": {"steps": 2, "accumulation_steps": accumulation}})
     assert (
         read_reported(run, "train/one") == read_reported(run, "train/array") == ([1, 2], [1.0, 1.0])
@@ -61,7 +61,7 @@ def test_a_tensor_or_an_array_of_one_number_is_that(run_loop, accumulation):
 
 
 class Showing(Regression):
-    """Shows an image, a table and a text of its second step, in each micro-batch."""
+    """A recipe that logs an image, a table and a text in each micro-batch of its second step."""
 
     steps = 0
 
@@ -75,7 +75,7 @@ class Showing(Regression):
 
 
 def test_other_values_become_files_of_their_step(run_loop, tmp_path):
-    """Of several micro-batches the last one's file is kept; numbers are logged as usual."""
+    """The last micro-batch's file is kept; numbers are logged as usual."""
     values = {"training": {"steps": 3, "accumulation_steps": 2}}
     run = run_loop(Showing, values, folder=tmp_path / "checkpoints")
     files = {e["name"]: (tmp_path / e["path"]).read_bytes() for e in run.of("artifact")}
@@ -87,7 +87,7 @@ def test_other_values_become_files_of_their_step(run_loop, tmp_path):
 
 
 def test_a_place_that_takes_no_file_ends_no_run(run_loop, tmp_path):
-    """The failure is reported once; the following steps are made."""
+    """A folder that cannot be written is reported once, and the training continues."""
     (tmp_path / "artifacts").write_text("a file where a folder would be")
     run = run_loop(Showing, {"training": {"steps": 6}}, folder=tmp_path / "checkpoints")
     assert run.outcome.step == 6
@@ -98,7 +98,7 @@ def test_a_place_that_takes_no_file_ends_no_run(run_loop, tmp_path):
 
 
 def test_a_picture_is_kept_although_its_step_raises_later(run_loop, tmp_path):
-    """The run's end waits for the disk, whatever the reason of the end."""
+    """An image is on the disk at the run's end, even if its step raises."""
 
     class Broken(Showing):
         def after_step(self):
@@ -112,7 +112,7 @@ def test_a_picture_is_kept_although_its_step_raises_later(run_loop, tmp_path):
 
 @pytest.mark.slow
 def test_replays_and_retries_are_not_recorded(run_loop):
-    """A repeated step is logged once."""
+    """A step that is replayed or retried is logged once."""
     scaler = {"init_scale": 2.0**24, "growth_interval": 30, "retry_in_fp32": True}
     run = run_loop(Telling, FP16 | {"training": {"steps": 80}, "scaler": scaler})
     assert run.of("replay")
@@ -121,7 +121,7 @@ def test_replays_and_retries_are_not_recorded(run_loop):
 
 
 def test_no_bit_of_training_is_different(run_loop):
-    """Logged values change no bit, with skipped steps among the others."""
+    """Logging values changes no bit, also with skipped steps."""
     values = SKIPPING | {"training": {"steps": 30}}
     run = run_loop(Telling, values)
     assert run.list_skipped()
@@ -130,9 +130,7 @@ def test_no_bit_of_training_is_different(run_loop):
 
 @pytest.mark.usefixtures("nothing_compiled")
 def test_it_never_waits_for_the_device(monkeypatch):
-    """Numbers on the device and on the host are logged without a wait, with several
-    micro-batches.
-    """
+    """Logging numbers of device and host never waits for the device, also with micro-batches."""
     values = {"training": {"accumulation_steps": 2}}
     recipe = attempt_steps(monkeypatch, Telling, values)
     assert recipe.batches == 6
@@ -140,7 +138,7 @@ def test_it_never_waits_for_the_device(monkeypatch):
 
 @pytest.mark.parametrize("name", ["x" * 400, "", "a\0b", 7], ids=["long", "empty", "NUL", "7"])
 def test_an_unrecordable_name_is_left_out(run_loop, name):
-    """The name is reported once, with the allowed names; other values are recorded."""
+    """A metric name that cannot be recorded is reported once; other values are recorded."""
 
     class Wrong(Regression):
         def training_step(self, batch):
@@ -170,7 +168,7 @@ def test_an_unrecordable_name_is_left_out(run_loop, name):
     ],
 )
 def test_what_cannot_be_shown_ends_the_run_by_name(run_loop, values, message):
-    """The error has the name of the value and comes before the step."""
+    """A value that cannot be shown ends the run before the step, with the name of the value."""
 
     class Wrong(Regression):
         def training_step(self, batch):

@@ -20,14 +20,14 @@ from trainer.schedule import learning_rate_factor
 from trainer.setup import one_at_a_time, prepare_run
 from trainer.step import make_scaler
 
-#: Digits that skip and grow as often as those of the default width, in half the time.
+#: Digits with as many skips and growths as at the default width, in half the time.
 NARROW = {"recipe": {"width": 32}}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp16", *extended(["bf16", "fp32"])])
 def test_digits_reach_95_percent_in_every_precision(run_loop, precision):
-    """400 steps of the default settings classify 95 % of the validation images."""
+    """In every precision 400 default steps classify 95 % of the validation images."""
     run = run_loop(Digits, {"precision": precision})
     accuracy = run.of("metric", name="val/accuracy", step=400)[0]["value"]
     assert accuracy >= 0.95
@@ -38,7 +38,7 @@ def test_digits_reach_95_percent_in_every_precision(run_loop, precision):
 
 @pytest.mark.slow
 def test_the_scale_falls_exactly_at_skips_and_nowhere_else(run_loop):
-    """In fp16 the next step's scale is half at a skip, double at a growth, else the same."""
+    """In fp16 the scale halves after a skip, doubles at a growth, and otherwise stays."""
     values = {"training": {"steps": 150, "batch_size": 8}, "scaler": {"growth_interval": 30}}
     run = run_loop(Digits, values | NARROW)
     scale, skipped = run.records["scale"], set(run.list_skipped())
@@ -55,7 +55,7 @@ def test_the_scale_falls_exactly_at_skips_and_nowhere_else(run_loop):
 @pytest.mark.slow
 @pytest.mark.parametrize("fused", [True, False])
 def test_skip_flags_are_the_truth_and_skipped_steps_change_no_weight(monkeypatch, fused):
-    """A step is flagged if and only if the scaler's kernel found inf or NaN; then no bit moves."""
+    """A step is flagged exactly if the scaler found inf or NaN, and then changes no weight."""
     truth, before, unchanged, records = [], {}, [], []
     kernel = torch._amp_foreach_non_finite_check_and_unscale_
 
@@ -95,7 +95,7 @@ def test_skip_flags_are_the_truth_and_skipped_steps_change_no_weight(monkeypatch
 
 @pytest.mark.slow
 def test_the_loop_computes_what_the_plain_recipe_computes(run_loop):
-    """Telemetry changes no bit: the weights are those of PyTorch's documented loop without it."""
+    """With telemetry the weights equal those of PyTorch's documented loop, bit for bit."""
     values = {"training": {"steps": 60, "max_grad_norm": 0.5}}
     run = run_loop(Digits, values)
 
@@ -105,7 +105,7 @@ def test_the_loop_computes_what_the_plain_recipe_computes(run_loop):
 
 
 def test_the_clip_acts_on_unscaled_gradients(run_loop):
-    """With any scale the recorded norm is the true one, and the clipped one is at the limit."""
+    """At any scale the recorded norm is the true one, and the clipped norm is at the limit."""
     clipped = [
         run_loop(
             Digits,
@@ -123,9 +123,8 @@ def test_the_clip_acts_on_unscaled_gradients(run_loop):
 def test_the_clip_by_value_acts_on_unscaled_gradients_after_the_clip_by_norm(
     run_loop, monkeypatch, max_grad_norm
 ):
-    """No element that reaches the optimizer is larger; the recorded norm is that before the
-    clip by value. A clip of scaled gradients, which at this scale would flatten all of them,
-    would be detected.
+    """The clip by value limits unscaled gradients after the clip by norm, whose norm is recorded. A
+    clip of scaled gradients, which at this scale would flatten all of them, would be detected.
     """
     reached = []
     original = WatchedOptimizer.step
@@ -149,7 +148,8 @@ def test_the_clip_by_value_acts_on_unscaled_gradients_after_the_clip_by_norm(
 def test_a_compiled_network_trains_and_is_saved_under_its_own_names(
     run_loop, tmp_path, monkeypatch
 ):
-    """The recipe calls the compiled network; optimizer, culprits and checkpoint see the plain one.
+    """With a compiled network optimizer, culprits and checkpoint have the names of the plain
+    network.
 
     Catches names that begin with "_orig_mod.", which would load nowhere else.
     """
@@ -173,8 +173,8 @@ def test_a_compiled_network_trains_and_is_saved_under_its_own_names(
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
 def test_the_compiler_gets_the_mode(run_loop, monkeypatch, mode):
-    """Each network is compiled once in that mode; with CUDA graphs each step is marked as
-    a new one.
+    """Each network is compiled once with the configured mode; CUDA graphs get a mark in each
+    step.
     """
     asked, steps = [], []
 
@@ -200,7 +200,7 @@ def test_accumulation_equals_one_big_batch(run_loop):
 
 
 def test_two_optimizers_share_one_scaler(run_loop):
-    """Each optimizer skips by itself and is named; one skip is enough to halve the scale."""
+    """With a shared scaler each optimizer skips separately; one skip halves the scale."""
     run = run_loop(Pair, {"scaler": {"init_scale": 2.0**17}, "training": {"steps": 40}})
     skips = run.of("scaler", kind="skip")
     by_optimizer = {name: {e["step"] for e in skips if e["optimizer"] == name} for name in
@@ -217,7 +217,7 @@ def test_two_optimizers_share_one_scaler(run_loop):
 
 
 def test_the_second_loss_sees_the_first_step(run_loop):
-    """When training_step continues after a yield, that optimizer has already stepped."""
+    """After a yield the previous loss's optimizer has stepped."""
     seen = []
 
     class Watching(Pair):
@@ -234,7 +234,7 @@ def test_the_second_loss_sees_the_first_step(run_loop):
 
 
 def test_autocast_covers_the_forward_pass_and_not_the_backward(run_loop):
-    """A recipe's step runs under autocast of the chosen type; its backward hooks do not."""
+    """A training step runs under autocast with the chosen dtype, its backward hooks do not."""
     seen = {}
 
     class Watching(Regression):
@@ -278,7 +278,7 @@ def test_a_norm_that_overflows_is_not_a_skip(run_loop):
 
 
 def test_a_scaler_that_switches_itself_off_is_an_error(recwarn):
-    """fp16 never trains without the configured scaler."""
+    """A scaler that disables itself is an error, so fp16 never trains without scaling."""
     if torch.cuda.is_available():
         pytest.skip("the scaler stays on where CUDA is available")
     with (
@@ -289,7 +289,7 @@ def test_a_scaler_that_switches_itself_off_is_an_error(recwarn):
 
 
 def test_the_scaler_takes_every_setting():
-    """Scale, factors and interval are the configuration's; only fp16 has a scaler."""
+    """The scaler has the configured scale, factors and interval, in fp16 only."""
     settings = {
         "init_scale": 8.0,
         "growth_factor": 3.0,
@@ -309,7 +309,7 @@ def test_the_scaler_takes_every_setting():
 
 
 def test_a_batch_larger_than_the_data_is_rejected(run_loop):
-    """The message names the field, its value and the allowed values."""
+    """A batch larger than the data is rejected with field, value and allowed values."""
     message = (
         "training.batch_size is 5000, but digits has 1437 training examples: choose at most 1437"
     )
@@ -320,7 +320,7 @@ def test_a_batch_larger_than_the_data_is_rejected(run_loop):
 
 
 def test_cuda_without_cuda_is_rejected():
-    """A device that this machine lacks is an error and not a silent CPU run."""
+    """CUDA on a machine without it is an error, and not a silent CPU run."""
     if torch.cuda.is_available():
         pytest.skip("this machine has CUDA")
     with pytest.raises(ConfigError, match="no usable CUDA device"):
@@ -336,7 +336,7 @@ def test_cuda_without_cuda_is_rejected():
 
 
 class Half(Regression):
-    """Keeps its weights in half precision."""
+    """A recipe with half-precision weights."""
 
     def __init__(self, config, device):
         super().__init__(config, device)
@@ -344,7 +344,7 @@ class Half(Regression):
 
 
 class Stranger(Regression):
-    """Optimizes a parameter that belongs to no module."""
+    """A recipe that optimizes a parameter of no module."""
 
     def __init__(self, config, device):
         super().__init__(config, device)
@@ -352,14 +352,14 @@ class Stranger(Regression):
 
 
 class Detached(Regression):
-    """A recipe whose loss does not depend on any parameter of the optimizer."""
+    """A recipe whose loss does not depend on the optimizer's parameters."""
 
     def training_step(self, batch):
         yield Loss(torch.ones((), requires_grad=True) * 2, "sgd")
 
 
 class Misnamed(Regression):
-    """Names an optimizer that is not there."""
+    """A recipe that names an unknown optimizer."""
 
     def training_step(self, batch):
         for loss in super().training_step(batch):
@@ -367,7 +367,7 @@ class Misnamed(Regression):
 
 
 class Twice(Regression):
-    """Yields two losses for one optimizer."""
+    """A recipe that yields two losses for one optimizer."""
 
     def training_step(self, batch):
         yield from super().training_step(batch)
@@ -375,7 +375,7 @@ class Twice(Regression):
 
 
 class Unreduced(Regression):
-    """Yields a loss for each example."""
+    """A recipe that yields a loss for each example."""
 
     def training_step(self, batch):
         for loss in super().training_step(batch):
@@ -383,7 +383,7 @@ class Unreduced(Regression):
 
 
 class Silent(Regression):
-    """Yields nothing."""
+    """A recipe that yields nothing."""
 
     def training_step(self, batch):
         yield from ()
@@ -402,7 +402,9 @@ class Silent(Regression):
     ],
 )
 def test_a_recipe_that_cannot_be_trained_is_explained(run_loop, recipe, message):
-    """Each mistake that PyTorch would accept silently, or explain badly, has its own message."""
+    """Each mistake of a recipe that PyTorch accepts silently, or explains badly, has its own
+    message.
+    """
     with pytest.raises(RecipeError, match=message):
         run_loop(recipe)
 
@@ -413,7 +415,7 @@ def test_a_recipe_that_cannot_be_trained_is_explained(run_loop, recipe, message)
 def test_a_stop_is_executed_at_the_next_step_and_leaves_a_checkpoint(
     run_loop, tmp_path, stop, status
 ):
-    """The step under way is finished, recorded and saved; nothing after it is done."""
+    """A stop finishes the current step, records and saves it, and does nothing more."""
     asked = []
 
     def control():
@@ -427,7 +429,7 @@ def test_a_stop_is_executed_at_the_next_step_and_leaves_a_checkpoint(
 
 
 def test_checkpoints_come_at_intervals_on_request_and_at_the_end(run_loop, tmp_path):
-    """Each checkpoint has its reason, and one on request has the request's id."""
+    """Each checkpoint has its reason, and a requested one the request's id."""
     requests = iter([None] * 6 + [Request(41, "checkpoint")] + [None] * 100)
     run = run_loop(
         Digits,
@@ -444,8 +446,7 @@ def test_checkpoints_come_at_intervals_on_request_and_at_the_end(run_loop, tmp_p
 
 
 def test_every_record_before_a_checkpoint_is_out_before_it(tmp_path):
-    """Steps are handed over before the checkpoint that follows them is announced, whatever of the
-    later ones has been handed over by the time that it is written."""
+    """All steps before a checkpoint are delivered before its event."""
     order = []
 
     def on_event(event):
@@ -468,13 +469,13 @@ def test_every_record_before_a_checkpoint_is_out_before_it(tmp_path):
 
 
 def test_threads_report_one_at_a_time():
-    """Steps wait while an event is written, so that their frames do not interleave."""
+    """Steps are reported after an event is written, so that their frames do not interleave."""
     order = []
 
     def on_event(event):
         order.append("event begins")
         steps.start()
-        steps.join(0.1)  # it waits for us: this is its chance not to
+        steps.join(0.1)  # it must wait for us, although it has time not to
         order.append("event ends")
 
     tell_steps, tell_event = one_at_a_time(lambda reported: order.append("steps"), on_event)
@@ -485,7 +486,7 @@ def test_threads_report_one_at_a_time():
 
 
 def test_steps_before_an_error_are_handed_over(run_loop):
-    """A recipe that raises loses none of the steps that it has done."""
+    """A recipe that raises loses none of its completed steps."""
     recorded = []
 
     class Failing(Regression):
@@ -511,7 +512,7 @@ def test_steps_before_an_error_are_handed_over(run_loop):
 
 
 def test_the_learning_rate_counts_attempted_steps():
-    """Warm-up rises to the peak, the cosine falls to 0 at the last step."""
+    """The learning rate warms up to its peak, and falls by a cosine to 0 at the last step."""
     training = parse_config(
         Regression, {"training": {"steps": 10, "warmup_steps": 2, "schedule": "cosine"}}
     ).training
@@ -524,14 +525,14 @@ def test_the_learning_rate_counts_attempted_steps():
 
 
 def test_the_recorded_learning_rate_is_the_one_used(run_loop):
-    """A run's records carry the scheduled learning rate of each attempted step."""
+    """The learning rate in the records is the scheduled one of each attempted step."""
     values = {"training": {"warmup_steps": 4}, "recipe": {"learning_rate": 0.1}}
     run = run_loop(Regression, values)
     assert run.records["lr"] == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1])
 
 
 def test_the_benchmark_reports_time_and_memory(run_loop):
-    """The mlp recipe, made small, ends with total seconds and peak bytes."""
+    """A small mlp benchmark reports total seconds and peak bytes."""
     values = {"recipe": {"width": 16, "batches": 3}, "training": {"steps": 9, "batch_size": 4}}
     run = run_loop(MLP, values)
     metrics = {event["name"]: event["value"] for event in run.of("metric")}
@@ -543,7 +544,7 @@ def test_the_benchmark_reports_time_and_memory(run_loop):
 
 @pytest.mark.slow
 def test_a_run_repeats_itself_bit_for_bit(run_loop):
-    """The same seed gives the same weights; another seed gives others."""
+    """A run with the same seed has the same weights, and another seed has others."""
     values = {"training": {"steps": 20}, "recipe": {"dropout": 0.3, "shift_pixels": 1}}
     first, again = run_loop(Digits, values), run_loop(Digits, values)
     assert_same_bits(first.weights(), again.weights())
@@ -554,7 +555,7 @@ def test_a_run_repeats_itself_bit_for_bit(run_loop):
 
 @pytest.mark.extended
 def test_the_benchmark_prints_the_tutorials_table(capfd, monkeypatch):
-    """Each precision has a process, and the ratios are to the first row."""
+    """The benchmark runs each precision in a process, with ratios to the first row."""
     rows = {name: mlp.ROWS[name] for name in ("fp32", "bf16")}
     monkeypatch.setattr(mlp, "ROWS", rows)
     sizes = ("recipe.width=16", "recipe.batches=2", "training.batch_size=4", "training.steps=3")

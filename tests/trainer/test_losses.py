@@ -1,4 +1,4 @@
-"""Losses and optimizers: one or several of either, with and without accumulation."""
+"""Losses and optimizers: one or several of each, with and without accumulation."""
 
 import weakref
 from typing import ClassVar
@@ -18,7 +18,7 @@ FP16 = {"precision": "fp16", "scaler": {"init_scale": 2.0**16, "growth_interval"
 
 
 class Counting(Regression):
-    """A network that counts its live outputs at the end of each forward pass."""
+    """A network that counts live outputs after each forward pass."""
 
     def __init__(self, config, device):
         super().__init__(config, device)
@@ -39,7 +39,7 @@ class Counting(Regression):
 
 @pytest.mark.parametrize("micro_batches", [1, 4, 16])
 def test_accumulation_holds_one_micro_batch_at_a_time(run_loop, micro_batches):
-    """Activations of 16 micro-batches take the room of one; of their inputs, at most of two."""
+    """With accumulation one micro-batch's activations exist at a time, and at most two inputs."""
     values = {"training": {"batch_size": 4, "accumulation_steps": micro_batches, "steps": 2}}
     run = run_loop(Counting, values)
     assert run.recipe.alive == [1] * (2 * micro_batches)
@@ -47,7 +47,7 @@ def test_accumulation_holds_one_micro_batch_at_a_time(run_loop, micro_batches):
 
 
 class Shared(Regression):
-    """PyTorch's own example of several losses: each is of both networks' outputs."""
+    """PyTorch's example of several losses, each with both networks' outputs."""
 
     name: ClassVar = "shared"
     defaults: ClassVar = {"training": {"steps": 30, "batch_size": 8, "max_grad_norm": None}}
@@ -75,7 +75,7 @@ class Shared(Regression):
 
 @pytest.mark.slow
 def test_several_losses_of_a_shared_graph_as_pytorch_does_it(run_loop):
-    """Bit-equal to the loop of PyTorch's AMP examples, "Working with multiple losses"."""
+    """Several losses train bit-equal to the "multiple losses" example in PyTorch's AMP docs."""
     run = run_loop(Shared, FP16)
     config = parse_config(Shared, FP16)
     torch.manual_seed(0)
@@ -99,7 +99,7 @@ def test_several_losses_of_a_shared_graph_as_pytorch_does_it(run_loop):
 
 
 class Adversaries(Shared):
-    """Each loss is only of its own network, though both share a graph."""
+    """Two losses, each of its own network's outputs, in a shared graph."""
 
     name: ClassVar = "adversaries"
 
@@ -110,7 +110,7 @@ class Adversaries(Shared):
 
 @pytest.mark.parametrize("accumulation_steps", [1, 2])
 def test_losses_yielded_together_reach_their_own_optimizers(run_loop, accumulation_steps):
-    """Either network trains by its own loss, before either has stepped."""
+    """Losses yielded together train their own networks, before either has stepped."""
     training = {"steps": 1, "batch_size": 8, "accumulation_steps": accumulation_steps}
     run = run_loop(Adversaries, {"precision": "fp32", "training": training})
     config = parse_config(Adversaries, {"training": training})
@@ -130,7 +130,7 @@ def test_losses_yielded_together_reach_their_own_optimizers(run_loop, accumulati
 
 
 class Split(Regression):
-    """Matrices under one optimizer, the rest under another, one loss for both."""
+    """A recipe with one loss, and separate optimizers for matrices and the rest."""
 
     def __init__(self, config, device):
         super().__init__(config, device)
@@ -148,7 +148,7 @@ class Split(Regression):
 
 
 def test_one_loss_can_feed_several_optimizers(run_loop):
-    """Two of the same kind and rate equal a single one."""
+    """Two optimizers of the same kind and rate equal a single one."""
     values = {"precision": "fp16", "training": {"steps": 30}}
 
     class Whole(Regression):
@@ -164,7 +164,7 @@ def test_one_loss_can_feed_several_optimizers(run_loop):
 
 @pytest.mark.parametrize("recipe", [Regression, Pair])
 def test_two_losses_for_one_optimizer_are_rejected_with_accumulation_too(run_loop, recipe):
-    """The second loss of the last micro-batch is rejected too, and not silently lost."""
+    """A second loss for one optimizer in the last micro-batch is rejected."""
 
     class Twice(recipe):
         def training_step(self, batch):
@@ -176,7 +176,7 @@ def test_two_losses_for_one_optimizer_are_rejected_with_accumulation_too(run_loo
 
 
 class Averaging(Regression):
-    """Keeps a moving average of its weights among its modules, and counts."""
+    """A recipe that counts, and keeps a moving average of its weights as a module."""
 
     def __init__(self, config, device):
         super().__init__(config, device)
@@ -199,9 +199,7 @@ class Averaging(Regression):
 
 
 def test_after_step_comes_once_a_step(run_loop):
-    """after_step is called once for any number of micro-batches, with the weights after
-    the update.
-    """
+    """after_step is called once per step, after the update, for any number of micro-batches."""
     run = run_loop(Averaging, {"training": {"accumulation_steps": 4, "steps": 6}})
     assert (run.recipe.steps, run.recipe.micro_batches) == (6, 24)
     average = run.recipe.modules["average"]
@@ -209,7 +207,7 @@ def test_after_step_comes_once_a_step(run_loop):
 
 
 def test_a_recipes_own_state_is_resumed(run_loop, tmp_path):
-    """The resumed recipe continues with the result of state_dict at the checkpoint."""
+    """A resumed recipe gets its state_dict from the checkpoint."""
     values = {"training": {"steps": 4}, "checkpoints": {"every_steps": 2}}
     whole = run_loop(Averaging, values, tmp_path / "checkpoints")
     half = tmp_path / "checkpoints" / "step-00000002.pt"
@@ -219,7 +217,7 @@ def test_a_recipes_own_state_is_resumed(run_loop, tmp_path):
 
 
 def test_a_state_that_a_checkpoint_cannot_hold_is_named(run_loop, tmp_path):
-    """An object that would need code to load is refused when it is saved, by its place."""
+    """An object that needs code to be loaded is refused when saved, with its path."""
 
     class Holding(Regression):
         def state_dict(self):
@@ -231,6 +229,6 @@ def test_a_state_that_a_checkpoint_cannot_hold_is_named(run_loop, tmp_path):
 
 
 def test_generators_of_a_step_are_released(run_loop):
-    """The graph of a step is gone before the next one's forward pass."""
+    """A step's graph is released before the next forward pass."""
     run = run_loop(Counting, {"training": {"steps": 5, "accumulation_steps": 1}})
     assert run.recipe.alive == [1] * 5

@@ -1,4 +1,4 @@
-"""Memory computed on the meta device equals that of real tensors."""
+"""Memory computed on the meta device equals real tensors' memory."""
 
 import json
 from typing import Any
@@ -15,7 +15,7 @@ from trainer.recipes.wgan_gp import WGANGP
 
 
 class Tied(Recipe):
-    """An embedding tied to its head, a convolution, a frozen layer and a buffer."""
+    """A recipe with a tied embedding, a convolution, a frozen layer and a buffer."""
 
     name = "tied"
     title = description = "Tied"
@@ -37,7 +37,7 @@ class Tied(Recipe):
 
 
 class Reading(Tied):
-    """A recipe that reads a value on the meta device, which has none."""
+    """A recipe that reads a value, which the meta device lacks."""
 
     def __init__(self, config: RunConfig[Any], device: torch.device) -> None:
         super().__init__(config, device)
@@ -57,7 +57,7 @@ def test_each_kind_of_bytes_is_counted_once() -> None:
 
 
 def test_it_is_what_real_tensors_take() -> None:
-    """The count is that of two networks and their optimizers after a step of each."""
+    """Counted bytes equal those of two real networks and their optimizers after a step."""
     config = parse_config(WGANGP, {})
     recipe = WGANGP(config, torch.device("cpu"))
     for optimizer in recipe.optimizers.values():
@@ -76,7 +76,7 @@ def test_it_is_what_real_tensors_take() -> None:
 def test_what_cannot_be_counted_is_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A recipe that cannot be counted hides no other."""
+    """A recipe that cannot be counted affects no other."""
     known = {"tied": Tied, "reading": Reading}
     monkeypatch.setattr(memory, "load_recipe", known.__getitem__)
     monkeypatch.setattr(memory.sys, "argv", ["memory", "reading", "tied"])

@@ -7,8 +7,8 @@ from trainer.recipes.top_k import hits
 
 
 def test_the_share_follows_the_generator():
-    """The same seed draws the same share; Beta's mean is a half, and a small α seldom
-    mixes evenly.
+    """Equal seeds draw equal mixing shares; Beta's mean is a half, and a small α seldom mixes
+    evenly.
     """
     torch.manual_seed(0)
     drawn = torch.stack([draw_share(0.2) for _ in range(2000)])
@@ -22,7 +22,7 @@ def test_the_share_follows_the_generator():
 
 
 def test_images_and_losses_are_mixed_alike():
-    """A share of an image is its own, the rest that of the one before; so are the labels."""
+    """Images and labels are mixed with the previous example's by the same share."""
     images = torch.eye(3).view(3, 3, 1, 1)
     blended = mix(images, torch.tensor(0.75))
     assert blended.view(3, 3).tolist() == [[0.75, 0, 0.25], [0.25, 0.75, 0], [0, 0.25, 0.75]]
@@ -35,7 +35,7 @@ def test_images_and_losses_are_mixed_alike():
 
 
 def test_hits_are_counted_among_the_largest():
-    """With k or fewer classes every label is a hit."""
+    """Hits count labels among the k largest logits; with k or fewer classes all are hits."""
     logits = torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0], [1.0, 2.0, 3.0]])
     labels = torch.tensor([0, 1, 0])
     assert [hits(logits, labels, k).item() for k in (1, 2, 5)] == [1, 2, 3]

@@ -30,7 +30,7 @@ from trainer.telemetry import Telemetry
     "recipe_class", [Regression, Pair, Digits, GPT, WGANGP, *extended([ERFNet])]
 )
 def test_a_step_never_waits_for_the_device(monkeypatch, recipe_class, precision):
-    """With fused optimizers nothing waits: clip, accumulation, two optimizers and telemetry."""
+    """A step with fused optimizers, clip, accumulation and telemetry never waits for the device."""
     values = {
         "precision": precision,
         "training": {"max_grad_norm": 1.0, "accumulation_steps": 2},
@@ -42,8 +42,8 @@ def test_a_step_never_waits_for_the_device(monkeypatch, recipe_class, precision)
 
 
 def test_the_policies_never_wait_for_the_device(monkeypatch):
-    """Floor, ceiling, hysteresis, tolerance, a clip by value, and a rate that counts applied
-    steps are decided on the device.
+    """Floor, ceiling, hysteresis, tolerance, clip by value and applied-step rates stay on the
+    device.
     """
     values = {
         "training": {"schedule_counts": "applied", "schedule": "cosine", "max_grad_value": 0.1},
@@ -53,7 +53,7 @@ def test_the_policies_never_wait_for_the_device(monkeypatch):
 
 
 def test_an_unfused_optimizer_waits_once_a_step(monkeypatch):
-    """PyTorch's own scaler asks the device whether to skip: the guard sees it."""
+    """An unfused optimizer waits once in each step, because torch's scaler reads a flag."""
     with pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta tensors"):
         attempt_steps(monkeypatch, Pair, {"training": {"fused": False}})
 
@@ -75,7 +75,7 @@ def test_an_unfused_optimizer_waits_once_a_step(monkeypatch):
     ids=["item", "float", "bool", "cpu", "to", "copy_", "tolist", "numpy", "nonzero", "equal"],
 )
 def test_the_guard_sees_a_recipe_that_waits(monkeypatch, ask):
-    """Any way to read a loss on the host makes the proof fail."""
+    """The guard detects every way of reading a loss on the host."""
 
     class Asking(Regression):
         def training_step(self, batch):
@@ -100,7 +100,7 @@ def test_the_guard_sees_a_recipe_that_waits(monkeypatch, ask):
 )
 @pytest.mark.parametrize("ask", ["item", *extended(["cpu", "tolist"])])
 def test_the_guard_sees_a_wait_inside_the_loop(monkeypatch, owner, place, ask):
-    """A value read where the loop measures, decides or writes makes the proof fail."""
+    """The guard detects a value that the loop reads where it measures, decides or writes."""
     original = getattr(owner, place)
 
     def asking(self, *args):
@@ -115,6 +115,6 @@ def test_the_guard_sees_a_wait_inside_the_loop(monkeypatch, owner, place, ask):
 
 
 def test_the_guard_sees_get_scale(monkeypatch):
-    """Reading the scale on the host makes the proof fail."""
+    """The guard detects a scale that is read on the host."""
     with pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta tensors"):
         attempt_steps(monkeypatch, Pair, after_step=lambda recipe: recipe.scaler.get_scale())

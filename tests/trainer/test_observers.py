@@ -36,7 +36,7 @@ VALUES = {
     "error", [torch.OutOfMemoryError("no memory left"), *extended([KeyError("x")])]
 )
 def test_a_diagnosis_that_fails_ends_no_run(run_loop, monkeypatch, owner, moment, name, error):
-    """The failure is reported once as an event, and the run ends with the same bits."""
+    """A failing diagnosis is reported once as an event, and the run's bits are unchanged."""
     alone = run_loop(Pair, VALUES)
 
     def failing(*_arguments):
@@ -53,7 +53,7 @@ def test_a_diagnosis_that_fails_ends_no_run(run_loop, monkeypatch, owner, moment
 
 @pytest.mark.parametrize("made", [{"no suffix": b"text"}, None])
 def test_artifacts_that_fail_end_no_run(run_loop, tmp_path, made):
-    """An invalid file name, or a method that raises, is reported; metrics are recorded."""
+    """An invalid artifact name, or a failing method, is reported, and metrics are recorded."""
 
     class Showing(Regression):
         def evaluate(self):

@@ -1,4 +1,4 @@
-"""Operators that a step dispatches beyond PyTorch's own loop: the exact list."""
+"""The exact list of operators that a step adds to PyTorch's own loop."""
 
 from collections import Counter
 from itertools import product
@@ -23,7 +23,7 @@ STEPS = 10  # the scale's bounds are applied in every 16th
 
 
 class Many(Regression):
-    """A given number of parameters: vectors of four, summed."""
+    """A recipe with a given number of parameters: vectors of four, summed."""
 
     wanted, kind = 10, "AdamW"
 
@@ -64,7 +64,7 @@ def usual_step(step) -> Counter[str]:
 
 
 def surplus(monkeypatch, parameters, kind, precision, *, clip, **values) -> dict[str, int]:
-    """Return the operators of a step of the product beyond those of a bare loop."""
+    """Return the operators that our step adds to a bare loop's."""
     monkeypatch.setattr("halfstep.recording.ring.DRAIN_SECONDS", 1e9)
     recipe_class = type("Some", (Many,), {"wanted": parameters, "kind": kind})
     training = {"max_grad_norm": 1.0 if clip else None, **values}
@@ -110,7 +110,7 @@ def surplus(monkeypatch, parameters, kind, precision, *, clip, **values) -> dict
 
 @all_kinds
 def test_a_step_takes_two_operators_beyond_a_bare_loop(monkeypatch, parameters, kind, precision):
-    """One operator is for all norms, and one for the row."""
+    """A step adds two operators to a bare loop, one for all norms and one for the row."""
     assert surplus(monkeypatch, parameters, kind, precision, clip=False) == {
         "_foreach_norm": 1,
         "stack": 1,
@@ -119,5 +119,5 @@ def test_a_step_takes_two_operators_beyond_a_bare_loop(monkeypatch, parameters, 
 
 @all_kinds
 def test_a_clipped_step_takes_one(monkeypatch, parameters, kind, precision):
-    """The operator is for the row: the clip has computed the norms."""
+    """A clipped step adds one operator, for the row, since the clip computes the norms."""
     assert surplus(monkeypatch, parameters, kind, precision, clip=True) == {"stack": 1}

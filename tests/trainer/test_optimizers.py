@@ -1,4 +1,4 @@
-"""Optimizers and their rates, as recipes may make them."""
+"""Optimizers and learning rates of recipes."""
 
 from typing import ClassVar
 
@@ -14,7 +14,7 @@ SKIPPING = {"precision": "fp16", "scaler": {"init_scale": 2.0**40}, "training": 
 
 
 def with_optimizer(make):
-    """A recipe with this optimizer of its parameters."""
+    """Return a recipe with this optimizer for its parameters."""
 
     class Made(Regression):
         def __init__(self, config, device):
@@ -28,7 +28,7 @@ def with_optimizer(make):
 @pytest.mark.slow
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_momentum_of_a_fused_sgd_survives_a_first_step_that_is_skipped(run_loop, nesterov):
-    """Fused and unfused have the same losses: neither uses uninitialized memory."""
+    """After a skipped first step fused and unfused SGD with momentum have equal losses."""
 
     def sgd(fused):
         return with_optimizer(
@@ -46,9 +46,7 @@ def test_momentum_of_a_fused_sgd_survives_a_first_step_that_is_skipped(run_loop,
 
 
 def test_momentum_is_prepared_only_for_fused_sgd():
-    """Momentum begins with zeros, which a first step turns into the gradient; existing momentum
-    is unchanged.
-    """
+    """Fused SGD's momentum begins with zeros; existing momentum is unchanged."""
     layer = nn.Linear(2, 2)
     sgd = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9, fused=True)
     plain = torch.optim.SGD(layer.parameters(), lr=0.1, fused=True)
@@ -60,7 +58,7 @@ def test_momentum_is_prepared_only_for_fused_sgd():
 
 
 def test_dampening_of_a_fused_sgd_is_rejected(run_loop):
-    """Zeros as initial momentum would be dampened in the first step, which torch's are not."""
+    """A fused SGD with dampening is rejected: momentum of zeros would be dampened at once."""
     damped = with_optimizer(
         lambda parameters, _: torch.optim.SGD(
             parameters, lr=0.1, momentum=0.9, dampening=0.1, fused=True
@@ -72,7 +70,7 @@ def test_dampening_of_a_fused_sgd_is_rejected(run_loop):
 
 
 def test_an_argument_that_is_not_an_optimizer_is_named():
-    """The error has its type and the allowed ones."""
+    """The error for an object that is no optimizer has its type and the allowed ones."""
     with pytest.raises(RecipeError, match='optimizer "adam" is a Linear; allowed: a torch'):
         check_kind("adam", nn.Linear(1, 1))
     with pytest.raises(RecipeError, match="evaluates the loss several times per step"):
@@ -80,14 +78,14 @@ def test_an_argument_that_is_not_an_optimizer_is_named():
 
 
 def test_an_optimizer_without_a_fused_kernel_is_reported(run_loop):
-    """RMSprop knows no `fused`: the sentence says what to leave out."""
+    """An optimizer without a fused kernel is reported with the argument to leave out."""
     fused = with_optimizer(lambda p, config: torch.optim.RMSprop(p, fused=config.training.fused))
     with pytest.raises(RecipeError, match="has no fused form; leave out fused="):
         run_loop(fused)
 
 
 class Scheduled(Regression):
-    """A scheduler of its own, stepped once a step."""
+    """A recipe with its own scheduler, stepped once in each step."""
 
     name: ClassVar = "scheduled"
 
@@ -107,7 +105,7 @@ class Scheduled(Regression):
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 def test_a_recipes_own_schedule_is_applied_and_recorded(run_loop, tmp_path):
-    """With training.schedule recipe the loop sets no rates, but records and resumes them."""
+    """With training.schedule "recipe" the loop records and resumes rates without setting them."""
     values = {
         "training": {"schedule": "recipe", "steps": 6},
         "checkpoints": {"every_steps": 3},
@@ -123,13 +121,13 @@ def test_a_recipes_own_schedule_is_applied_and_recorded(run_loop, tmp_path):
 
 
 def test_a_scheduler_that_would_be_overwritten_is_rejected(run_loop):
-    """The error says which setting gives the recipe's scheduler an effect."""
+    """A recipe's scheduler that the loop would overwrite is rejected with the setting to change."""
     with pytest.raises(RecipeError, match="set it to recipe and step the scheduler in after_step"):
         run_loop(Scheduled)
 
 
 def test_a_rate_set_in_training_step_is_the_one_recorded(run_loop):
-    """Telemetry has the applied rate, wherever it was set."""
+    """The recorded rate is the applied one, also if training_step sets it."""
 
     class Setting(Regression):
         def training_step(self, batch):
@@ -140,7 +138,7 @@ def test_a_rate_set_in_training_step_is_the_one_recorded(run_loop):
 
 
 def test_a_frozen_teacher_stays_in_eval_mode(run_loop):
-    """Evaluation puts every part back into the mode that the recipe had given it."""
+    """Evaluation restores each module's mode, such as a frozen teacher's eval mode."""
 
     class Teacher(Regression):
         modes: ClassVar = []
@@ -164,7 +162,7 @@ def test_a_frozen_teacher_stays_in_eval_mode(run_loop):
 
 
 def test_examples_come_as_they_are_without_shuffle(run_loop):
-    """With training.shuffle off the data keep their order in each epoch."""
+    """Without shuffling, examples keep their order in each epoch."""
     seen = []
 
     class Seeing(Regression):
@@ -178,22 +176,20 @@ def test_examples_come_as_they_are_without_shuffle(run_loop):
 
 @pytest.mark.parametrize(("epochs", "steps"), [(1, 8), (2.5, 20), (0.01, 1), (3.01, 25)])
 def test_epochs_stand_in_for_steps(run_loop, epochs, steps):
-    """The number of steps is that which sees each of 64 examples this often, and the page
-    shows it.
-    """
+    """The number of steps follows from the epochs, and an event reports it."""
     run = run_loop(Regression, {"training": {"batch_size": 8, "epochs": epochs}})
     assert run.records["step"].tolist() == list(range(1, steps + 1))
     assert run.of("length") == [{"event": "length", "step": 0, "steps": steps}]
 
 
 def test_a_schedule_of_epochs_ends_with_them(run_loop):
-    """A cosine reaches 0 at the last step of the epochs."""
+    """A cosine schedule reaches 0 at the last step of the epochs."""
     values = {"batch_size": 8, "epochs": 2, "schedule": "cosine"}
     assert run_loop(Regression, {"training": values}).records["lr"][-1] == 0
 
 
 def test_evaluation_can_come_before_the_first_step(run_loop, tmp_path):
-    """The untrained model is evaluated at step 0, and a resumed run does not repeat that."""
+    """An untrained model can be evaluated at step 0, which a resumed run does not repeat."""
 
     class Evaluated(Regression):
         def evaluate(self):

@@ -434,8 +434,8 @@ def test_a_compiled_model_trains_under_its_own_names(run_loop):
 
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_deterministic_is_a_switch(run_loop, deterministic):
-    """If it is on, an operation without a deterministic algorithm raises; if it is off, it
-    runs. Mutation: make_deterministic without use_deterministic_algorithms.
+    """With training.deterministic on, an operation without a deterministic algorithm raises; with
+    it off, it runs. Mutation: make_deterministic without use_deterministic_algorithms.
     """
 
     class Scattering(Regression):

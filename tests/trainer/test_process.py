@@ -41,7 +41,7 @@ class Failing(Regression):
 
 
 def test_a_job_is_trained_into_spool_checkpoint_and_outcome(tmp_path):
-    """The folder has all that the supervisor needs, and the exit code is 0."""
+    """A job leaves spool, checkpoint and outcome in its folder, and exits with 0."""
     write_job(tmp_path)
     assert finish(start(tmp_path)) == (0, "")
     outcome, records, events = read(tmp_path)
@@ -60,7 +60,7 @@ def test_a_job_is_trained_into_spool_checkpoint_and_outcome(tmp_path):
     ],
 )
 def test_a_recipe_that_raises_leaves_its_traceback(tmp_path, statement, last_line):
-    """The outcome and stderr have it, earlier steps are recorded, the exit code is 1.
+    """A recipe that raises leaves its traceback in outcome and stderr, and exits with 1.
 
     Catches a sys.exit without an outcome, which would be retried as a killed run.
     """
@@ -86,7 +86,7 @@ def test_a_recipe_that_raises_leaves_its_traceback(tmp_path, statement, last_lin
 def test_a_setting_that_only_the_worker_finds_wrong_is_no_error_in_the_code(
     tmp_path, config, message
 ):
-    """The failure kind is settings, and the error is the message, without traceback and class."""
+    """A setting that only the worker finds invalid has failure kind settings, and no traceback."""
     write_job(tmp_path, config=config, weights={"": "/nowhere.pt"})
     code, _errors = finish(start(tmp_path))
     outcome = json.loads((tmp_path / "outcome-1.json").read_text())
@@ -96,7 +96,7 @@ def test_a_setting_that_only_the_worker_finds_wrong_is_no_error_in_the_code(
 
 
 def test_an_error_of_a_recipe_is_named_without_the_path_of_its_class(tmp_path):
-    """The error is one in the code: its traceback ends with the short name and the message."""
+    """A recipe's exception has its short class name and message as the traceback's last line."""
     statement = 'from halfstep.recipe import RecipeError; raise RecipeError("no loss")'
     (tmp_path / "failing.py").write_text(FAILING.replace("STATEMENT", statement))
     write_job(tmp_path, recipe=f"{tmp_path}/failing.py:Failing", config={})
@@ -107,7 +107,7 @@ def test_an_error_of_a_recipe_is_named_without_the_path_of_its_class(tmp_path):
 
 
 def test_a_signal_preempts_and_another_attempt_continues(tmp_path):
-    """SIGTERM leaves a checkpoint, from which attempt 2 ends like an undisturbed run."""
+    """SIGTERM leaves a checkpoint, with which attempt 2 ends like an uninterrupted run."""
     config = {"training": {"steps": 3000}, "evaluation": {"every_steps": None}}
     write_job(tmp_path, config=config)
     process, spool = start(tmp_path), SpoolReader(tmp_path / "spool")
@@ -130,7 +130,7 @@ def test_a_signal_preempts_and_another_attempt_continues(tmp_path):
 
 
 def test_the_control_file_stops_a_run(tmp_path):
-    """A cancel written before the start is applied after the first step, with a checkpoint."""
+    """A cancel from before the start is applied after the first step, with a checkpoint."""
     write_job(tmp_path)
     (tmp_path / "control-1.json").write_text(
         '{"stop": "cancel", "requests": [{"id": 7, "kind": "checkpoint", "value": 0}]}'
@@ -143,7 +143,7 @@ def test_the_control_file_stops_a_run(tmp_path):
 
 
 def test_each_request_is_executed_once(tmp_path):
-    """A request counts once, for any value, while it is listed; a stop lasts.
+    """A listed request is executed once, whatever its value; a stop stays in effect.
 
     Catches a scale or replay compared by value, and thus ignored the second time, and a request
     applied again whenever the file changes.
@@ -184,7 +184,7 @@ def test_no_training_outlives_its_supervisor(tmp_path):
 
 
 def test_training_dies_with_the_process_that_started_it(tmp_path):
-    """When the starter is killed, the kernel kills the training at once."""
+    """When the process that started it is killed, the kernel kills the training at once."""
     write_job(tmp_path, config={"training": {"steps": 10**8}})
     starter = warm.Popen(
         [
@@ -240,8 +240,9 @@ def test_two_ranks_train_one_model_and_record_once(tmp_path, precision):
 
 def test_ranks_agree_on_weights_scale_and_a_stop_that_one_of_them_receives(tmp_path):
     """A stop on rank 1, and a scale and a replay requested from rank 0, apply to both at the same
-    step; an overflow on rank 1 makes both skip; the weights stay equal; only rank 0 records.
-    Catches gradients unscaled before they are averaged: one rank would skip."""
+    step; an overflow on rank 1 makes both skip, weights stay equal, and only rank 0 records.
+    Catches gradients unscaled before they are averaged: one rank would skip.
+    """
     run_ranks(tmp_path, RANK)
     first, second = (torch.load(tmp_path / f"rank-{rank}.pt") for rank in (0, 1))
     assert_same_bits(first["weights"], second["weights"])
@@ -349,9 +350,8 @@ with join(torch.device("cpu")) as (ranks, device):
 
 
 def test_ranks_train_a_static_graph(tmp_path):
-    """A parameter that is never used costs no search; the weights are those of one process, and
-    gradients are stored where they are averaged, once. A gradient that is differentiated again,
-    which DDP would leave on its rank, is rejected.
+    """DDP's static graph trains unused parameters like one process, stores gradients once, and
+    rejects a gradient that is differentiated again.
     """
     run_ranks(tmp_path, STATIC)
     first, second = (torch.load(tmp_path / f"rank-{rank}.pt") for rank in (0, 1))
@@ -363,7 +363,7 @@ def test_ranks_train_a_static_graph(tmp_path):
 
 @pytest.mark.parametrize("recipe", ["wgan-gp", *extended(["gpt", "erfnet"])])
 def test_two_ranks_train_every_recipe(tmp_path, recipe):
-    """Transformer, BatchNorm and a gradient differentiated twice work in DDP, in fp16."""
+    """Recipes with transformer, BatchNorm and double gradients train on two DDP ranks in fp16."""
     sizes = {
         "gpt": {"layers": 1, "width": 32, "heads": 2, "context": 16, "max_bytes": 2**16},
         "wgan-gp": {"width": 32},
@@ -385,9 +385,7 @@ def test_two_ranks_train_every_recipe(tmp_path, recipe):
 
 
 def test_data_workers_leave_the_end_to_the_training(tmp_path):
-    """After SIGTERM to all its processes, as from systemd, there is a checkpoint, and no
-    process is left.
-    """
+    """SIGTERM to all processes, as from systemd, leaves a checkpoint and no process."""
     config = {"training": {"steps": 10**6, "batch_size": 4}, "data": {"workers": 2}}
     write_job(tmp_path, recipe=f"{warm.ROOT}/tests/reading.py:Reading", config=config)
     with start(tmp_path) as training:
@@ -432,9 +430,7 @@ with join(torch.device("cpu")) as (ranks, device):
 
 
 def test_ranks_have_modules_of_their_own_precision_by_their_plain_names(tmp_path):
-    """Modules are named without DistributedDataParallel's "module."; what runs in fp32 puts out
-    fp32, and the averages in the checkpoint have the weights' names.
-    """
+    """With DDP modules have plain names without "module.", for precisions and for averages."""
     run_ranks(tmp_path, PLACED)
     for rank in (0, 1):
         assert torch.load(tmp_path / f"rank-{rank}.pt") == ["torch.float32"]
@@ -445,7 +441,7 @@ def test_ranks_have_modules_of_their_own_precision_by_their_plain_names(tmp_path
 
 
 def test_data_workers_meet_the_training_however_deep_its_folder_lies(tmp_path, monkeypatch):
-    """Socket paths have at most 107 bytes; the sockets are deleted with the temporary folder."""
+    """Data workers connect by short socket paths, since deep ones exceed 107 bytes."""
     deep = tmp_path / "deep" / ("d" * 120)
     deep.mkdir(parents=True)
     monkeypatch.setenv("TMPDIR", str(deep))

@@ -28,25 +28,25 @@ class NotARecipe:
 
 @pytest.fixture
 def own_file(tmp_path):
-    """A user's file with a recipe in it."""
+    """A user's file that defines a recipe."""
     path = tmp_path / "mine.py"
     path.write_text(OWN_RECIPE)
     return path
 
 
 def test_recipes_that_come_along_are_registered():
-    """Built-in recipes are found by the same entry points as third-party ones."""
+    """Built-in recipes are found by entry points, as third-party ones are."""
     assert {"digits", "mlp"} <= set(list_recipes())
     assert load_recipe("digits").title == "Handwritten digits"
 
 
 def test_a_recipe_is_loaded_from_a_file(own_file):
-    """A path and a class name are enough."""
+    """A recipe is loaded by a file's path and a class name."""
     assert load_recipe(f"{own_file}:Mine").title == "My own"
 
 
 def test_an_unknown_recipe_gets_the_known_names(own_file):
-    """The message lists the known ones."""
+    """The error for an unknown recipe lists the known ones."""
     with pytest.raises(
         UnknownRecipeError,
         match='no recipe "digit"; allowed: digits, erfnet, finetune, gpt, images',
@@ -59,7 +59,7 @@ def test_an_unknown_recipe_gets_the_known_names(own_file):
 
 
 def test_a_listed_recipe_that_is_not_there_says_why(tmp_path, monkeypatch):
-    """A missing recipe does not name itself among the known ones."""
+    """The error for a missing recipe that is listed does not list it as known."""
     file = tmp_path / "gone.py"
     monkeypatch.setenv("HALFSTEP_RECIPES", f"{file}:Gone, digitz")
     with pytest.raises(UnknownRecipeError, match=f"cannot be loaded: there is no file {file}$"):
@@ -71,7 +71,7 @@ def test_a_listed_recipe_that_is_not_there_says_why(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_probe_prints_devices_recipes_and_versions():
-    """One JSON object on stdout has the worker's capabilities."""
+    """The probe prints devices, recipes and versions as one JSON object."""
     ended = warm.run([sys.executable, "-m", "trainer.probe"])
     assert ended.returncode == 0, ended.stderr
     answer = json.loads(ended.stdout)
@@ -87,9 +87,7 @@ def test_the_probe_prints_devices_recipes_and_versions():
 
 @pytest.mark.slow
 def test_a_broken_recipe_does_not_hide_the_others(monkeypatch, tmp_path, own_file):
-    """The broken recipe is offered with its error and where that is; what loads has its
-    declared name.
-    """
+    """A broken recipe is offered with its error and location, and the others by their names."""
     broken, unread = tmp_path / "broken.py", tmp_path / "unread.py"
     broken.write_text("\n1 / 0")
     unread.write_text("a = 1\nb = (\n")
@@ -112,8 +110,8 @@ def test_a_broken_recipe_does_not_hide_the_others(monkeypatch, tmp_path, own_fil
 
 @pytest.mark.slow
 def test_a_declared_name_is_unique(monkeypatch, tmp_path, own_file):
-    """The later of two recipes with the same name is named by its file; an invalid name
-    is reported.
+    """The second of two recipes with one name is listed by its file; an invalid name is
+    reported.
     """
     taken, nameless = tmp_path / "taken.py", tmp_path / "nameless.py"
     taken.write_text(OWN_RECIPE.replace('"mine"', '"digits"'))
@@ -129,7 +127,7 @@ def test_a_declared_name_is_unique(monkeypatch, tmp_path, own_file):
 
 
 def test_a_list_that_cannot_be_read_hides_nothing(monkeypatch, tmp_path):
-    """The error is listed instead of a recipe."""
+    """An unreadable list of recipes is listed as an error."""
     monkeypatch.setenv("HALFSTEP_DATA", str(tmp_path))
     (tmp_path / "recipes.json").write_text('{"recipes": [{"reference": 1}]}')
     recipes = {recipe["name"]: recipe for recipe in to_builtins(probe.recipes())}
@@ -139,7 +137,7 @@ def test_a_list_that_cannot_be_read_hides_nothing(monkeypatch, tmp_path):
 
 @pytest.fixture
 def lacking(tmp_path, monkeypatch):
-    """A distribution with two recipes; the extra of one is not installed."""
+    """A distribution with two recipes, of which one lacks its extra."""
     folder = tmp_path / "mine-1.0.dist-info"
     folder.mkdir()
     requires = "".join(
@@ -154,18 +152,14 @@ def lacking(tmp_path, monkeypatch):
 
 
 def test_a_recipe_with_missing_packages_names_them(lacking):
-    """The recipe is not imported, and the message names the missing packages and how to
-    install them.
-    """
+    """A recipe with missing packages is not imported; the message names them and the command."""
     result = r"recipe big needs Nobody.has-this: pip install 'mine\[big\]'"
     with pytest.raises(MissingRequirementError, match=result):
         load_recipe("big")
 
 
 def test_a_recipe_whose_packages_are_missing_is_not_offered(lacking):
-    """Such a recipe is listed with its requirements, and without a schema; the others
-    with theirs.
-    """
+    """A recipe without its packages is listed with its requirements, without a schema."""
     recipes = {recipe["name"]: recipe for recipe in to_builtins(probe.recipes())}
     assert recipes["big"] == {
         "name": "big",
@@ -185,8 +179,8 @@ def test_a_recipe_whose_packages_are_missing_is_not_offered(lacking):
     ],
 )
 def test_an_installed_recipe_that_raises_harms_no_other(tmp_path, monkeypatch, text, error, line):
-    """The recipe is reported with package, error, file and line; the others are offered,
-    and load.
+    """An installed recipe that raises is reported with package, error and line, and hides no
+    other.
     """
     folder = tmp_path / "fallen-2.1.dist-info"
     folder.mkdir()

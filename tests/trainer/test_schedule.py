@@ -19,7 +19,8 @@ VALUES = {
 
 @pytest.mark.slow
 def test_a_schedule_of_applied_steps_does_not_advance_at_a_skip(run_loop):
-    """The rate of each step is that of the number of steps applied before it, plus one.
+    """With schedule_counts "applied" a step's rate is that of the applied steps before it, plus
+    one.
 
     Catches a count of attempts, and one that is off by the step under way.
     """
@@ -35,7 +36,7 @@ def test_a_schedule_of_applied_steps_does_not_advance_at_a_skip(run_loop):
 
 @pytest.mark.slow
 def test_without_skips_both_schedules_give_the_same_rates(run_loop):
-    """The device computes the host's rates to fp32's precision."""
+    """Without skips the device's rates equal the host's, to fp32's precision."""
     values = VALUES | {"precision": "fp32"}
     attempted = values | {"training": values["training"] | {"schedule_counts": "attempted"}}
     rates = [run_loop(Digits, v).records["lr"] for v in (values, attempted)]
@@ -43,7 +44,7 @@ def test_without_skips_both_schedules_give_the_same_rates(run_loop):
 
 
 def test_each_optimizer_counts_its_own_steps(run_loop):
-    """With two optimizers the recorded rate is the first one's, and waits for its skips only."""
+    """With two optimizers the recorded rate follows the first one's applied steps."""
     values = VALUES | {"scaler": {"init_scale": 2.0**18, "growth_interval": 4}}
     run = run_loop(Pair, values)
     flags = run.records["flags"]
@@ -58,7 +59,7 @@ def test_each_optimizer_counts_its_own_steps(run_loop):
 
 @pytest.mark.slow
 def test_a_resumed_run_continues_its_counts(run_loop, tmp_path):
-    """The counts are in the checkpoint: the second half is bit-exact."""
+    """Counts of applied steps are in the checkpoint, so a resumed run is bit-exact."""
     values = VALUES | {"checkpoints": {"every_steps": 30}}
     straight = run_loop(Digits, values, folder=tmp_path)
     resumed = run_loop(Digits, values, resume=tmp_path / "step-00000030.pt")
@@ -67,6 +68,6 @@ def test_a_resumed_run_continues_its_counts(run_loop, tmp_path):
 
 
 def test_an_unfused_optimizer_cannot_count_applied_steps(run_loop):
-    """The optimizer would read the rate on the host, which waits; the message names both fields."""
+    """An unfused optimizer cannot count applied steps, since it reads the rate on the host."""
     with pytest.raises(ConfigError, match=r"schedule_counts is applied, but training\.fused"):
         run_loop(Digits, {"training": {"schedule_counts": "applied", "fused": False}})

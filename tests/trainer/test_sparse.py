@@ -1,4 +1,4 @@
-"""Sparse gradients of an embedding; a batch reads a few rows."""
+"""Sparse gradients of an embedding of which a batch reads a few rows."""
 
 from typing import ClassVar
 
@@ -37,13 +37,13 @@ def with_embedding(make, *, is_sparse=True, factor=1.0):
 
 
 def sgd(parameters, **kwargs):
-    """Return SGD with the arguments of this test."""
+    """Return SGD with this test's arguments."""
     return torch.optim.SGD(parameters, lr=0.5, **kwargs)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_sparse_gradients_train_as_dense_ones(run_loop, precision):
-    """Losses, norms and clips are those of the same table with dense gradients."""
+    """Losses, norms and clips of sparse gradients equal those of dense ones."""
     values = {"precision": precision, "diagnosis": {"histogram_every_steps": 2}}
     sparse = run_loop(with_embedding(sgd), values)
     dense = run_loop(with_embedding(sgd, is_sparse=False), values)
@@ -57,14 +57,14 @@ def test_sparse_gradients_train_as_dense_ones(run_loop, precision):
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of torch's own Adagrad
 @pytest.mark.parametrize("make", [torch.optim.SparseAdam, torch.optim.Adagrad])
 def test_the_other_optimizers_of_sparse_gradients_train_too(run_loop, make):
-    """The loss falls with each of these optimizers."""
+    """The loss falls with each other optimizer that supports sparse gradients."""
     recipe = with_embedding(lambda parameters: make(parameters, lr=0.1))
     run = run_loop(recipe, {"training": {"steps": 24}})
     assert run.records["loss"][-1] < run.records["loss"][0]
 
 
 def test_a_sparse_overflow_is_counted_and_replayed(run_loop):
-    """The overflowed elements are reported as for a dense gradient."""
+    """Overflowed elements of a sparse gradient are reported like a dense one's, and replayed."""
     values = {"scaler": {"init_scale": 2.0**127}, "training": {"steps": 3}}
     asked = iter([Control(None, Request(1, "replay", 2))])
     run = run_loop(with_embedding(sgd, factor=1e3), values, control=lambda: next(asked, Control()))
@@ -79,13 +79,13 @@ def test_a_sparse_overflow_is_counted_and_replayed(run_loop):
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_a_fused_optimizer_of_sparse_gradients_is_rejected(run_loop, precision):
-    """The error has the parameter's name and what to do, instead of torch's message."""
+    """A fused optimizer of sparse gradients is rejected with the parameter and the remedy."""
     recipe = with_embedding(lambda parameters: sgd(parameters, fused=True))
     with pytest.raises(RecipeError, match=r"the gradient of table.weight is sparse, .* fused=F"):
         run_loop(recipe, {"precision": precision})
 
 
 def test_a_clip_by_value_of_sparse_gradients_is_rejected(run_loop):
-    """torch does not support it, with an internal message."""
+    """A clip by value of sparse gradients, which torch lacks, is rejected."""
     with pytest.raises(RecipeError, match="cannot clip its elements"):
         run_loop(with_embedding(sgd), {"training": {"max_grad_value": 1.0}})

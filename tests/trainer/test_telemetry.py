@@ -11,7 +11,7 @@ from trainer.telemetry import Telemetry
 
 
 class SlowEvent:
-    """Simulates a CUDA event that completes after some polls."""
+    """A CUDA event that completes after some polls."""
 
     def __init__(self, polls):
         self.polls, self.left, self.waits = polls, 0, 0
@@ -29,13 +29,13 @@ class SlowEvent:
 
 @pytest.fixture
 def linear():
-    """A layer under SGD, watched."""
+    """Return a watched layer with SGD."""
     layer = torch.nn.Linear(2, 1)
     return watch_optimizers({"model": layer}, {"sgd": torch.optim.SGD(layer.parameters())})
 
 
 def write(telemetry, step):
-    """Write a row with the step's number as its loss."""
+    """Write a row with its step's number as the loss."""
     one = torch.ones(())
     update = Update(one * 0, [one, one], one)
     telemetry.before_step(step)
@@ -45,7 +45,7 @@ def write(telemetry, step):
 
 @pytest.mark.parametrize("polls", [0, 3, 10**6])
 def test_rows_arrive_once_in_order_and_complete(linear, polls, monkeypatch):
-    """Rows are complete over several rounds of the ring, for any delay of the copies."""
+    """Rows arrive once, complete and in order, over several rounds of the ring."""
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: None)
     received, event = [], SlowEvent(polls)
     telemetry = Telemetry(linear, CPU, Training(), Diagnosis(), received.append, [].append, 0.0)
@@ -59,11 +59,11 @@ def test_rows_arrive_once_in_order_and_complete(linear, polls, monkeypatch):
     assert records["step"].tolist() == list(range(1, 3 * RING_ROWS + 11))
     assert records["loss"].tolist() == records["step"].tolist()
     if polls < RING_ROWS:
-        assert event.waits <= 2  # those of the final drain: the loop itself never waited
+        assert event.waits <= 2  # waits of the final drain, since the loop itself never waited
 
 
 def test_a_time_without_updates_is_short(linear, monkeypatch):
-    """The first step is handed over at once, slow ones by the clock, fast ones by the number."""
+    """The first row is delivered at once, slow ones by time and fast ones by number."""
     now, received = [0.0], []
     monkeypatch.setattr("halfstep.recording.ring.clock", lambda: now[0])
     telemetry = Telemetry(linear, CPU, Training(), Diagnosis(), received.append, [].append, 0.0)
@@ -78,9 +78,7 @@ def test_a_time_without_updates_is_short(linear, monkeypatch):
 
 @pytest.mark.parametrize("clip", [None, 1.0])
 def test_norms_may_be_taken_rarely(run_loop, clip):
-    """Norms are taken at the interval, unless the clip computes them anyway; the weights
-    are the same.
-    """
+    """Norms are measured at an interval, or in each clip, without a change of the weights."""
     training = {"steps": 12, "batch_size": 8, "max_grad_norm": clip}
     values = {"precision": "fp16", "training": training}
     each = run_loop(Regression, values)

@@ -1,4 +1,4 @@
-"""Tokens of a text in a file: made once, whatever is killed, and of this text and tokenizer."""
+"""Token files of a text: built once despite kills, for a text and a tokenizer."""
 
 import os
 import threading
@@ -23,7 +23,7 @@ def text(tmp_path, monkeypatch):
 
 
 class Bytes:
-    """A tokenizer: a token a byte, 0 after a document; it counts how often it was called."""
+    """A tokenizer with a token per byte and 0 after a document, which counts its calls."""
 
     def __init__(self):
         self.calls = 0
@@ -38,7 +38,7 @@ def tokens(text, encode, made_by="bytes"):
 
 
 def test_they_are_made_once_for_a_text_and_a_tokenizer(text):
-    """The same text elsewhere uses the file too; another line, end or tokenizer has its own."""
+    """Equal texts share a token file; another line, end or tokenizer has its own."""
     encode = Bytes()
     found = tokens(text, encode)
     assert bytes(found.astype(np.uint8)) == b"ab\n" * 40_000 + b"\0c\0d\0"
@@ -59,7 +59,7 @@ def test_they_are_made_once_for_a_text_and_a_tokenizer(text):
 
 
 def test_an_interrupted_file_is_rebuilt(text):
-    """A partial file does not count, nor does one with invalid text."""
+    """A partial token file, or one of invalid text, is built again."""
 
     def broken(pieces):
         raise KeyboardInterrupt
@@ -71,7 +71,7 @@ def test_an_interrupted_file_is_rebuilt(text):
 
 
 def test_one_of_two_processes_builds_the_file(text):
-    """Several processes that start at once, as for several devices, build one file."""
+    """Several processes that start at once build one token file."""
     encode, found = Bytes(), []
     threads = [
         threading.Thread(target=lambda: found.append(tokens(text, encode))) for _ in range(4)
@@ -85,9 +85,7 @@ def test_one_of_two_processes_builds_the_file(text):
 
 
 def test_unread_notifications_are_deleted_after_a_month(text):
-    """Files that were not read for a month are deleted when another is written; one that
-    is read stays.
-    """
+    """Token files unread for a month are deleted when another is written."""
     tokens(text, Bytes(), "old")
     [old] = folder().glob("*.tokens")
     tokens(text, Bytes(), "read")
@@ -103,7 +101,7 @@ def test_unread_notifications_are_deleted_after_a_month(text):
 
 @pytest.mark.slow
 def test_a_text_is_never_in_memory_as_a_whole(text):
-    """Neither the text nor its tokens are in memory as a whole."""
+    """Neither the whole text nor all its tokens are in memory at once."""
     lines = '{"text": "' + "a" * 1000 + '"}\n'
     (text / "b.jsonl").write_text(lines * 6_000)  # 6 MB, tokens of 24 MB
     tracemalloc.start()

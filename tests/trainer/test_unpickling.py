@@ -1,4 +1,4 @@
-"""No file that a user supplies runs code: pickles are read for their tensors, or rejected."""
+"""No file of a user runs code: pickles are read for their tensors, or rejected."""
 
 import ast
 from hashlib import sha256
@@ -23,7 +23,7 @@ OURS = (
     "trainer",
     "worker",
 )
-#: Modules that make what bytes describe, by whatever function.
+#: Modules whose functions create objects from bytes.
 TRUSTING = {"pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 READING = {"load", "loads", "Unpickler", "open"}
 SWITCHES = {"weights_only", "allow_pickle"}
@@ -35,7 +35,7 @@ KNOWN = {
 
 
 class Evil:
-    """Would leave a file where a pickle is trusted."""
+    """A class that would write a file if a pickle was trusted."""
 
     def __init__(self, trace):
         self.trace = trace
@@ -46,7 +46,7 @@ class Evil:
 
 @pytest.fixture
 def evil(tmp_path):
-    """A file of torch.save that holds code, and the file that this code would leave."""
+    """Return a torch.save file with code, and the file that the code would write."""
     path, trace = tmp_path / "step-00000002.pt", tmp_path / "executed"
     torch.save({"format": 1, "state_dict": {"0.weight": torch.ones(1)}, "more": Evil(trace)}, path)
     torch.load(path, weights_only=False)
@@ -57,9 +57,7 @@ def evil(tmp_path):
 
 @pytest.mark.parametrize("is_checked", [True, False])
 def test_a_checkpoint_with_code_is_rejected(run_loop, evil, is_checked):
-    """Such a checkpoint is rejected even if its digest matches, because another process may
-    have written it.
-    """
+    """A checkpoint with code is rejected even if its digest matches."""
     path, trace = evil
     with pytest.raises(CheckpointError, match=r"step-00000002\.pt cannot be read"):
         run_loop(Regression, resume=path, is_checked=is_checked)
@@ -67,7 +65,7 @@ def test_a_checkpoint_with_code_is_rejected(run_loop, evil, is_checked):
 
 
 def test_weights_with_code_are_rejected(run_loop, evil):
-    """Weights that are named by a path, and uploaded ones that a worker brings, are rejected."""
+    """Weights with code are rejected, from a path or an upload."""
     path, trace = evil
     uploaded = {"upload": f"{sha256(path.read_bytes()).hexdigest()}/{path.name}"}
     for wanted, brought in (({"path": str(path)}, None), (uploaded, {"": path})):
@@ -78,9 +76,7 @@ def test_weights_with_code_are_rejected(run_loop, evil):
 
 @pytest.mark.slow
 def test_no_source_of_ours_trusts_a_pickle():
-    """torch.load has weights_only=True everywhere, and nothing else unpickles: no import of other
-    loggers' runs, no server, no worker.
-    """
+    """No source trusts a pickle: torch.load has weights_only=True, and nothing else unpickles."""
     sources = [path for folder in OURS for path in Path(folder).rglob("*.py")]
     assert len(sources) > 200
     found = {(str(path), name) for path in sources for name in trusting(path.read_text())}
@@ -103,13 +99,13 @@ def test_no_source_of_ours_trusts_a_pickle():
     ],
 )
 def test_what_trusts_a_pickle_is_found(source):
-    """Every way to load a pickle without weights_only is detected, whatever the name."""
+    """Every way to load a pickle without weights_only is detected, under any name."""
     assert list(trusting(source))
     assert not list(trusting("import torch\ntorch.load(path, weights_only=True)"))
 
 
 def trusting(source):
-    """Yield what in a source reads pickles as code, by the names of their modules."""
+    """Yield the calls in a source that load pickles as code."""
     if not any(word in source for word in (*TRUSTING, "load")):
         return
     tree = ast.parse(source)

@@ -1,4 +1,4 @@
-"""Modules that the warm process loads, and reasons for which it refuses to serve."""
+"""Modules that the warm process loads, and its reasons to refuse."""
 
 import json
 import os
@@ -35,7 +35,7 @@ print(json.dumps([sorted(names), sorted(modules), warm_process.obstacle()]))
 
 @pytest.mark.extended
 def test_imports_read_no_variable_that_a_run_sets() -> None:
-    """A new version of a library that reads one of READ_LATE at import shows here."""
+    """No preloaded module reads a variable of READ_LATE at import, also in newer versions."""
     own = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", READ]
     printed = subprocess.run(
@@ -50,7 +50,7 @@ def test_imports_read_no_variable_that_a_run_sets() -> None:
 
 
 def test_a_process_with_threads_or_cuda_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library whose import starts a thread, which a fork would lack, is reported."""
+    """A process with threads, which a fork would lack, or with CUDA is not forked."""
     ending = threading.Event()
     thread = threading.Thread(target=ending.wait)
     thread.start()

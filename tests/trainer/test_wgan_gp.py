@@ -28,7 +28,7 @@ def critic_loss(precision, scale):
 
 @pytest.mark.parametrize("scale", [1.0, 2.0**8, 2.0**14])
 def test_the_penalty_does_not_depend_on_the_scale(scale):
-    """Loss and gradients in fp16 are those of fp32 for any scale.
+    """Loss and gradients of the penalty in fp16 equal fp32's at any scale.
 
     Mutations: the inner gradient not unscaled; not scaled; without create_graph.
     """
@@ -40,7 +40,7 @@ def test_the_penalty_does_not_depend_on_the_scale(scale):
 
 @pytest.mark.slow
 def test_skips_are_counted_for_each_optimizer(monkeypatch, run_loop):
-    """The counts are those of the scaler's kernel in every step."""
+    """Skips of each optimizer equal those of the scaler's kernel."""
     truth = []
     kernel = torch._amp_foreach_non_finite_check_and_unscale_
 
@@ -67,7 +67,7 @@ def test_skips_are_counted_for_each_optimizer(monkeypatch, run_loop):
 
 @pytest.mark.extended
 def test_drawn_digits_come_nearer_to_real_ones(run_loop):
-    """In fp16, 300 steps cut the distance of their statistics to less than half."""
+    """In fp16, 300 steps halve the distance between generated and real digits."""
     values = {
         "recipe": SMALL | {"learning_rate": 2e-3, "critic_learning_rate": 4e-3},
         "training": {"steps": 300},
@@ -82,14 +82,14 @@ def test_drawn_digits_come_nearer_to_real_ones(run_loop):
 
 
 def test_the_distance_of_a_set_to_itself_is_zero():
-    """The distance grows by the square of a shift of the mean."""
+    """The distance of a set to itself is zero, and grows with the square of a mean shift."""
     images = torch.randn(200, 4)
     assert frechet_distance(images, images) == pytest.approx(0, abs=1e-3)
     assert frechet_distance(images, images + 1) == pytest.approx(4, abs=1e-3)
 
 
 def test_the_picture_shows_64_digits(run_loop, tmp_path):
-    """After an evaluation there is a PNG of 8 × 8 digits, each pixel 4 wide."""
+    """After an evaluation there is a PNG of 8 × 8 digits with 4-fold pixels."""
     values = {"recipe": SMALL, "training": {"steps": 1}}
     run_loop(WGANGP, values, folder=tmp_path / "checkpoints")
     [path] = (tmp_path / "artifacts").rglob("*.png")

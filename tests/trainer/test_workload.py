@@ -1,4 +1,4 @@
-"""Cost of a step, and peak of its device."""
+"""Operations of a step, and the device's peak."""
 
 from typing import ClassVar
 
@@ -18,7 +18,7 @@ SMALL = {"recipe": {"layers": L, "width": D, "heads": 2, "context": T, "max_byte
 
 
 class Counted(Regression):
-    """Recipe that reports its size."""
+    """A recipe that reports its size."""
 
     tokens_per_example: ClassVar = 7
 
@@ -27,7 +27,7 @@ class Counted(Regression):
 
 
 class Raising(Regression):
-    """Cannot say it."""
+    """A recipe that raises when its size is counted."""
 
     def flops(self):
         raise RuntimeError("no operations known")
@@ -35,8 +35,8 @@ class Raising(Regression):
 
 @pytest.mark.slow
 def test_a_transformer_takes_what_the_formula_says() -> None:
-    """The formula has six operations per weight and token, and twelve per layer, width and pair
-    of tokens; no number is drawn.
+    """A transformer has six operations per weight and token, and twelve per layer, width and
+    pair of tokens; no number is drawn.
     """
     config = parse_config(GPT, SMALL)
     recipe = GPT(config, CPU)
@@ -48,13 +48,13 @@ def test_a_transformer_takes_what_the_formula_says() -> None:
 
 
 def test_linear_layers_take_six_a_weight_but_the_first_needs_no_gradient_of_its_input() -> None:
-    """Operations are counted as computed, instead of by a formula per layer."""
+    """Linear layers take six operations per weight, but the first no gradient of its input."""
     recipe = MLP(parse_config(MLP, {"recipe": {"width": 8, "layers": 3, "batches": 1}}), CPU)
     assert recipe.flops() == 3 * 6 * 64 - 2 * 64
 
 
 def test_a_step_is_of_all_micro_batches_and_devices() -> None:
-    """Examples, tokens and operations are those of the whole step; a CPU has no peak."""
+    """Examples, tokens and operations count all micro-batches and devices; a CPU has no peak."""
     training = {"batch_size": 4, "accumulation_steps": 2}
     config = parse_config(Counted, {"training": training})
     assert fields_of(workload(Counted(config, CPU), config, CPU, devices=3)) == {
@@ -83,13 +83,13 @@ def test_a_step_is_of_all_micro_batches_and_devices() -> None:
 def test_of_a_device_that_is_not_listed_nothing_is_claimed(
     name: str, values: dict[str, object], tera: float | None
 ) -> None:
-    """A slice of a device, and a precision without hardware support, have no peak either."""
+    """An unlisted device, a slice of one, and an unsupported precision have no peak."""
     peak = peak_flops(name, parse_config(Regression, values))
     assert peak == (None if tera is None else pytest.approx(tera * 1e12))
 
 
 def test_a_loop_reports_it_once_and_survives_a_failing_count(run_loop) -> None:
-    """The workload is reported before the first step; an error is a failed diagnosis."""
+    """The workload is reported before the first step; an error of it is a failed diagnosis."""
     run = run_loop(Counted)
     assert [each["examples"] for each in run.of("workload")] == [8]
     run = run_loop(Raising)

@@ -2,7 +2,8 @@
 
 Each is installed from this repository's history into an environment of its own, with the libraries
 of this one, and used by its commands and its API: it trains, pauses, watches, saves and is stopped.
-What is left of it, `installations/COMMIT-DATABASE.tar.xz`, is what a user has before an upgrade.
+The remaining data folder, `installations/COMMIT-DATABASE.tar.xz`, is what a user has before an
+upgrade.
 """
 
 import json
@@ -32,7 +33,7 @@ HERE = Path(__file__).parent
 INSTALLATIONS = HERE / "installations"
 SCRIPT, RECIPE = HERE / "watched_script.py", HERE / "own_recipe.py"
 FIRST = "0503e20"
-#: Names that settings of `spike`, tokens and conditions have, and had in FIRST.
+#: Names of `spike` settings, tokens and conditions, now and in FIRST.
 OLD = {
     "rollback": "rewind",
     "max_rollbacks": "most_rewinds",
@@ -92,11 +93,11 @@ class Installation:
         self.token = ""
 
     def name_of(self, name: str) -> str:
-        """Return what this version calls something."""
+        """Return this version's name of something."""
         return self.old.get(name, name)
 
     def halfstep(self, *words: str) -> str:
-        """Type a command of this version."""
+        """Run a command of this version."""
         command = [self.python.with_name("halfstep"), *words]
         done = subprocess.run(
             command, env=self.environment, cwd=self.root, capture_output=True, text=True
@@ -131,7 +132,7 @@ class Installation:
             return False
 
     def sign_in(self) -> None:
-        """Sign in as a browser does, and make the token of the other requests."""
+        """Sign in like a browser, and create the token for other requests."""
         link = re.search(r"http://\S+", self.halfstep("link", "operator"))
         assert link
         token = link.group().partition("token=")[2]
@@ -144,17 +145,17 @@ class Installation:
         self.token = self.send("POST", "/tokens", wanted)["token"]
 
     def send(self, method: str, path: str, body: Any = None) -> Any:
-        """Send a request to the API, and return its response."""
+        """Send a request to the API; return its response."""
         answer = self.client.request(method, f"/api/v1{path}", json=body)
         assert answer.is_success, f"{method} {path}: {answer.status_code} {answer.text}"
         return answer.json() if answer.content else None
 
     def read(self, path: str) -> Any:
-        """Return what the API has at a path."""
+        """Return the API's response for a path."""
         return self.send("GET", path)
 
     def submit(self, name: str, recipe: str, **changes: Any) -> int:
-        """Queue a run of a recipe, and return its number."""
+        """Queue a run of a recipe; return its number."""
         config = {
             "precision": "fp16",
             **RECIPES[recipe],
@@ -183,12 +184,12 @@ class Installation:
         until(is_there)
 
     def has_file(self, run: int, pattern: str) -> bool:
-        """Return whether a training has written such a file; from 0.1.0 on into data/scratch."""
+        """Return whether a training has written a file, since 0.1.0 in data/scratch."""
         folders = (f"runs/{run}", f"scratch/{run}/0")
         return any(any((self.root / "data").glob(f"{folder}/{pattern}")) for folder in folders)
 
     def stop_in_midst(self, run: int) -> list[int]:
-        """Stop the processes of a run as soon as it trains: its training, and its supervisor."""
+        """Stop a run's training and supervisor as soon as it trains."""
         folder = self.root / "data" / "runs" / str(run)
         until(lambda: self.has_file(run, "spool/*"), pause=0.002)
         supervisor = int(json.loads((folder / "supervisor-1.json").read_text())["pid"])
@@ -201,7 +202,7 @@ class Installation:
         return [training, supervisor]
 
     def pause(self, run: int) -> None:
-        """Pause a run in its midst."""
+        """Pause a run during its training."""
         [training, _supervisor] = self.stop_in_midst(run)
         while self.read(f"/runs/{run}")["step"] < STEPS / 10:
             os.kill(training, signal.SIGCONT)
@@ -226,7 +227,7 @@ class Installation:
 
 
 def fill(site: Installation) -> dict[str, Any]:
-    """Use an installation as people do; return what its API finds by what they saved."""
+    """Use an installation as users do; return what its API returns for saved objects."""
     with site.up() as up:
         site.sign_in()
         links = _make_rows(site)
@@ -296,7 +297,7 @@ def _spike(site: Installation) -> dict[str, Any]:
 
 
 def train(site: Installation) -> None:
-    """Train each recipe twice with one seed: to its end, and paused in its midst."""
+    """Train each recipe twice with one seed: uninterrupted, and with a pause."""
     until(lambda: len(site.read("/recipes")) >= len(RECIPES))
     config = {"spike": _spike(site), "checkpoints": {"every_steps": EVERY}}
     site.send("POST", "/presets", {"name": "spiky", "recipe": "digits", "config": config})
@@ -309,7 +310,7 @@ def train(site: Installation) -> None:
 
 
 def sweep(site: Installation) -> None:
-    """Try values of settings, one of them under a name that was renamed; then rest."""
+    """Run and pause a sweep over settings, one of which was renamed later."""
     space = {
         f"spike.{site.name_of('max_rollbacks')}": [1, 2, 3],
         "recipe.rewind": [7],
@@ -340,7 +341,7 @@ def _watch(site: Installation) -> None:
 
 
 def _leave_midway(site: Installation, up: subprocess.Popen[str]) -> None:
-    """Leave a run that the stop interrupts, one that is killed with all else, and a queue."""
+    """Leave a run for the stop to interrupt, one to be killed, and a queue."""
     killed = site.submit("killed", "digits", training={"steps": 1000})
     [training, supervisor] = site.stop_in_midst(killed)
     os.kill(training, signal.SIGCONT)
@@ -393,7 +394,7 @@ def install(commit: str, folder: Path) -> Path:
 
 
 def pack(root: Path, path: Path) -> None:
-    """Pack what an installation left behind, without its logs."""
+    """Pack an installation's data, without its logs."""
     with tarfile.open(path, "w:xz") as archive:
         for name in ("data", "offline", "readings.json", "dump.sql"):
             if (root / name).exists():
@@ -406,7 +407,7 @@ def build_on_sqlite(commit: str, python: Path, root: Path) -> None:
 
 
 def build_on_postgresql(commit: str, python: Path, root: Path) -> None:
-    """Build an installation with a PostgreSQL server of its own, and dump that."""
+    """Build an installation with a private PostgreSQL server, and dump it."""
     with running_postgresql() as server:
         folder = server.partition("host=")[2]
         execute(server, "CREATE DATABASE old")
@@ -425,7 +426,7 @@ def _build(commit: str, python: Path, root: Path, url: str) -> None:
 
 
 def upgrade(commit: str, python: Path, root: Path) -> None:
-    """Upgrade the SQLite database of an installation by a later version, and pack only that."""
+    """Upgrade an installation's SQLite database by a later version, and pack it only."""
     with tarfile.open(INSTALLATIONS / f"{FIRST}-sqlite.tar.xz") as archive:
         archive.extractall(root, filter="data")
     Installation(python, root, "", {}).halfstep("migrate")

@@ -1,4 +1,4 @@
-"""Installations of earlier versions, unpacked as users have them before an upgrade."""
+"""Installations of earlier versions, unpacked as before an upgrade."""
 
 import json
 import lzma
@@ -51,7 +51,7 @@ class Old:
 
     @contextmanager
     def database(self) -> Iterator[Database]:
-        """Yield the database of this version."""
+        """Yield the database for this version."""
         database = Database(self.url, lambda: LocalStore(self.data))
         yield database
         database.dispose()
@@ -67,12 +67,12 @@ class Old:
             return session.scalar(select(StepConversion.run_id).limit(1)) is not None
 
     def steps(self, run_id: int) -> list[StepRow]:
-        """Return the steps of a run, as this version reads them."""
+        """Return a run's steps, as this version reads them."""
         with self.database() as database, database.reading() as session:
             return step_rows.read_rows(session, run_id, most=END)
 
     def replace_database(self, name: str) -> None:
-        """Put another SQLite database of the folder of installations in place."""
+        """Replace the SQLite database by another one in the folder of installations."""
         for end in ("-wal", "-shm"):
             (self.data / f"halfstep.db{end}").unlink(missing_ok=True)
         content = lzma.decompress((INSTALLATIONS / name).read_bytes())
@@ -80,7 +80,7 @@ class Old:
 
 
 def upgrade_of(*names: str) -> pytest.MarkDecorator:
-    """Upgrade these installations in `make test`, and the others in `make test-all`."""
+    """Upgrade these installations in `make test`, and others in `make test-all`."""
     return pytest.mark.parametrize("old", sampled(NAMES, names), indirect=True)
 
 
@@ -96,7 +96,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def old(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Old]:
-    """Yield an installation of an earlier version, and remove its database afterwards."""
+    """Yield an installation of an earlier version, whose database is deleted afterwards."""
     commit, _, kind = request.param.partition("-")
     with tarfile.open(INSTALLATIONS / f"{request.param}.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")

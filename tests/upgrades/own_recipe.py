@@ -1,4 +1,4 @@
-"""A recipe of a user whose settings and parts have names that the product once had, too."""
+"""A user's recipe, with settings and parts named like earlier names of the product."""
 
 from typing import ClassVar
 
@@ -8,7 +8,7 @@ from trainer.recipes.digits import Digits, DigitsConfig
 
 
 class OwnConfig(DigitsConfig):
-    """Settings with names of a user's choice."""
+    """Settings with names that the user chose."""
 
     rewind: int = Field(3, title="Rewind", description="A number.")
     misshapen: bool = Field(True, title="Misshapen", description="A choice.")
@@ -16,7 +16,7 @@ class OwnConfig(DigitsConfig):
 
 
 class Own(Digits):
-    """Digits, under another name."""
+    """Digits with another name."""
 
     name: ClassVar = "own"
     title: ClassVar = "Own"

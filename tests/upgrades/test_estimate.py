@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.sql, pytest.mark.slow]
 
 @upgrade_of("c35dd635-sqlite")
 def test_an_upgrade_is_estimated_without_a_change(old: Old) -> None:
-    """The output has what waits, the time of each part and the space; all rows stay as they are."""
+    """The estimate has pending changes, the time of each part and the space; no row changes."""
     before, files = old.rows(), sorted(old.data.rglob("*"))
     found = json.loads(_check(old, "--json"))
     assert old.rows() == before
@@ -38,7 +38,7 @@ def test_an_upgrade_is_estimated_without_a_change(old: Old) -> None:
 
 @upgrade_of("c35dd635-sqlite")
 def test_the_estimate_of_what_still_waits_ends_with_the_conversion(old: Old) -> None:
-    """After the migrations only the conversion is estimated; blocks take at most that space."""
+    """After the migrations only the conversion is estimated, with an upper limit of its space."""
     old.migrate()
     found = json.loads(_check(old, "--json"))
     assert (found["due"], found["copy_bytes"]) == ([], 0)

@@ -1,4 +1,4 @@
-"""An upgrade of the database keeps each row, and each value that a user has written."""
+"""A database upgrade keeps each row, and each value that a user wrote."""
 
 import math
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from tests.upgrades.conftest import Old, Rows, upgrade_of
 
 pytestmark = pytest.mark.sql
 
-#: Computed from other rows.
+#: Tables that are computed from other rows.
 COMPUTED = {"alembic_version", "metric_buckets"}
 TABLES = {
     "deeds": "audit_events",
@@ -63,7 +63,8 @@ VIEWS = {
 
 @upgrade_of("0503e20-sqlite", "c35dd635-postgresql")
 def test_an_upgrade_keeps_each_row_step_and_point(old: Old) -> None:
-    """No row and no value of a user is changed; what the product wrote has its new names.
+    """No row and no user's value changes in an upgrade; the product's own values get their new
+    names.
 
     Blocks have the values of the rows to the bit: only rows of flagged steps stay.
     """
@@ -114,7 +115,7 @@ def _compare_points(before: list[dict[str, Any]], database: Database) -> None:
 
 @pytest.mark.parametrize("old", [f"{FIRST}-sqlite"], indirect=True)
 def test_names_of_users_that_an_earlier_upgrade_replaced_are_restored(old: Old) -> None:
-    """Names that 58406ad5 replaced anywhere in configurations and views are restored."""
+    """Users' names that 58406ad5 replaced in configurations and views are restored."""
     before = old.rows()
     old.replace_database(f"{FIRST}-upgraded-by-58406ad5.db.xz")
     damaged = old.rows()

@@ -1,4 +1,4 @@
-"""Installations of earlier versions that are upgraded as operations.md says: stop, install, start.
+"""Upgrades of earlier installations as operations.md says: stop, install, start.
 
 Runs go on from their checkpoints, equal to those that the earlier version trained whole, to the bit
 on a processor like that of the installation.
@@ -26,7 +26,7 @@ RENAMED = {"name,verdict,val/verdict": "name,health,val/verdict"}
 
 
 class Upgraded:
-    """An upgraded installation that is up, and its API."""
+    """A running, upgraded installation and its API."""
 
     def __init__(self, old: Old, client: httpx2.Client) -> None:
         self.old, self.client = old, client
@@ -54,7 +54,7 @@ class Upgraded:
 
 @contextmanager
 def upgrade(old: Old) -> Iterator[Upgraded]:
-    """Start server and worker of this version in an old data folder."""
+    """Start this version's server and worker in an old data folder."""
     environment = {
         **old.environment,
         "HALFSTEP_RECIPES": f"{RECIPE}:Own",
@@ -69,7 +69,7 @@ def upgrade(old: Old) -> Iterator[Upgraded]:
 
 @contextmanager
 def serve(old: Old) -> Iterator[Upgraded]:
-    """Start the server of this version only, so that nothing trains the runs that wait."""
+    """Start this version's server only, so that queued runs do not train."""
     port = str(free_port())
     environment = {**os.environ, **old.environment, "HALFSTEP_PORT": port}
     command = [sys.executable, "-m", "halfstep.cli.main", "server"]
@@ -92,9 +92,9 @@ def sign_in(old: Old, address: str) -> Iterator[Upgraded]:
 @pytest.mark.parametrize("recipes", [("gpt", "wgan-gp", "own"), *extended([(tuple(RECIPES),)])])
 @upgrade_of("0503e20-sqlite")
 def test_interrupted_runs_go_on_to_the_bit(old: Old, recipes: tuple[str, ...]) -> None:
-    """Paused, stopped and killed runs end as their equals that the old version trained whole.
+    """Paused, stopped and killed runs end like uninterrupted ones of the old version.
 
-    They are equal to the bit where a run that is trained whole now is, too.
+    They are bit-equal wherever a run trained by this version is.
     """
     with upgrade(old) as site:
         names = [f"paused {recipe}" for recipe in recipes]
@@ -119,7 +119,7 @@ def test_interrupted_runs_go_on_to_the_bit(old: Old, recipes: tuple[str, ...]) -
 
 
 def _bits(site: Upgraded, name: str) -> dict[str, Any]:
-    """Return the results of a training: the digests of its last weights, and its steps."""
+    """Return a training's results: digests of its last weights, and its steps."""
     run = site.run(name)
     checkpoints = site.send("GET", f"/runs/{run['id']}/checkpoints")
     files = checkpoints if isinstance(checkpoints, list) else checkpoints["checkpoints"]
@@ -138,8 +138,8 @@ def _bits(site: Upgraded, name: str) -> dict[str, Any]:
 
 @upgrade_of("0503e20-postgresql")
 def test_what_users_saved_still_works(old: Old) -> None:
-    """Views find the same runs, tokens and links open the same pages, runs are readable, and
-    watched runs that were never sent are sent whole.
+    """Saved views find the same runs, tokens and links open the same pages, runs are readable,
+    and unsent watched runs are sent completely.
     """
     with serve(old) as site:
         views = {view["name"]: view for view in site.send("GET", "/views")}

@@ -1,4 +1,4 @@
-"""A loop that is watched, of as many steps as its argument says; with "hang" it never ends."""
+"""A watched loop with the number of steps in its argument; with "hang" it never ends."""
 
 import sys
 import time

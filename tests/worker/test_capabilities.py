@@ -1,4 +1,4 @@
-"""Capabilities of a machine while its recipe files change."""
+"""Capabilities of a machine whose recipe files change."""
 
 import json
 from pathlib import Path
@@ -44,7 +44,7 @@ class Mine(Digits):
 def test_a_probe_that_ends_with_the_warm_process_starts_as_a_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The recipes are offered as without a warm process."""
+    """If the warm process ends during a probe, recipes are probed by a new process."""
     (tmp_path / "mine.py").write_text(ENDS_ITS_PARENT)
     monkeypatch.setenv("HALFSTEP_RECIPES", f"{tmp_path / 'mine.py'}:Mine")
     settings = Settings(data=tmp_path)
@@ -57,7 +57,7 @@ def test_a_probe_that_ends_with_the_warm_process_starts_as_a_program(
 def test_a_recipe_that_is_added_changed_and_broken_is_offered_as_it_is(
     site: Site, tmp_path: Path
 ) -> None:
-    """The worker takes it up while it runs; a run of its declared name trains from its file."""
+    """A running worker offers a recipe file that was added, changed or broken as it is."""
     file, kept = tmp_path / "mine.py", site.data / "recipes.json"
     file.write_text(RECIPE.format(title="First"))
 
@@ -96,9 +96,7 @@ def test_a_recipe_that_is_added_changed_and_broken_is_offered_as_it_is(
 def test_a_recipe_that_never_ends_loading_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The process of the recipe is killed, and the former capabilities stay; nothing
-    waits for it.
-    """
+    """A recipe that never finishes loading is killed, and the former capabilities stay."""
     file = tmp_path / "mine.py"
     file.write_text(RECIPE.format(title="First"))
     monkeypatch.setenv("HALFSTEP_RECIPES", f"{file}:Mine")
@@ -117,9 +115,7 @@ def test_a_recipe_that_never_ends_loading_changes_nothing(
 def test_memory_of_recipes_is_measured_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory is measured once after a delay; unchanged recipes keep their value, and a recipe
-    that fails has none.
-    """
+    """Recipes' memory is measured once, later; a recipe that fails the measurement has none."""
     monkeypatch.setattr(capabilities, "COUNTED_AFTER_SECONDS", 0.0)
     here = Capabilities(Settings(data=tmp_path))
     mlp = RecipeOffer(name="mlp", reference="mlp", sha256="1", schema={})
@@ -137,8 +133,8 @@ def test_memory_of_recipes_is_measured_later(
 @pytest.mark.extended
 @pytest.mark.slow
 def test_additions_and_removals_are_in_the_audit_log(site: Site, tmp_path: Path) -> None:
-    """Each addition and removal is recorded once with its worker; a file that is broken for a
-    while stays offered.
+    """Each added or removed recipe is in the audit log once; a briefly broken file is not
+    removed.
     """
     file = tmp_path / "mine.py"
     file.write_text(RECIPE.format(title="First"))

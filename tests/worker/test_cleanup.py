@@ -1,4 +1,4 @@
-"""Files of deleted runs on a worker's machine."""
+"""Files of deleted runs on a worker's machine are cleaned up."""
 
 import os
 from pathlib import Path
@@ -25,9 +25,7 @@ def test_only_folders_of_erased_runs_go(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A run in the trash and a foreign folder are kept; folders of erased runs are deleted even
-    if another file is in the way.
-    """
+    """Folders of erased runs are deleted, those of runs in the trash and of others are kept."""
     settings = Settings(data=tmp_path / "data", database_url=str(database.engine.url))
     assert delete_erased(settings, database) == []
     for name in (str(running.id), "77", "notes"):
@@ -50,9 +48,7 @@ def test_only_folders_of_erased_runs_go(
 
 
 def test_the_latest_checkouts_stay(database: Database, ada: User, tmp_path: Path) -> None:
-    """Checkouts of the latest ended commands stay, also those of commands that may be retried,
-    and empty folders.
-    """
+    """Checkouts of the latest ended commands, and of ones that may be retried, are kept."""
     url = str(database.engine.url)
     settings = Settings(data=tmp_path / "data", database_url=url, max_cached_checkouts=2)
     assert delete_checkouts(settings, database) == []
@@ -72,7 +68,7 @@ def test_the_latest_checkouts_stay(database: Database, ada: User, tmp_path: Path
 
 @pytest.mark.slow
 def test_runs_train_while_a_folder_is_deleted(site: Site, tmp_path: Path) -> None:
-    """The worker continues while the files of a deleted run are removed."""
+    """The worker continues while a deleted run's folder is removed."""
     gate, programs = tmp_path / "gate", tmp_path / "programs"
     programs.mkdir()
     slow, wait = programs / "rm", f"until [ -e {quote(str(gate))} ]; do sleep 0.1; done"

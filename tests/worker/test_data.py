@@ -1,4 +1,4 @@
-"""Unreadable or late data: messages on a run's page and in the API."""
+"""Unreadable or slow data: messages on a run's page and in the API."""
 
 import os
 import re
@@ -65,14 +65,14 @@ def recipes(tmp_path: Path) -> str:
 
 
 def submit(site: Site, recipe: str, **data: float) -> int:
-    """Queue a run that reads its examples in their order, by one worker."""
+    """Queue a run that reads its examples in order with one data worker."""
     training = {"steps": 8, "batch_size": 4, "shuffle": False}
     config = {"precision": "fp32", "training": training, "data": {"workers": 1, **data}}
     return site.submit(recipe=recipe, config=config)
 
 
 def page(browser: TestClient, run_id: int) -> str:
-    """The words of a run's page."""
+    """Return the text of a run's page."""
     html = browser.get(f"/runs/{run_id}").raise_for_status().text
     return unescape(re.sub(r"<[^>]*>", "", html))
 
@@ -96,7 +96,7 @@ def page(browser: TestClient, run_id: int) -> str:
 def test_the_end_of_a_data_worker_is_on_the_runs_page(
     site: Site, browser: TestClient, recipes: str, kind: str, why: str, traceback: str
 ) -> None:
-    """Page and API have the example's index and the traceback, and the failure kind is the code."""
+    """After a data worker fails, page and API have the example's index and the traceback."""
     recipe = f"{recipes}:Reading{kind}"
     run_id = submit(site, recipe)
     with site.worker(HALFSTEP_RECIPES=recipe):
@@ -113,7 +113,7 @@ def test_the_end_of_a_data_worker_is_on_the_runs_page(
 def test_a_run_that_waits_for_its_data_says_so_on_its_page(
     site: Site, browser: TestClient, recipes: str, tmp_path: Path
 ) -> None:
-    """The page has the duration, the worker's example and its stack; then the run continues."""
+    """While a run waits for data its page has the duration, the example and the worker's stack."""
     gate, recipe = tmp_path / "gate", f"{recipes}:ReadingSlow"
     os.mkfifo(gate)
     run_id = submit(site, recipe, wait_seconds=0.2)

@@ -1,4 +1,4 @@
-"""A process without a parent in the service."""
+"""A process that is detached from the service."""
 
 import ctypes
 import os
@@ -16,7 +16,7 @@ PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37  # linux/prctl.h
 
 @pytest.fixture
 def no_adoption() -> Iterator[None]:
-    """Do not adopt orphans in this process, as tests.warm makes it do."""
+    """Let orphans of this process go to init, unlike tests.warm."""
     prctl, did = ctypes.CDLL(None).prctl, ctypes.c_int()
     prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(did))
     prctl(PR_SET_CHILD_SUBREAPER, 0)
@@ -32,7 +32,7 @@ def detached(tmp_path: Path, no_adoption: None) -> Detached:
 
 
 def test_it_is_no_child_of_its_starters(detached: Detached) -> None:
-    """The process has a session of its own, and ends only when it is asked to."""
+    """A detached process has its own session, and ends only on request."""
     try:
         until(lambda: "no input" in detached.read_output(1000))
         name, parent, pid = detached.read_output(1000).split()[:3]

@@ -1,4 +1,4 @@
-"""Supervisors started once, found again, and distinguished from other processes."""
+"""Supervisors are started once, found again, and distinguished from other processes."""
 
 import json
 import os
@@ -16,7 +16,7 @@ SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
 def test_an_attempt_is_launched_once_and_found_again(tmp_path: Path) -> None:
-    """The same attempt is rejected, alive or dead; a restarted worker finds the existing ones."""
+    """An attempt is launched once; a restarted worker finds its process."""
     first, second = SubprocessEngine(KEY), SubprocessEngine(KEY)
     handle = first.launch(tmp_path, 1, SLEEP, {})
     with pytest.raises(AlreadyLaunched, match="attempt 1 was launched"):
@@ -32,7 +32,7 @@ def test_an_attempt_is_launched_once_and_found_again(tmp_path: Path) -> None:
 
 
 def test_a_later_process_of_the_same_pid_is_another(tmp_path: Path) -> None:
-    """After a reboot, or when pids repeat, no other process is taken for a supervisor."""
+    """A process with a supervisor's PID after a reboot, or a reused one, is not taken for it."""
     engine, after = SubprocessEngine(KEY), SubprocessEngine(KEY)
     handle = engine.launch(tmp_path, 1, SLEEP, {})
     path = tmp_path / "supervisor-1.json"
@@ -50,16 +50,14 @@ def test_a_later_process_of_the_same_pid_is_another(tmp_path: Path) -> None:
 def test_a_claim_that_a_recipe_wrote_over_is_a_supervisor_that_has_ended(
     tmp_path: Path, content: str
 ) -> None:
-    """A worker that finds invalid files in a run's folder at its start continues without it."""
+    """Invalid files in a run's folder count as a supervisor that has ended."""
     (tmp_path / "supervisor-1.json").write_text(content)
     engine = SubprocessEngine(KEY)
     assert not engine.is_alive(engine.adopt(tmp_path, 1))
 
 
 def test_a_handle_that_a_run_wrote_names_no_supervisor(tmp_path: Path) -> None:
-    """Neither another process nor content that was signed for another attempt or folder is
-    taken for a supervisor.
-    """
+    """A handle written by a run, or signed for another attempt, names no supervisor."""
     engine, other = SubprocessEngine(KEY), tmp_path / "other"
     handle = engine.launch(tmp_path / "own", 1, SLEEP, {})
     try:
@@ -86,7 +84,7 @@ def test_a_handle_that_a_run_wrote_names_no_supervisor(tmp_path: Path) -> None:
 
 
 def test_a_log_that_a_run_linked_is_not_written_through(tmp_path: Path) -> None:
-    """The launch fails, and the target of the link is unchanged."""
+    """If a run links its log elsewhere, the launch fails, and the target is unchanged."""
     target = tmp_path / "target"
     target.write_text("kept")
     (tmp_path / "supervisor-2.log").symlink_to(target)
@@ -96,7 +94,7 @@ def test_a_log_that_a_run_linked_is_not_written_through(tmp_path: Path) -> None:
 
 
 def test_a_key_is_created_once_and_private(tmp_path: Path) -> None:
-    """A worker that comes back finds the supervisors that it has signed."""
+    """The signing key is private and created once, so a restarted worker finds its supervisors."""
     key = key_in(tmp_path)
     assert (len(key), key_in(tmp_path)) == (32, key)
     [file] = tmp_path.iterdir()

@@ -1,4 +1,4 @@
-"""A worker's devices, as assigned to a training."""
+"""A worker's devices, as assigned to trainings."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from worker import gpus
 def test_a_training_sees_its_devices_of_those_that_the_worker_sees(
     monkeypatch: pytest.MonkeyPatch, mask: str | None, devices: list[int], visible: str
 ) -> None:
-    """The administrator's mask is applied, never widened: 2,3 leads to no card 0."""
+    """A training's devices are selected from the admin's mask: of 2,3 never card 0."""
     if mask is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:
@@ -29,7 +29,7 @@ def test_a_training_sees_its_devices_of_those_that_the_worker_sees(
 
 
 def test_numbers_mean_the_same_to_every_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The probe counts as the training will, and as the administrator says, if he does."""
+    """Probe and trainings number devices by PCI bus, unless the admin sets another order."""
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     assert gpus.environment() == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")

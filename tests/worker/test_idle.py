@@ -1,4 +1,4 @@
-"""An idle worker: its queries, and its notifications."""
+"""The queries and notifications of an idle worker."""
 
 import math
 import re
@@ -17,7 +17,7 @@ from worker.daemon import Worker
 
 
 class Waiting(Worker):
-    """One that is registered already, and starts nothing."""
+    """A registered worker that starts nothing."""
 
     launched: list[int]
 
@@ -29,7 +29,7 @@ class Waiting(Worker):
 
 @contextmanager
 def waiting(site: Site) -> Iterator[Waiting]:
-    """Let it run in a thread."""
+    """Run a worker in a thread."""
     worker = site.idle_worker()
     worker.__class__ = Waiting
     worker.launched = []  # type: ignore[attr-defined]  # before its thread has come so far
@@ -47,7 +47,9 @@ def waiting(site: Site) -> Iterator[Waiting]:
 def test_a_worker_notices_a_run_by_the_file_of_sqlite(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The worker notices the run without a query, and long before its tick."""
+    """With SQLite a worker notices a run by the database's file, before its tick and without a
+    query.
+    """
     monkeypatch.setattr("worker.daemon.TICK_SECONDS", 1e6)
     with waiting(site) as worker:
         until(lambda: not getattr(worker, "may_have_work", True))
@@ -59,7 +61,7 @@ def test_a_worker_notices_a_run_by_the_file_of_sqlite(
 def test_a_run_that_cannot_start_is_looked_at_once_a_tick(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A training that changes the database's file does not cause further checks of that run."""
+    """A change of the database's file does not cause another check of a run that cannot start."""
     monkeypatch.setattr("worker.daemon.TICK_SECONDS", 1e6)
     with waiting(site) as worker:
         until(lambda: not getattr(worker, "may_have_work", True))
@@ -72,9 +74,7 @@ def test_a_run_that_cannot_start_is_looked_at_once_a_tick(
 
 @pytest.mark.only_on("postgresql")
 def test_an_idle_worker_sends_heartbeats_only(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With notifications the worker executes one statement per heartbeat, and claims a
-    queued run at once.
-    """
+    """With notifications an idle worker only sends heartbeats, and claims a run at once."""
     monkeypatch.setattr("worker.daemon.TICK_SECONDS", 0.01)
     monkeypatch.setattr("worker.daemon.QUIET_BEAT_SECONDS", 0.02)
     with waiting(site) as worker:
@@ -95,7 +95,9 @@ def test_an_idle_worker_sends_heartbeats_only(site: Site, monkeypatch: pytest.Mo
 def test_a_lost_notification_costs_at_most_a_heartbeat(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The heartbeat finds the run; without notifications a worker polls."""
+    """After a lost notification the heartbeat finds the run; without notifications a worker
+    polls.
+    """
     monkeypatch.setattr("db.alerts.notifications.notify", lambda *_: None)
     monkeypatch.setattr("worker.daemon.QUIET_BEAT_SECONDS", 0.02)
     with waiting(site) as worker:
@@ -106,7 +108,7 @@ def test_a_lost_notification_costs_at_most_a_heartbeat(
 
 @pytest.mark.only_on("postgresql")
 def test_a_drained_worker_that_is_to_stop_hands_its_run_back(site: Site) -> None:
-    """The training leaves a checkpoint and waits, until the worker takes runs again."""
+    """A drained worker that stops returns its run with a checkpoint until workers claim again."""
     with site.start_gated_worker():
         until(lambda: site.offers("gated"))
         run_id = site.submit(recipe="gated", steps=200)

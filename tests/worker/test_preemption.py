@@ -12,7 +12,7 @@ pytestmark = pytest.mark.sql
 
 
 def test_a_run_gives_its_device_to_a_higher_one_and_ends_with_equal_bits(site: Site) -> None:
-    """The server preempts it, the higher run trains meanwhile, and the first resumes exactly."""
+    """A preempted run gives its device to a higher one, and then resumes exactly."""
     settings = config(steps=120)
     low = site.submit(recipe=GATED, config=settings, preemptible=True)
     with serving(site, free_port()), site.start_gated_worker():

@@ -1,4 +1,4 @@
-"""A sweep of a command with a real worker: its runs get the values of their points."""
+"""A sweep of a command with a real worker."""
 
 import pytest
 
@@ -18,7 +18,7 @@ watch.log({"val/loss": float(sys.argv[1]) * int(sys.argv[2])})
 
 @pytest.mark.extended
 def test_a_swept_command_finds_the_best_logged_value(site: Site) -> None:
-    """Each point is passed as arguments, whole numbers as such; the best one is reported."""
+    """Each point becomes arguments, integers as such, and the best one is reported."""
     line = f"python -c '{CODE}' {{lr}} {{batch}}"
     given = SweepSubmission.model_validate(
         {
@@ -56,8 +56,8 @@ while rate > 0 or step < 3:
 
 
 def test_a_queued_command_is_pruned_by_its_values(site: Site) -> None:
-    """A command whose metric gets worse would not end: its worker ends it, which is no failure,
-    and the next point runs.
+    """The worker ends a command whose metric gets worse, without a failure, and runs the next
+    point.
     """
     given = SweepSubmission.model_validate(
         {

@@ -1,4 +1,4 @@
-"""Trainings that a warm process forks: the same as fresh ones, and they end with their lease."""
+"""Trainings forked from a warm process equal fresh ones, and end with their lease."""
 
 import json
 import os
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.only_on("sqlite")]
 
 
 def warm_process(site: Site, run_id: int) -> psutil.Process:
-    """The process that forked a run's training, which is no child of its supervisor."""
+    """Return the process that forked a training, which is no child of its supervisor."""
     parent = site.training(run_id).parent()
     assert parent is not None
     assert parent.pid != supervisor(site, run_id).pid
@@ -36,7 +36,7 @@ def supervisor(site: Site, run_id: int) -> psutil.Process:
 
 
 def test_a_warm_start_trains_to_the_same_bits(site: Site) -> None:
-    """Weights, optimizer, scaler, random states and records equal those of a fresh process."""
+    """A warm start's weights, states and records equal a fresh process's."""
     runs = []
     for start in (WARM, COLD):
         site.gate.unlink(missing_ok=True)
@@ -51,7 +51,7 @@ def test_a_warm_start_trains_to_the_same_bits(site: Site) -> None:
 
 
 def test_the_first_run_after_an_offer_is_forked(site: Site) -> None:
-    """The worker offers its recipes before the warm process has loaded what a training needs."""
+    """A run submitted before the warm process has loaded is forked once it has."""
     with site.start_gated_worker(**WARM):
         until(lambda: site.offers("gated"))
         run_id = site.submit(recipe="gated", steps=200)
@@ -65,7 +65,7 @@ def test_the_first_run_after_an_offer_is_forked(site: Site) -> None:
 
 
 def memory(site: Site) -> int | None:
-    """The memory of the warm process, as the worker reports it."""
+    """Return the warm process's memory, as the worker reports it."""
     with site.database.reading() as session:
         return workers.get(session, 1).warm_memory_bytes
 
@@ -74,7 +74,7 @@ def memory(site: Site) -> int | None:
 def test_a_warm_process_is_isolated_like_a_fresh_one(
     site: Site, sandbox: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Environment, files, privileges, limits, signals and access to private paths are equal."""
+    """A forked training has the same environment, files, privileges and signals as a fresh one."""
     offered = {"HALFSTEP_RECIPES": DESCRIBED, "HALFSTEP_SANDBOX": sandbox}
     monkeypatch.setenv("HALFSTEP_COLD", "yes")  # or fresh ones would be forked, too
     private = site.data / "secrets.key"
@@ -104,7 +104,7 @@ def test_a_warm_process_is_isolated_like_a_fresh_one(
 
 
 def description(site: Site, run_id: int) -> dict[str, Any]:
-    """Return the output of a run of DESCRIBED, without its number."""
+    """Return the output of DESCRIBED, with the run's number replaced."""
     lines = (
         site.log(run_id)
         .replace(f"/runs/{run_id}", "/runs/N")
@@ -116,7 +116,7 @@ def description(site: Site, run_id: int) -> dict[str, Any]:
 
 
 def test_a_recipe_file_is_loaded_in_its_own_process_only(site: Site) -> None:
-    """A changed file is a changed recipe, and one that breaks its process breaks no other."""
+    """A changed recipe file is loaded again, and one that breaks its process breaks no other."""
     file = site.data.parent / "mine.py"
     code = (
         "import os, sys\n"
@@ -141,9 +141,7 @@ def test_a_recipe_file_is_loaded_in_its_own_process_only(site: Site) -> None:
 
 
 def test_a_killed_warm_process_is_replaced(site: Site) -> None:
-    """The training of the killed process ends, and the run continues in another process,
-    whatever forks it.
-    """
+    """If the warm process is killed, its training ends and the run continues from another."""
     with site.start_gated_worker(**WARM) as worker:
         run_id = site.submit(recipe="gated", config=config(150))
         site.wait_for_step(run_id, 1)
@@ -164,7 +162,9 @@ def living_children(pid: int) -> set[psutil.Process]:
 
 
 def test_a_killed_server_of_supervisors_ends_none(site: Site) -> None:
-    """Running supervisors go on, and the next one is started as a program."""
+    """If the supervisors' fork server is killed, they continue, and the next starts as a
+    program.
+    """
     with site.start_gated_worker(**WARM) as worker:
         first = site.submit(recipe="gated", config=config(150))
         site.wait_for_step(first, 1)
@@ -180,7 +180,7 @@ def test_a_killed_server_of_supervisors_ends_none(site: Site) -> None:
 
 
 def test_a_killed_worker_leaves_its_trainings_alone(site: Site) -> None:
-    """Supervisor, training and warm process go on; the warm process ends after the training."""
+    """After a worker's kill supervisor and training continue; the warm process ends after them."""
     with site.start_gated_worker(**WARM) as worker:
         run_id = site.submit(recipe="gated", config=config(150))
         site.wait_for_step(run_id, 1)
@@ -200,7 +200,7 @@ def test_a_killed_worker_leaves_its_trainings_alone(site: Site) -> None:
 
 @pytest.mark.extended
 def test_a_warm_process_that_is_stopped_delays_a_start_only(site: Site) -> None:
-    """The training starts as a program, and the one that was asked for never begins."""
+    """While the warm process is stopped a training starts as a program, once."""
     with site.start_gated_worker(**WARM):
         first = site.submit(recipe="gated")
         site.wait_for_step(first, 1)
@@ -216,7 +216,7 @@ def test_a_warm_process_that_is_stopped_delays_a_start_only(site: Site) -> None:
 def test_only_variables_that_are_read_late_may_differ(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A run with another value of any other variable is started as a program."""
+    """A run that changes an environment variable read at import is started as a program."""
     monkeypatch.setenv("TORCH_LOGS", "dynamo")
     settings = Settings(data=tmp_path)
     of_run = environment(settings) | {"TMPDIR": "/a", "HOME": "/b", "CUDA_VISIBLE_DEVICES": "1"}
@@ -227,7 +227,7 @@ def test_only_variables_that_are_read_late_may_differ(
 
 
 def test_signals_to_everyone_do_not_end_a_warm_process(site: Site) -> None:
-    """A service manager that stops a worker signals all of its processes."""
+    """A warm process ignores signals that a service manager sends to all processes."""
     with site.start_gated_worker(**WARM) as worker:
         run_id = site.submit(recipe="gated", config=config(150))
         site.wait_for_step(run_id, 1)

@@ -1,4 +1,4 @@
-"""Worker, supervisor and training as real processes, against real databases."""
+"""Worker, supervisor and training as real processes, with real databases."""
 
 import os
 import signal
@@ -48,7 +48,8 @@ def test_two_workers_record_every_attempted_step(site: Site) -> None:
 def test_a_run_that_raises_fails_with_its_message_and_the_worker_continues(
     site: Site, tmp_path: Path
 ) -> None:
-    """The message of a wrong setting is recorded, its kind is settings, and the next run trains.
+    """An invalid setting is recorded as its run's failure of kind settings, and the next run
+    trains.
 
     So it does after a run stopped by a rule of its configuration, which has its own failure kind,
     and after one whose metric is no number, which names the metric and its value.
@@ -100,8 +101,7 @@ def test_a_run_that_raises_fails_with_its_message_and_the_worker_continues(
 def test_a_recipe_that_writes_an_invalid_spool_fails_with_the_reason(
     site: Site, tmp_path: Path
 ) -> None:
-    """Invalid output that bypasses the writer's check ends that run; its frame is quarantined, the
-    rest recorded."""
+    """A recipe that writes invalid frames fails with the reason; the frames are quarantined."""
     recipe = tmp_path / "spooling.py"
     recipe.write_text(
         "import sys, time\n"
@@ -133,8 +133,7 @@ def test_a_recipe_that_writes_an_invalid_spool_fails_with_the_reason(
 def test_the_training_of_a_dead_supervisor_affects_only_its_run(
     site: Site, reported: bytes
 ) -> None:
-    """A run with invalid output fails with the quarantine folder; the other run is queued again,
-    and the worker continues."""
+    """After its supervisor died, invalid output fails its own run, and other runs are queued."""
     worker = site.idle_worker()
     bad, good = site.submit(), site.submit()
     for run_id in (bad, good):
@@ -154,7 +153,7 @@ def test_the_training_of_a_dead_supervisor_affects_only_its_run(
 
 
 def test_nothing_that_one_run_left_keeps_the_others_from_being_looked_at(site: Site) -> None:
-    """A run whose remains cannot be read fails, and the next one is closed."""
+    """A dead run with unreadable files fails, and the next one is still closed."""
     worker = site.idle_worker()
     bad, good = site.submit(), site.submit()
     for run_id in (bad, good):
@@ -165,7 +164,7 @@ def test_nothing_that_one_run_left_keeps_the_others_from_being_looked_at(site: S
     assert (site.run(bad).status, site.run(good).status) == (Status.FAILED, Status.QUEUED)
 
 
-#: Settings that no submission may have, but a row of an earlier version.
+#: Settings that no submission may have, but a row of an earlier version may.
 TOO_MUCH, TOO_LONG = '"device_memory_gib": 1e308', f'"seed": {"1" * 5000}'
 #: Larger than any double: PostgreSQL refuses to read it as one, SQLite reads infinity.
 UNREADABLE = f'"device_memory_gib": {10**400}'
@@ -180,9 +179,7 @@ UNREADABLE = f'"device_memory_gib": {10**400}'
 def test_a_run_that_cannot_be_claimed_does_not_keep_the_next_from_its_turn(
     site: Site, wish: str, status: Status
 ) -> None:
-    """An error of a claim fails that run with the reason; a run that needs more than any worker
-    has waits with the reason. Either way the run behind it is claimed.
-    """
+    """A run whose claim fails, or that needs more than any worker has, does not block the next."""
     _check_what_stands_before_a_run(site, wish, status)
 
 
@@ -193,7 +190,7 @@ def test_a_run_that_cannot_be_claimed_does_not_keep_the_next_from_its_turn(
     ids=["1e308 GiB", "401 digits", "5,000 digits"],
 )
 def test_nor_does_it_on_sqlite(site: Site, wish: str, status: Status) -> None:
-    """A number beyond doubles is no error on SQLite, but infinity."""
+    """On SQLite a run whose claim fails, or cannot fit, does not block the next one either."""
     _check_what_stands_before_a_run(site, wish, status)
 
 
@@ -224,7 +221,7 @@ def _check_what_stands_before_a_run(site: Site, wish: str, expected: Status) -> 
 
 
 def test_cancel_is_executed_at_a_step_boundary_with_a_checkpoint(site: Site) -> None:
-    """A cancelled run stops early and leaves a checkpoint of its last step, which loads."""
+    """A cancelled run stops at a step boundary with a checkpoint, which loads."""
     run_id = site.submit(steps=10**6)
     with site.worker():
         site.wait_for_step(run_id, 20)
@@ -240,7 +237,7 @@ def test_cancel_is_executed_at_a_step_boundary_with_a_checkpoint(site: Site) -> 
 
 
 def test_requests_are_executed_while_a_run_trains_on(site: Site) -> None:
-    """A checkpoint is saved; the same scale and the same step, requested twice, count twice."""
+    """Requests are executed during the training; the same scale or step counts again."""
     run_id = site.submit(steps=10**6)
     with site.worker():
         site.wait_for_step(run_id, 1)
@@ -266,7 +263,7 @@ def test_requests_are_executed_while_a_run_trains_on(site: Site) -> None:
 
 
 def test_a_stopped_worker_gives_its_run_back_and_the_next_resumes_it(site: Site) -> None:
-    """SIGTERM leaves a checkpoint and queues the run; a new worker resumes from that step."""
+    """A worker's SIGTERM leaves a checkpoint and queues the run, which a new worker resumes."""
     run_id = site.submit(steps=200, recipe=GATED)
     with site.start_gated_worker():
         site.wait_for_step(run_id, 10)
@@ -281,7 +278,7 @@ def test_a_stopped_worker_gives_its_run_back_and_the_next_resumes_it(site: Site)
 
 
 def test_a_killed_training_is_started_again(site: Site) -> None:
-    """After SIGKILL of the training process its spool is recorded, and attempt 2 ends the run."""
+    """A killed training's spool is recorded, and attempt 2 completes the run."""
     config = {
         "precision": "fp16",
         "training": {"steps": 200},
@@ -305,9 +302,9 @@ def test_a_killed_training_is_started_again(site: Site) -> None:
 
 
 def test_a_killed_supervisor_takes_its_training_with_it(site: Site) -> None:
-    """SIGKILL of a resumed run's supervisor ends the training at once; the worker starts another.
+    """If a resumed run's supervisor is killed, its training ends at once and another starts.
 
-    Every step is there in the end, those from before the pause too.
+    Every step is recorded in the end, also those from before the pause.
     """
     run_id = site.submit(steps=200, recipe=GATED)
     with site.start_gated_worker():
@@ -330,7 +327,7 @@ def test_a_killed_supervisor_takes_its_training_with_it(site: Site) -> None:
 
 
 def test_an_attempt_that_was_given_up_writes_nothing(site: Site) -> None:
-    """When another attempt takes over, the old one's training dies and its steps stay out."""
+    """When another attempt takes over, the stale training is ended and its steps are dropped."""
     run_id = site.submit(steps=10**6)
     with site.worker():
         site.wait_for_step(run_id, 20)
@@ -344,7 +341,7 @@ def test_an_attempt_that_was_given_up_writes_nothing(site: Site) -> None:
 
 
 def test_a_worker_without_devices_says_so(site: Site) -> None:
-    """A worker with no GPU and HALFSTEP_CPU_DEVICES=0 ends with a clear message."""
+    """A worker without a GPU and with HALFSTEP_CPU_DEVICES=0 ends with a clear message."""
     environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
     ended = warm.run(
         [sys.executable, "-m", "worker.worker"],
@@ -355,7 +352,7 @@ def test_a_worker_without_devices_says_so(site: Site) -> None:
 
 
 def test_a_second_worker_of_the_same_name_is_rejected(site: Site) -> None:
-    """Two workers of one name would adopt each other's runs, so the second one ends."""
+    """A second worker with the same name ends, since it would adopt the first one's runs."""
     with site.worker():
         until(lambda: (site.data / "worker-w1.lock").exists())
         environment = {
@@ -371,7 +368,7 @@ def test_a_second_worker_of_the_same_name_is_rejected(site: Site) -> None:
 
 @pytest.mark.only_on("sqlite")
 def test_a_worker_reports_whether_its_loop_runs(site: Site) -> None:
-    """`--check` is well while the loop turns, database or not; ill before, and when it hangs."""
+    """`--check` succeeds while the worker's loop runs, even without the database, else fails."""
 
     def is_well() -> bool:
         there = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": "postgresql://nowhere/x"}
@@ -392,7 +389,7 @@ def test_a_worker_reports_whether_its_loop_runs(site: Site) -> None:
 def test_a_training_that_is_stuck_is_waited_for_no_longer_than_wanted(
     site: Site, tmp_path: Path
 ) -> None:
-    """A stopping worker gives it only the grace period; a kill ends it at once."""
+    """A stopping worker waits for a stuck training for the grace period only."""
     recipe = tmp_path / "stuck.py"
     recipe.write_text(
         "import time\n"

@@ -45,7 +45,7 @@ def hook() -> Iterator[Receiver]:
 
 @pytest.fixture
 def inside(tmp_path: Path) -> Settings:
-    """Settings of an operator who lets alerts go to this machine."""
+    """Settings of an operator who allows alerts to be sent to this machine."""
     return Settings(data=tmp_path, alerts_allow_private_addresses=True)
 
 
@@ -54,7 +54,7 @@ def sent(settings: Settings, kind: str, address: str, secret: str = "") -> Outco
 
 
 def test_a_webhook_is_signed(inside: Settings, hook: Receiver) -> None:
-    """The signature covers the time and the body of the request, and the answer is recorded."""
+    """A webhook's signature covers time and body of the request, and the response is recorded."""
     assert sent(inside, "webhook", hook.url, "s3cret") == Outcome(True, "200 ok")
     [(headers, body)] = hook.got
     assert body == BODY.encode()
@@ -66,7 +66,7 @@ def test_a_webhook_is_signed(inside: Settings, hook: Receiver) -> None:
 
 
 def test_slack_gets_its_own_words(inside: Settings, hook: Receiver) -> None:
-    """Slack gets text with its three special characters escaped, and a link."""
+    """A Slack message is text with its three special characters escaped, and a link."""
     sent(inside, "slack", hook.url)
     [(headers, body)] = hook.got
     said = json.loads(body)
@@ -75,7 +75,7 @@ def test_slack_gets_its_own_words(inside: Settings, hook: Receiver) -> None:
 
 
 def test_answers_are_short_and_hold_no_address(inside: Settings, hook: Receiver) -> None:
-    """A redirect is not followed; the shown part of a response is bounded, and printable."""
+    """A webhook's redirect is not followed; the shown part of a response is short and printable."""
     hook.answer = (302, {"Location": hook.url}, b"")
     assert sent(inside, "slack", hook.url) == Outcome(False, "302")
     assert len(hook.got) == 1
@@ -90,7 +90,7 @@ def test_answers_are_short_and_hold_no_address(inside: Settings, hook: Receiver)
 def test_a_receiver_that_says_nothing_is_left(
     inside: Settings, hook: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The whole exchange has a timeout; a refused connection is a result too."""
+    """A delivery has a timeout for the whole exchange, and a refused connection is a result too."""
     monkeypatch.setattr(alert_senders, "SECONDS", 0.05)
     hook.silent = threading.Event()
     assert "no response within" in sent(inside, "slack", hook.url).answer
@@ -133,8 +133,8 @@ OWN += ["[64:ff9b::7f00:1]", "[::ffff:0:127.0.0.1]", "internal.example"]
 def test_a_channel_into_ones_own_network_is_not_made(
     browser: TestClient, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Page and API answer 422 at the field; a name that does not resolve is checked when
-    sending.
+    """Creating a channel into the server's network gets 422; an unresolved name is checked
+    later.
     """
     known = socket.getaddrinfo
 
@@ -173,7 +173,7 @@ def test_no_name_is_looked_up_for_a_stranger(
 
 
 def test_mail_goes_to_a_domain_and_no_number(browser: TestClient) -> None:
-    """A mail server would resolve an IPv4 address like a domain, and connect to it."""
+    """A mail domain may be no IPv4 address, which a mail server would resolve and connect to."""
     for address in ("me@10.0.0.12", "me@127.0.0.1", "me@[127.0.0.1]"):
         wanted = {"kind": "email", "name": "mail", "address": address}
         assert browser.post("/api/v1/alerts/channels", json=wanted).status_code == 422, address
@@ -182,7 +182,7 @@ def test_mail_goes_to_a_domain_and_no_number(browser: TestClient) -> None:
 def test_the_connection_goes_to_the_address_that_was_judged(
     inside: Settings, hook: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name is resolved once; the receiver gets the name in the request."""
+    """A receiver's name is resolved once, and sent in the request to the checked address."""
     known, asked = socket.getaddrinfo, []
 
     def resolve(host: Any, port: int, *rest: Any, **more: Any) -> Any:
@@ -215,7 +215,7 @@ def test_mail(inside: Settings) -> None:
 
 
 def test_no_password_leaves_without_tls(inside: Settings, caplog: pytest.LogCaptureFixture) -> None:
-    """Mail without TLS is refused with the setting's name, and no answer or log has the
+    """Mail without TLS is refused by the name of the setting, and no response or log has the
     password.
     """
     with smtp_receiver() as server, caplog.at_level(logging.DEBUG):
@@ -237,7 +237,7 @@ def test_no_password_leaves_without_tls(inside: Settings, caplog: pytest.LogCapt
 def test_channels_are_checked_and_keep_their_secrets(
     database: Database, ada: User, tmp_path: Path
 ) -> None:
-    """A row has no readable URL; a rejected value is not repeated if it may be secret."""
+    """A channel's row has no readable URL; a rejected secret value is not repeated."""
     key = tmp_path / "key"
     with database.writing() as session:
         for kind, address, message in (
@@ -327,9 +327,7 @@ def test_attempts_are_bounded_with_growing_pauses(
 def test_a_request_without_a_response_is_repeated(
     database: Database, ada: User, inside: Settings, hook: Receiver
 ) -> None:
-    """The delivery is repeated after a while, and a late response of the first attempt is
-    ignored.
-    """
+    """A delivery without a response is repeated; a late response of the first is ignored."""
     with database.writing() as session:
         what = {"kind": "slack", "name": "n", "address": hook.url}
         channel, _secret = channels.make(session, inside.secrets_key, ada, **what)
@@ -383,7 +381,7 @@ def test_a_failing_sender_does_not_stop_others(
 def test_a_certificate_must_have_the_name(
     inside: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """TLS is checked against the name in the URL, not the address that is connected to."""
+    """TLS certificates must match the name in the URL, not the connected address."""
     certificate = made_certificate(tmp_path, "hook.example")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
@@ -401,7 +399,7 @@ def test_a_certificate_must_have_the_name(
 
 
 def made_certificate(folder: Path, name: str) -> Path:
-    """Make a certificate of that name, signed by itself, with its key."""
+    """Make a self-signed certificate with this name, and its key."""
     from datetime import UTC, datetime, timedelta
 
     from cryptography import x509

@@ -1,4 +1,4 @@
-"""The page of alerts, and the API that does the same."""
+"""The page of alerts, and the API with the same functions."""
 
 import re
 from typing import Any
@@ -20,7 +20,7 @@ URL = "https://hooks.example/services/T/B/hush"
 
 @pytest.fixture
 def folder(settings: Settings) -> None:
-    """The data folder, where the key of channels is made."""
+    """The data folder, which holds the encryption key of channels."""
     settings.data.mkdir(exist_ok=True)
 
 
@@ -39,7 +39,9 @@ def end_and_report(database: Database, run: Run) -> int:
 def test_rules_and_channels_are_made_switched_and_deleted(
     browser: TestClient, database: Database, running: Run
 ) -> None:
-    """The page can do all of it; the secret of a webhook is shown once, its URL never."""
+    """Rules and channels can be created, disabled and deleted on the page; a webhook's secret is
+    shown once, its URL never.
+    """
     made = browser.post("/alerts/channels", data={"kind": "webhook", "address": URL, "name": "ops"})
     [secret] = re.findall(r'class="secret">(hs_webhook_[\w-]{43})<', made.text)
     again = browser.post(
@@ -73,7 +75,7 @@ def test_rules_and_channels_are_made_switched_and_deleted(
 
 
 def test_errors_appear_at_their_fields(browser: TestClient) -> None:
-    """Input is preserved, and no browser stores a URL of it."""
+    """Rejected input of the alert forms is preserved, and no browser stores its URL."""
     wrong: list[tuple[str, dict[str, Any], str]] = [
         ("rules", {"scope": "run", "run_id": "x", "condition": "ended"}, "'x' is not valid"),
         ("rules", {"scope": "all", "condition": "loss_above", "value": "y"}, "'y' is not valid"),
@@ -93,7 +95,7 @@ def test_errors_appear_at_their_fields(browser: TestClient) -> None:
 def test_notifications_are_marked_as_read(
     browser: TestClient, database: Database, running: Run
 ) -> None:
-    """The bell counts new ones; the page marks them as read; a run's button creates its rule."""
+    """The bell counts unread alerts; the page marks them as read; a run's button creates a rule."""
     assert browser.post("/api/v1/runs/1/alerts", json={"condition": "paused"}).status_code == 201
     assert post(browser, "/runs/1/alerts", condition="paused") == 303
     assert end_and_report(database, running) == 1
@@ -152,7 +154,7 @@ def test_access_needs_a_session_or_a_token(stranger: TestClient, browser: TestCl
 def test_a_look_at_ten_thousand_runs_costs_a_few_queries(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """Only runs that are active and changed since the last evaluation cost queries."""
+    """Evaluating alerts queries only runs that are active and have changed since the last time."""
     from tests.app.looks_made import collect_queries, count_instructions
 
     browser.post("/api/v1/alerts/rules", json={"condition": "collapsing", "scope": "all"})

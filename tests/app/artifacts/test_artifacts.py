@@ -1,4 +1,4 @@
-"""Artifacts through the API and on pages: who may do what, bounds, lineage."""
+"""Artifacts through the API and on pages: permissions, limits and lineage."""
 
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +30,7 @@ def body(**changes: Any) -> dict[str, Any]:
 
 
 def save(script: TestClient, **changes: Any) -> dict[str, Any]:
-    """Save a version with its content; return the API's first answer."""
+    """Save a version with its content; return the API's first response."""
     answer = script.post("/api/v1/artifacts", json=body(**changes))
     assert answer.status_code == 201, answer.text
     version: dict[str, Any] = answer.json()
@@ -46,7 +46,7 @@ def put(script: TestClient, version_id: int, piece: bytes, sha256: str, **query:
 
 
 def test_a_version_is_uploaded_in_pieces_and_downloaded(script: TestClient) -> None:
-    """A wrong offset is answered with the right one, and content with another hash is rejected."""
+    """A piece at a wrong offset gets the right one, and content with another hash is rejected."""
     version = script.post("/api/v1/artifacts", json=body()).json()
     assert (version["version"], version["missing"]) == ("v0", [SHA256])
     assert put(script, version["id"], b"o", SHA256).json() == {"offset": 1, "stored": False}
@@ -66,9 +66,7 @@ def test_a_version_is_uploaded_in_pieces_and_downloaded(script: TestClient) -> N
 def test_files_that_are_lost_are_named_where_a_version_is_shown(
     settings: Settings, script: TestClient, browser: TestClient
 ) -> None:
-    """Lost files are named by the version's page and by responses about it; a download ends with
-    the reason.
-    """
+    """Lost files are named by the version's page and responses; a download ends with the reason."""
     version = save(script)
     address = f"/artifact-versions/{version['id']}"
     assert DAMAGED not in script.get(f"/api/v1{address}").headers
@@ -85,7 +83,7 @@ def test_files_that_are_lost_are_named_where_a_version_is_shown(
 def test_content_above_the_limit_of_a_project_is_refused_although_its_version_was_saved(
     database: Database, settings: Settings, script: TestClient
 ) -> None:
-    """Several versions that fit one by one do not fit together."""
+    """Versions that fit the quota one by one, but not together, are refused."""
     with database.writing() as session:
         session.get_one(Project, "").stored_gib = len(CONTENT) / quotas.GIB
     other = b"two"
@@ -104,7 +102,7 @@ def test_content_above_the_limit_of_a_project_is_refused_although_its_version_wa
 def test_unchanged_content_of_a_full_project_is_saved_again(
     database: Database, script: TestClient
 ) -> None:
-    """Only new content counts against the quota, once for any number of files."""
+    """In a full project content that it has already can be saved again, in any number of files."""
     version = save(script)
     with database.writing() as session:
         session.get_one(Project, "").stored_gib = len(CONTENT) / quotas.GIB
@@ -123,7 +121,7 @@ def test_unchanged_content_of_a_full_project_is_saved_again(
 def test_content_that_fills_a_project_concurrently_is_refused_and_deleted(
     database: Database, settings: Settings, ada: User, script: TestClient
 ) -> None:
-    """Content that was stored before its record was refused is deleted from the store."""
+    """Content stored before its artifact was refused is deleted again."""
     other = hashlib.sha256(b"two").hexdigest()
     files = [{"path": "b.csv", "size_bytes": 3, "sha256": other}]
     first, second = (
@@ -201,7 +199,9 @@ def test_a_role_decides_who_saves_and_deletes(
 
 
 def chain(database: Database, ada: User) -> list[int]:
-    """Two runs: one makes data, the other uses it and makes a model; return the versions."""
+    """Create two runs: one makes data, the other uses them and makes a model; return the
+    versions.
+    """
     entry = Entry("a.csv", len(CONTENT), SHA256)
     file = events.ArtifactFile(
         name="a.csv", path=f"blobs/{SHA256}", size_bytes=len(CONTENT), sha256=SHA256
@@ -259,7 +259,7 @@ def test_the_lineage_goes_both_ways(
 def test_the_pages_show_versions_differences_and_links(
     database: Database, ada: User, browser: TestClient, script: TestClient
 ) -> None:
-    """Pages exist for the list, for one version against another, and in the run's tab Files."""
+    """Versions have a list, a page of differences between two, and links on a run's Files tab."""
     data, _model = chain(database, ada)
     changed = [{"path": "b.csv", "size_bytes": len(CONTENT), "sha256": SHA256}]
     second = save(script, name="data", files=changed)
@@ -277,7 +277,7 @@ def test_the_pages_show_versions_differences_and_links(
 def test_forms_set_an_alias_and_delete(
     database: Database, ada: User, browser: TestClient, script: TestClient
 ) -> None:
-    """An impossible action is reported on the page."""
+    """An impossible alias or deletion is reported on the page."""
     data, _model = chain(database, ada)
     address = f"/artifact-versions/{data}"
     assert browser.post(f"{address}/alias", data={"alias": "best"}).status_code == 303

@@ -18,7 +18,9 @@ from tests.app.installation import OPEN, Installation
 
 @dataclass
 class Caller:
-    """A caller. user: may change own rows; sees: whether the hidden project's texts are visible."""
+    """A sender of requests: user is the owner of the rows that it may change, sees whether it may
+    see the hidden project's texts.
+    """
 
     client: TestClient
     user: User | None = None
@@ -30,7 +32,9 @@ class Caller:
         self._cookies = list(self.client.cookies.jar)
 
     def request(self, method: str, address: str, **options: Any) -> Response:
-        """Send a request with the first cookies, which an earlier one may have replaced."""
+        """Send a request with the identity's first cookies, which an earlier one may have
+        replaced.
+        """
         self.client.cookies.clear()
         for cookie in self._cookies:
             self.client.cookies.jar.set_cookie(cookie)

@@ -1,4 +1,4 @@
-"""Ways around rights: other people's uploads, tokens of one project, groups, keys, old alerts."""
+"""Attempts to bypass permissions by uploads, limited tokens, groups, keys and old alerts."""
 
 from pathlib import Path
 from threading import Event
@@ -82,8 +82,8 @@ def upload_weights(client: TestClient) -> str:
 def test_to_know_the_hash_of_an_upload_grants_nothing(
     app: FastAPI, database: Database, installed: Installation, tmp_path: Path
 ) -> None:
-    """Runs, sweeps, presets and forms reject the hash of another user's upload, whether it
-    exists or not, also if a watched run states it; its owner may start from it.
+    """Another user's upload cannot be used by its hash in runs, sweeps, presets or forms,
+    whether it exists or not, even if a watched run states it.
     """
     owner = client_of(app, database, installed.hidden.owner)
     upload = upload_weights(owner)
@@ -114,9 +114,7 @@ def test_to_know_the_hash_of_an_upload_grants_nothing(
 def test_a_run_lets_those_start_from_its_upload_who_may_download_its_files(
     app: FastAPI, database: Database, installed: Installation
 ) -> None:
-    """A viewer of a project without downloads may not start from it, not even in a project
-    of their own.
-    """
+    """A viewer who may not download a project's files may not start a run from them anywhere."""
     upload = upload_weights(client_of(app, database, installed.hidden.owner))
     viewer, member = installed.users["viewer"], installed.users["both"]
     with database.writing() as session:
@@ -137,7 +135,7 @@ def test_a_run_lets_those_start_from_its_upload_who_may_download_its_files(
 def test_an_upload_of_one_project_stays_there(
     app: FastAPI, database: Database, installed: Installation
 ) -> None:
-    """A token of another project starts nothing from what its owner has uploaded elsewhere."""
+    """A token of another project cannot start a run from what its owner uploaded to this one."""
     user = installed.users["both"]
     limited = client_of(app, database, user, project=OPEN)
     upload = upload_weights(client_of(app, database, user, project=HIDDEN))
@@ -165,7 +163,7 @@ def test_records_of_uploads_go_with_their_files(
 def test_a_sweep_continues_with_files_that_its_owner_may_download(
     app: FastAPI, database: Database, installed: Installation
 ) -> None:
-    """A run that it submits in the background is checked as one that its owner submits."""
+    """A run that a sweep submits in the background is checked as if its owner submitted it."""
     sources = [installed.open.runs[0], installed.hidden.runs[0]]
     body = {"recipe": "digits", "project": OPEN, "goal": "minimise", "at_once": 1}
     body |= {"space": {"weights.run": sources}}
@@ -189,8 +187,8 @@ def test_a_sweep_continues_with_files_that_its_owner_may_download(
 def test_a_token_of_one_project_uses_no_route_of_an_account(
     app: FastAPI, database: Database, installed: Installation, whose: str, kind: str
 ) -> None:
-    """Every route of an account or of the server rejects the token, so nothing that it
-    makes outlives it.
+    """Routes of an account or of the server reject a project's token, which could outlive
+    itself.
     """
     user = installed.users[whose]
     limited = client_of(app, database, user, kind=kind, project=OPEN)
@@ -211,7 +209,7 @@ def test_a_token_of_one_project_uses_no_route_of_an_account(
 def test_a_token_of_one_project_queues_no_command(
     app: FastAPI, database: Database, installed: Installation, ada: User
 ) -> None:
-    """A command's environment may have secrets of the whole server."""
+    """A token of one project cannot queue commands, whose environment may have server secrets."""
     body = {"command": {"line": "true"}, "project": OPEN}
     answer = client_of(app, database, ada, project=OPEN).post("/api/v1/runs", json=body)
     assert answer.status_code == 422
@@ -241,7 +239,7 @@ def test_completion_and_hints_know_no_other_project(
     asked = {"filter": "qzhus_setting>1", "sort": "qzhus_setting"}
     assert MARK not in outsider.get("/api/v1/runs", params=asked).text
     assert f"did you mean {MARK}_setting?" in member.get("/api/v1/runs", params=asked).text
-    for name in (f"{MARK}_setting", f"{MARK}/metric"):  # which is as if nothing were called so
+    for name in (f"{MARK}_setting", f"{MARK}/metric"):  # as if nothing had this name
         notes = outsider.get("/api/v1/runs", params={"sort": name}).json()["notes"]
         assert notes == [f"there is no setting or metric {name}"]
 
@@ -253,9 +251,9 @@ def _is_of(row: Any, side: Side) -> bool:
 def test_a_session_shows_no_row_of_a_run_that_its_user_may_not_see(
     database: Database, installed: Installation
 ) -> None:
-    """Applies to each table with rows of runs or projects, however it is queried.
+    """A session returns no row of a run that its user may not see, from any table and by any query.
 
-    A link's session sees its runs only.
+    A read-only link's session returns rows of its own runs only.
     """
     mappers = Table.registry.mappers
     tables = [each.class_ for each in mappers if issubclass(each.class_, OfRun | OfProject)]
@@ -308,8 +306,8 @@ def test_a_session_shows_the_projects_of_its_own_user(
 def test_a_run_is_compared_with_runs_of_permitted_projects(
     app: FastAPI, database: Database, installed: Installation
 ) -> None:
-    """The comparison needs permission to submit to the other run's project, because its
-    group changes too.
+    """Adding to a comparison, which changes the other run's group, needs permission in its
+    project.
     """
     viewer = installed.users["viewer"]
     with database.writing() as session:
@@ -329,7 +327,9 @@ def test_a_run_is_compared_with_runs_of_permitted_projects(
 def test_an_idempotency_key_belongs_to_one_request(
     app: FastAPI, database: Database, installed: Installation
 ) -> None:
-    """Another body, or a run that one no longer sees, is 422; the same body is the same run."""
+    """An idempotency key that is reused with another body, or for a run that is hidden now, gets
+    422; the same body gets the same run.
+    """
     user = installed.users["both"]
     client = client_of(app, database, user)
     limited = client_of(app, database, user, project=OPEN)
@@ -361,7 +361,9 @@ def test_an_idempotency_key_belongs_to_one_request(
 def test_alerts_of_a_run_end_with_the_role(
     app: FastAPI, database: Database, settings: Settings, installed: Installation
 ) -> None:
-    """Neither the list nor the bell shows them, and pending deliveries are not sent."""
+    """A user who loses the role sees no more alerts of a run, and pending deliveries are
+    not sent.
+    """
     user, run_id = installed.users["both"], installed.hidden.runs[0]
     client = client_of(app, database, user)
     with database.writing() as session:

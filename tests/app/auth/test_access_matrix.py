@@ -48,7 +48,7 @@ ENDING = ("/sign-out", "/account/password", "/account/sign-ins/deletion")
 
 @dataclass(frozen=True)
 class Route:
-    """One method of one path. fields: of its JSON body."""
+    """A path with one method, and the fields of its JSON body."""
 
     method: str
     path: str
@@ -88,7 +88,7 @@ def _dependants(dependant: Dependant) -> Iterator[Dependant]:
         yield from _dependants(each)
 
 
-#: Of a request, by number: without any parameter, and with two sets of values.
+#: Variants of a request by number: without parameters, and with two sets of values.
 VARIANTS = pytest.mark.parametrize("variants", [range(2), *extended([range(1), range(2, 3)])])
 
 
@@ -136,7 +136,7 @@ def requests_of(
 ) -> list[list[tuple[str, dict[str, Any]]]]:
     """Return the different requests of variants, each for all sides.
 
-    One that changes something has values in each of them: the last in a range is enough.
+    Requests that change something have values in all fields: the last value of a range is enough.
     """
     chosen = variants if route.method in SAFE else variants[-1:]
     found = [[request_of(route, side, user, variant) for side in sides] for variant in chosen]
@@ -205,7 +205,7 @@ KINDS = ("outsider's browser", "viewer")
 CALLERS = [*KINDS, *extended(name for name in IDENTITIES if name not in KINDS)]
 #: What a viewer may do on each route is tested by test_permissions.py, too.
 SHUT_OUT = sampled(IDENTITIES, KINDS[:1])
-#: Those whose requests change nothing at all, not even what is their own.
+#: Identities whose requests change nothing, not even their own rows.
 CHANGE_NOTHING = ("limited token", "token to read")
 
 
@@ -219,7 +219,7 @@ def test_no_route_opens_what_an_identity_may_not_see(
     variants: range,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """No response is a 5xx or has a text or file of a hidden project, and nothing of it changes."""
+    """No response to any identity is a 5xx, reveals a hidden project, or changes it."""
     caller = IDENTITIES[name](app, database, installed)
     user = "" if caller.user is None else caller.user.name
     changes_nothing = name.startswith(CHANGE_NOTHING)
@@ -257,9 +257,7 @@ FAR, NO_PROJECT = 70_000, "vault-7"
 def test_hidden_rows_are_answered_as_missing_ones(
     app: FastAPI, database: Database, installed: Installation, kind: str, variants: range
 ) -> None:
-    """Each route answers a hidden row with the status of a missing one, the API with the
-    same text too.
-    """
+    """A hidden row gets the same status from each route as a missing one, and the same API text."""
     caller = by_token("left", kind=kind)(app, database, installed)
     hidden, wrong = installed.hidden, []
     missing = replace(
@@ -291,7 +289,7 @@ def test_hidden_rows_are_answered_as_missing_ones(
 
 #: Routes by which an identity with a role in the hidden project may change its rows.
 ALLOWED = {
-    # Of a member: it works the sweep of another member.
+    # A member may work on another member's sweep.
     "token to send": {
         "POST /api/v1/sweeps/{sweep_id}/claims",
         "PUT /api/v1/sweeps/{sweep_id}/claims/{number}",
@@ -311,7 +309,7 @@ def test_no_valid_request_changes_what_an_identity_may_not_change(
     name: str,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """Requests that succeed for the owner, of every writing route, change no hidden row."""
+    """A valid request of another identity to a writing route changes no hidden row."""
     rows = valid_requests.add_rows(database, installed.hidden)
     caller = IDENTITIES[name](app, database, installed)
     hidden = replace(installed.hidden, runs=[*installed.hidden.runs, *rows.runs])
@@ -375,7 +373,7 @@ def _faults(caller: Caller, route: Any, answer: Any, sent: str) -> Iterator[str]
 
 
 def _account_of(database: Database, user: User) -> list[tuple[Any, ...]]:
-    """Return the rows that are a user's own, as far as they outlive a request."""
+    """Return the rows that are a user's own and outlive a request."""
     names = ("channels", "alert_rules", "api_tokens", "shared_links", "saved_views", "presets")
     with database.reading() as session:
         return [

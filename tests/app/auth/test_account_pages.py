@@ -20,7 +20,7 @@ from tests.app.uploading import Uploader, write_token
 def test_password_is_set_and_other_browsers_are_signed_out(
     browser: TestClient, stranger: TestClient
 ) -> None:
-    """The browser that set it stays signed in, and the password signs in from then on."""
+    """A browser that sets a password stays signed in, and the password signs in from then on."""
     before = dict(browser.cookies)
     assert "Password changed" not in browser.get("/account").text
     changed = browser.post("/account/password", data={"password": "a long secret"})
@@ -35,7 +35,9 @@ def test_password_is_set_and_other_browsers_are_signed_out(
 def test_a_new_password_ends_whatever_let_its_user_in_before(
     browser: TestClient, stranger: TestClient, script: TestClient, database: Database, ada: User
 ) -> None:
-    """Tokens, links and sessions, wherever they may have got to; other users keep theirs."""
+    """A new password revokes all tokens, links and sessions of its user, and none of other
+    users.
+    """
     with database.writing() as session:
         link = accounts.make_link_token(session, ada)
         bob = accounts.user_named(session, "bob")
@@ -53,7 +55,7 @@ def set_password(browser: TestClient, **form: str) -> Response:
 
 
 def test_the_current_password_is_required(browser: TestClient, stranger: TestClient) -> None:
-    """Neither an open browser nor a session by password suffices without the current password."""
+    """Without the current password neither an open browser nor a password session can change it."""
     assert "Current password" not in browser.get("/account").text  # a link has just let it in
     assert set_password(browser, password="a long secret").status_code == 303
     stranger.post("/sign-in", data={"name": "ada", "password": "a long secret"})
@@ -81,7 +83,7 @@ def test_guesses_of_the_current_password_have_to_wait(
 
 
 def test_a_link_is_fresh_for_ten_minutes(browser: TestClient, database: Database) -> None:
-    """A sign-in by link counts for ten minutes; later the password is required, if there is one."""
+    """A sign-in by link is fresh for ten minutes; later a password is required, if there is one."""
     with database.writing() as session:
         aged = update(SignInSession).values(created_at=SignInSession.created_at - 601)
         session.execute(aged)
@@ -99,7 +101,7 @@ def test_a_link_is_fresh_for_ten_minutes(browser: TestClient, database: Database
 
 @pytest.mark.slow
 def test_a_token_does_not_open_the_account(app: FastAPI, script: TestClient, ada: User) -> None:
-    """By no route of the account does a token set a password or get a session."""
+    """No route of the account lets a token set a password or get a session."""
     found = [
         (method, route.path)
         for route in iter_route_contexts(app.routes)
@@ -117,16 +119,14 @@ def test_a_token_does_not_open_the_account(app: FastAPI, script: TestClient, ada
 
 
 def test_short_password_is_rejected(browser: TestClient) -> None:
-    """The page states the required length."""
+    """A password that is too short is rejected with the required length."""
     answer = browser.post("/account/password", data={"password": "short"})
     assert answer.status_code == 422
     assert "has 5 characters; allowed: 8 to 200" in answer.text
 
 
 def test_token_is_shown_once(browser: TestClient) -> None:
-    """The token is shown only by the page that created it, and revoking it removes it
-    from the list.
-    """
+    """A new token is shown only by the page that created it, and revoking it unlists it."""
     page = browser.post("/account/tokens", data={"name": "ci"}).text
     token = page.partition('class="secret">')[2].partition("<")[0]
     assert token.startswith("hs_")
@@ -143,15 +143,15 @@ def test_token_is_shown_once(browser: TestClient) -> None:
 def test_account_shows_when_a_token_was_last_used(
     browser: TestClient, script: TestClient, method: str, path: str
 ) -> None:
-    """An unused token is marked as such; reading and writing count as use."""
+    """The account page marks a token as unused until it has read or written something."""
     assert '"last used">never</td>' in browser.get("/account").text
     script.request(method, path)
     assert '"last used">never</td>' not in browser.get("/account").text
 
 
 def test_a_token_that_writes_is_made_and_named_as_such(browser: TestClient) -> None:
-    """The page offers a token that may only upload, shows each token's scope, and rejects
-    other kinds.
+    """The page offers a token that may only upload, shows each token's scope, and rejects unknown
+    kinds.
     """
     made = browser.post("/account/tokens", data={"name": "gpu-7", "kind": "write"})
     assert '<b>gpu-7</b></td><td data-called="scope">upload watched runs</td>' in made.text
@@ -172,7 +172,7 @@ def test_a_token_for_one_run_names_a_watched_run_of_ones_own(
     tmp_path: Path,
 ) -> None:
     """Only a token of kind `run` names a run: a watched one of the user, not a missing one, a
-    worker's or another user's. The form keeps what was typed, and ignores a run of other kinds.
+    worker's or another user's. The form preserves the input, and ignores a run for other kinds.
     """
     uploader = Uploader(stranger, write_token(database, ada), tmp_path)
     mine = uploader.begin().json()["run"]

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.sql_sample
 
 #: Details that no audit event may contain, whatever their name.
 SECRETS = {"password", "current", "token", "secret", "value", "note", "address", "config", "line"}
-#: What safetensors begins with, of a file without tensors.
+#: The header of a safetensors file without tensors.
 EMPTY = (2).to_bytes(8, "little") + b"{}"
 
 
@@ -47,9 +47,8 @@ def test_no_route_audits_a_secret_field(app: FastAPI) -> None:
 def test_an_event_names_the_action_and_its_runs(
     database: Database, ada: User, browser: TestClient, script: TestClient, offered: None
 ) -> None:
-    """The event also names the user who received a role, each run of a bulk request, and
-    uploaded files and watched runs, once each. Rejected forms are not recorded. The run's
-    history names the user as well.
+    """An audit event names a role's user, a bulk request's runs, uploaded files and watched runs,
+    each once; rejected forms are not recorded. A run's history names the user as well.
     """
     with database.writing() as session:
         accounts.make_user(session, "carol")
@@ -105,7 +104,9 @@ def test_an_event_names_the_action_and_its_runs(
 def test_the_page_says_what_each_request_did(
     database: Database, ada: User, browser: TestClient
 ) -> None:
-    """A request of a page without own words has those of the API; a command has none."""
+    """The audit page describes a form's request like the API's where it has no text of its own, and
+    shows a command as typed.
+    """
     run_id = submit(database, ada).id
     with database.writing() as session:
         audit.note_typed(session, "link", "ada")
@@ -124,9 +125,8 @@ def test_the_page_says_what_each_request_did(
 def test_sign_ins_and_failed_attempts_are_recorded(
     app: FastAPI, database: Database, ada: User, browser: TestClient, stranger: TestClient
 ) -> None:
-    """Sign-ins have their method. A failed attempt is recorded once a minute per user and
-    address, and without a name that matches no user, because it may be a password. Events are
-    found by user, run and day.
+    """Sign-ins are audited with their method, and failed attempts once a minute per user and
+    address, without unknown names, which may be passwords. Events are found by user, run and day.
     """
     with database.writing() as session:
         bob = accounts.user_named(session, "bob")
@@ -165,7 +165,7 @@ def test_sign_ins_and_failed_attempts_are_recorded(
 
 
 def test_a_detail_has_an_end(database: Database, ada: User, browser: TestClient) -> None:
-    """A detail is cut to a maximum length, whatever kind of value was sent."""
+    """A detail in the audit log is cut to a maximum length, for any kind of value."""
     with database.writing() as session:
         projects.make(session, "p" * 200)
     name = "\u202e" + "x" * 900

@@ -36,7 +36,7 @@ def _routes(app: FastAPI) -> list[tuple[str, str]]:
 def test_every_route_but_the_public_ones_needs_a_sign_in(
     app: FastAPI, stranger: TestClient
 ) -> None:
-    """A stranger gets 401 from each route, or is led to the sign-in page; no route can forget."""
+    """Without a sign-in each route that is not public answers 401 or redirects to the sign-in."""
     for method, path in _routes(app):
         if path in PUBLIC:
             continue
@@ -48,8 +48,8 @@ def test_every_route_but_the_public_ones_needs_a_sign_in(
 
 @pytest.mark.slow
 def test_every_change_by_a_cookie_needs_the_csrf_token(app: FastAPI, browser: TestClient) -> None:
-    """A signed-in browser that another site sends gets 403 from each route that changes things, or
-    401 from those that take no cookie at all.
+    """A signed-in browser that another site directs gets 403 from each route that changes things,
+    or 401 from routes that accept no cookie.
     """
     del browser.headers["x-csrf-token"]
     for method, path in _routes(app):
@@ -62,7 +62,7 @@ def test_every_change_by_a_cookie_needs_the_csrf_token(app: FastAPI, browser: Te
 
 
 def test_csrf_token_may_be_a_form_field(browser: TestClient) -> None:
-    """Forms without scripts send the token as a field."""
+    """Forms without scripts can send the CSRF token as a field."""
     token = browser.headers.pop("x-csrf-token")
     answer = browser.post("/account/tokens", data={"name": "mine", "csrf_token": token})
     assert answer.status_code == 200
@@ -70,12 +70,12 @@ def test_csrf_token_may_be_a_form_field(browser: TestClient) -> None:
 
 
 def test_scripts_need_no_csrf_token(script: TestClient) -> None:
-    """A Bearer token is sent on purpose only, so it needs no CSRF token."""
+    """Browsers never add a Bearer token by themselves, so it needs no CSRF token."""
     assert script.delete("/api/v1/tokens/99").status_code == 204
 
 
 def test_a_token_makes_no_tokens(script: TestClient, browser: TestClient) -> None:
-    """A token that a stolen one created would outlive its revocation."""
+    """A token cannot create tokens, which would outlive its own revocation."""
     answer = script.post("/api/v1/tokens", json={"name": "another"})
     assert (answer.status_code, answer.json()["code"]) == (403, "not_for_scripts")
     assert browser.post("/api/v1/tokens", json={"name": "mine"}).status_code == 201
@@ -162,7 +162,7 @@ def _check_it_only_sends(
 def test_a_reader_with_a_token_waits_for_no_writer(
     database: Database, ada: User, address: str
 ) -> None:
-    """The use of a token is recorded after the answer, when the write lock is free."""
+    """The use of a token is recorded after the response, without waiting for the write lock."""
     with database.writing() as session:
         token, _row = accounts.make_api_token(session, ada, "script")
     with database.writing() as session:
@@ -177,7 +177,7 @@ def test_a_reader_with_a_token_waits_for_no_writer(
 def test_a_token_is_noted_after_a_request_that_found_nothing(
     database: Database, ada: User, address: str
 ) -> None:
-    """A request that fails does not record the use of its token; the next answer does."""
+    """A failed request does not record its token's use, and the next successful one does."""
     with database.writing() as session:
         token, _row = accounts.make_api_token(session, ada, "script")
     headers = {"Authorization": f"Bearer {token}"}
@@ -197,7 +197,7 @@ def _until_noted(database: Database) -> None:
 
 @pytest.mark.parametrize("header", ["Bearer wrong", "Bearer", "Basic YTpi"])
 def test_wrong_authorization_is_rejected(stranger: TestClient, header: str) -> None:
-    """A token that is unknown, missing or of another kind is no sign-in."""
+    """An unknown, missing or wrong kind of token does not sign in."""
     assert stranger.get("/api/v1/runs", headers={"Authorization": header}).status_code == 401
 
 
@@ -223,5 +223,5 @@ def test_cookie_is_out_of_reach_of_scripts_and_other_sites(
     ],
 )
 def test_redirects_stay_on_this_server(address: str, target: str) -> None:
-    """A redirect leads only to a path of this server."""
+    """Redirects lead only to paths of this server."""
     assert local_path(address) == target

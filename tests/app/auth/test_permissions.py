@@ -1,4 +1,4 @@
-"""Permissions of every role on every route, for runs of the user, of others and of other
+"""Permissions of every role on every route, for the user's own runs and those of other users and
 projects.
 """
 
@@ -45,7 +45,7 @@ PROJECT, HIDDEN = "vision", "hush-hush"
 
 @pytest.fixture
 def people(database: Database, ada: User, offered: None) -> dict[str, User]:
-    """One user of each role in a project, and one with a role only in another."""
+    """A user of each role in a project, and one with a role in another project only."""
     with database.writing() as session:
         projects.make(session, PROJECT)
         projects.make(session, "speech")
@@ -65,13 +65,13 @@ def _sweep(database: Database, user: User, **place: Any) -> Sweep:
 
 
 def test_every_route_declares_what_it_requires(app: FastAPI) -> None:
-    """A route without a declaration would be open to operators only, by accident."""
+    """Each route declares a permission; without one it would be for admins only, by accident."""
     undeclared = [path for _method, path, route in routes_of(app) if not hasattr(route, "access")]
     assert not undeclared
 
 
 def test_streams_count_against_the_limit_of_streams(app: FastAPI) -> None:
-    """Event streams count against this limit, and no other route does."""
+    """Event streams, and no other routes, count against the limit of streams."""
     routes = [route.original_route for route in iter_route_contexts(app.routes)]
     streams = [
         route for route in routes if getattr(route, "response_class", 0) is EventSourceResponse
@@ -87,7 +87,8 @@ def test_streams_count_against_the_limit_of_streams(app: FastAPI) -> None:
 def test_a_role_allows_what_it_says_on_every_route(
     app: FastAPI, database: Database, ada: User, people: dict[str, User]
 ) -> None:
-    """Actions without permission get 403 with a message; hidden objects get 404.
+    """Each role gets 403 for actions without permission, and 404 for hidden objects, on every
+    route.
 
     Roles are tried in order of permissions, so that nothing is deleted before all requests.
     """
@@ -144,8 +145,8 @@ def test_an_admin_is_denied_nothing(app: FastAPI, database: Database, ada: User)
 def test_what_one_may_not_see_is_on_no_page(
     app: FastAPI, database: Database, ada: User, people: dict[str, User]
 ) -> None:
-    """Pages and lists of an outsider show a hidden run neither in lists, counts and words
-    nor by its id.
+    """Hidden runs appear on no page of an outsider: not in lists, counts or suggestions,
+    nor by id.
     """
     hidden = submit(database, ada, project=PROJECT, name=HIDDEN, tags=HIDDEN)
     sweep = _sweep(database, ada, project=PROJECT, name=HIDDEN)
@@ -175,8 +176,7 @@ def test_what_one_may_not_see_is_on_no_page(
 def test_a_rejection_names_the_request(
     app: FastAPI, database: Database, people: dict[str, User]
 ) -> None:
-    """One permission allows several actions; a user without any project gets a message without
-    one."""
+    """A rejection names what was requested; a user without any project gets its own message."""
     member = script_of(app, database, people[MEMBER])
     refused = f"Your role does not allow you to {{}} the project {PROJECT!r}."
     rule = {"scope": f"in:{PROJECT}", "log_days": 3}
@@ -197,7 +197,7 @@ def test_a_rejection_names_the_request(
 def test_runs_go_where_one_may_submit(
     app: FastAPI, database: Database, ada: User, people: dict[str, User]
 ) -> None:
-    """A run, a sweep, a watched run; others are rejected by name, with the allowed values."""
+    """Runs, sweeps and watched runs go to permitted projects only; the error names these."""
     hidden = submit(database, ada, project="speech")
     for role, is_allowed in ((VIEWER, False), (MEMBER, True), ("outsider", False)):
         client = script_of(app, database, people[role])
@@ -228,9 +228,7 @@ def test_runs_go_where_one_may_submit(
 def test_weights_are_uploaded_with_permission_to_submit(
     app: FastAPI, database: Database, people: dict[str, User]
 ) -> None:
-    """An upload of weights requires the permission to submit to some project; a token of one
-    project needs it there.
-    """
+    """Uploading weights requires permission to submit to a project, or to the token's project."""
     body = {"content": b"PK\x03\x04 weights"}
     for role, project, status in (
         (VIEWER, None, 403),
@@ -254,7 +252,7 @@ def test_weights_are_uploaded_with_permission_to_submit(
 def test_many_runs_are_each_requested(
     app: FastAPI, database: Database, ada: User, people: dict[str, User]
 ) -> None:
-    """Permitted ones are done, and the others have their reason."""
+    """A bulk request changes the permitted runs, and gives a reason for each of the others."""
     own = submit(database, people[MEMBER], project=PROJECT)
     others = submit(database, ada, project=PROJECT)
     hidden = submit(database, ada, project="speech")
@@ -273,8 +271,8 @@ def test_many_runs_are_each_requested(
 def test_nothing_is_got_round_by_submitting(
     app: FastAPI, database: Database, ada: User, people: dict[str, User]
 ) -> None:
-    """A submission cannot start from files that the user may not download, nor take another's
-    place in the queue.
+    """A submission can neither start from files that the user may not download, nor take another
+    run's position in the queue.
     """
     source = submit(database, ada, project=PROJECT)
     with database.writing() as session:

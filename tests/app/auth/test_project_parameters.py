@@ -47,7 +47,7 @@ def _token(database: Database, name: str, kind: str = FULL, only: str | None = N
 
 @pytest.fixture
 def script_with(app: FastAPI, ada: User) -> Callable[[str], TestClient]:
-    """Return a function of a token that returns its script."""
+    """Return a function that makes a client from a token."""
     return lambda token: TestClient(
         app, base_url="http://localhost", headers={"Authorization": f"Bearer {token}"}
     )
@@ -71,7 +71,7 @@ def test_a_sweep_of_a_hidden_project_is_rejected_like_one_of_a_missing_project(
     whose: tuple[str, ...],
     address: str,
 ) -> None:
-    """Status and text of the response do not reveal whether a project exists."""
+    """A sweep in a hidden project gets status and text of one in a missing project."""
     script = script_with(_token(database, *whose))
     answers = [
         script.post(address, json=BODIES[address] | {"project": name}) for name in (HIDDEN, MISSING)
@@ -100,7 +100,7 @@ def test_a_viewer_begins_no_sweep(
         assert session.scalars(select(Sweep)).all() == []
 
 
-#: Routes that take a project otherwise, with the reason.
+#: Routes that resolve a project in another way, with the reason.
 OTHERWISE = {
     # An admin's project is created if missing; `db.telemetry.ingest` rejects others' with one text.
     ("/api/v1/ingest", "project"),
@@ -198,7 +198,7 @@ def test_the_walk_finds_a_project_of_a_nested_model() -> None:
 def test_a_token_of_the_default_project_is_limited_to_it(
     browser: TestClient, database: Database
 ) -> None:
-    """The form's empty value is the Default project, not all projects."""
+    """A token of the Default project, which is an empty value in the form, is limited to it."""
     assert browser.post("/account/tokens", data={"name": "ci", "project": ""}).status_code == 200
     with database.reading() as session:
         assert session.scalars(select(ApiToken.project)).all() == [""]

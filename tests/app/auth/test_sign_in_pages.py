@@ -1,4 +1,4 @@
-"""Coming in by link and by password, and going out."""
+"""Sign-in by link and by password, and sign-out."""
 
 from types import SimpleNamespace
 
@@ -16,8 +16,8 @@ from db.tables import User
 def test_link_signs_in_once_and_leaves_the_address(
     database: Database, ada: User, stranger: TestClient
 ) -> None:
-    """The page says whom it signs in. The token is spent by its first use and is not in the address
-    that the browser ends at.
+    """The page of a sign-in link says whom it signs in. The token is spent by its first use and
+    is not in the address that the browser ends at.
     """
     with database.writing() as session:
         token = accounts.make_link_token(session, ada)
@@ -42,7 +42,7 @@ def test_link_signs_in_once_and_leaves_the_address(
 def test_password_signs_in_and_leads_back(
     database: Database, ada: User, stranger: TestClient
 ) -> None:
-    """The requested page opens after a sign-in."""
+    """After a sign-in the requested page opens."""
     with database.writing() as session:
         accounts.set_password(session, session.get_one(User, ada.id), "a long secret")
     form = {"name": "ada", "password": "a long secret", "next": "/workers"}
@@ -52,7 +52,7 @@ def test_password_signs_in_and_leads_back(
 
 
 def test_wrong_password_keeps_the_name(stranger: TestClient) -> None:
-    """The error names the problem; the form keeps the name, but not the password."""
+    """After a wrong password the form names the problem, and keeps the name only."""
     answer = stranger.post("/sign-in", data={"name": "eve", "password": "guessing!"})
     assert answer.status_code == 401
     assert 'value="eve"' in answer.text
@@ -85,7 +85,7 @@ def test_sign_out_ends_the_session(browser: TestClient) -> None:
 def test_verifying_a_password_holds_no_lock(
     database: Database, ada: User, stranger: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other writers continue while Argon2 computes."""
+    """Other writers continue while a password is verified by Argon2."""
     verify = accounts.check_password
 
     def verify_while_another_writes(session: Session, name: str, password: str) -> User:
@@ -102,7 +102,7 @@ def test_verifying_a_password_holds_no_lock(
 def test_sign_in_attempts_are_throttled(
     ada: User, monkeypatch: pytest.MonkeyPatch, stranger: TestClient
 ) -> None:
-    """After too many failures the response has the waiting time, also for the right password."""
+    """After too many failed sign-ins even the right password gets a waiting time."""
     standing = SimpleNamespace(current=lambda _session: 0.0)  # however long they take here
     monkeypatch.setattr("db.access.login_attempts.clock", standing)
     form = {"name": "ada", "password": "wrong"}
@@ -114,6 +114,6 @@ def test_sign_in_attempts_are_throttled(
 
 
 def test_sign_in_page_says_nothing_that_an_address_makes_up(stranger: TestClient) -> None:
-    """The URL selects one of the server's own messages, and cannot contain one."""
+    """The URL selects one of the server's own messages, and cannot contain a text to show."""
     assert "locked" not in stranger.get("/sign-in?problem=You+are+locked+out").text
     assert accounts.LINK_REFUSED in stranger.get("/sign-in?problem=link").text

@@ -87,7 +87,7 @@ def _begin(client: TestClient, target: str = "/sweeps") -> str:
 
 
 def _agree(address: str, subject: str) -> str:
-    """Sign in at the provider; return where it leads back to."""
+    """Sign in at the provider; return the URL to which it redirects."""
     answer = httpx2.post(address, data={"sub": subject, "action": "authorize"})
     back = urlsplit(answer.headers["location"])
     return f"{back.path}?{back.query}"
@@ -96,8 +96,8 @@ def _agree(address: str, subject: str) -> str:
 def test_users_get_the_roles_of_their_groups(
     stranger: TestClient, database: Database, ada: User, settings: Settings
 ) -> None:
-    """The first sign-in creates the account, and later ones use it; the state is the browser's
-    own, and the proof of its key is sent with the request.
+    """The first sign-in creates the account, and later ones reuse it; state and PKCE belong to the
+    browser.
     """
     assert "your organisation" in stranger.get("/sign-in").text
     address = _begin(stranger)
@@ -129,7 +129,7 @@ def test_users_get_the_roles_of_their_groups(
 def test_a_slow_provider_delays_no_other_request(
     stranger: TestClient, app: FastAPI, ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A slow provider holds no turn with the database, for which other requests would wait."""
+    """A slow provider holds no database turn, for which other requests would wait."""
     back = _agree(_begin(stranger), "1")
     finish, held = app.state.sso.finish, []
 
@@ -146,7 +146,7 @@ def test_a_slow_provider_delays_no_other_request(
 def test_an_account_is_not_taken_over_by_its_name(
     stranger: TestClient, database: Database, ada: User, issuer: str
 ) -> None:
-    """The account is linked to the provider's subject by `halfstep user subject` only."""
+    """An account is linked to a provider's subject by `halfstep user subject`, not by its name."""
     answer = stranger.get(_agree(_begin(stranger), "2"))
     assert (answer.status_code, "halfstep user subject" in answer.text) == (401, True)
     with database.writing() as session:
@@ -163,8 +163,8 @@ def test_an_account_is_not_taken_over_by_its_name(
 def test_a_callback_of_another_browser_is_rejected(
     stranger: TestClient, settings: Settings, database: Database, ada: User
 ) -> None:
-    """Another browser's state or cookie, a missing or old one, a used code, and an error of the
-    provider are rejected.
+    """A sign-in callback with another browser's state or cookie, a missing or old one, a used
+    code, or an error of the provider is rejected.
     """
     back = _agree(_begin(stranger), "1")
     with _client(settings, database) as other:
@@ -189,7 +189,7 @@ def test_a_callback_of_another_browser_is_rejected(
 
 
 def test_passwords_can_be_switched_off(settings: Settings, database: Database, ada: User) -> None:
-    """Links and the provider remain; an unreachable provider is reported."""
+    """With passwords disabled links and the provider remain; an unreachable one is reported."""
     away = {"password_login": False, "oidc_issuer": "http://localhost:9"}
     with _client(settings.model_copy(update=away), database) as client:
         assert "Password" not in client.get("/sign-in").text
@@ -203,13 +203,13 @@ def test_passwords_can_be_switched_off(settings: Settings, database: Database, a
 
 @looped("text", ["ml", "ml=king", "=viewer", "ml=member@a, x"])
 def test_invalid_role_rules_are_rejected(settings: Settings, database: Database, text: str) -> None:
-    """The server does not start; the error names the allowed values."""
+    """A server with invalid role rules does not start; the error names the allowed values."""
     with pytest.raises(Invalid, match=r"HALFSTEP_OIDC_ROLES: .* allowed: group=role"):
         create_app(settings.model_copy(update={"oidc_roles": text}), database)
 
 
 def test_the_strongest_of_several_groups_counts(database: Database, ada: User) -> None:
-    """A role that no group grants any longer is removed, only in projects with rules."""
+    """A role that no group grants any more is removed, in projects with rules only."""
     rules = oidc_role_mapping.parse("a=viewer@p, b=maintainer@p, c=member@p, o=admin")
     cases: list[tuple[set[str], Any]] = [
         ({"a", "b", "c"}, "maintainer"),

@@ -34,7 +34,7 @@ Claims = dict[str, Any]
 
 
 class Forger:
-    """A provider on this machine that answers with the token of a test."""
+    """A provider on this machine that returns the token of a test."""
 
     def __init__(self) -> None:
         self.token: object = ""
@@ -69,7 +69,7 @@ class Forger:
 
     @property
     def metadata(self) -> Claims:
-        """Return metadata that announce every algorithm and the client's own setting."""
+        """Return metadata that announce every algorithm and the given client authentication."""
         names = {"authorization_endpoint": "authorize", "token_endpoint": "token"}
         names |= {"jwks_uri": "keys", "userinfo_endpoint": "userinfo"}
         return {
@@ -90,7 +90,7 @@ def _public(key: Any) -> Claims:
 
 @pytest.fixture
 def forger() -> Iterator[Forger]:
-    """A provider whose keys a test has."""
+    """A provider with keys known to the test."""
     forger = Forger()
     thread = Thread(target=forger.server.serve_forever, args=[0.01])
     thread.start()
@@ -115,7 +115,7 @@ def settings(settings: Settings, forger: Forger) -> Settings:
 
 
 class Attempt(NamedTuple):
-    """A sign-in that the browser has begun."""
+    """A sign-in that the browser has started."""
 
     claims: Claims
     back: str
@@ -130,7 +130,7 @@ class Attempt(NamedTuple):
     def sign_by_hand(
         self, header: Claims, sign: Callable[[bytes], bytes] = lambda _text: b""
     ) -> str:
-        """Return a token with a signature made by hand."""
+        """Return a token whose signature is made by hand."""
         text = b".".join(map(_encode, (json.dumps(header), json.dumps(self.claims))))
         return b".".join((text, _encode(sign(text)))).decode()
 
@@ -282,7 +282,7 @@ def test_a_new_key_of_the_provider_is_used_at_once(
 def test_metadata_of_another_issuer_is_rejected(
     stranger: TestClient, ada: User, forger: Forger, about: Claims
 ) -> None:
-    """Endpoints of another issuer's metadata are not used."""
+    """Metadata of another issuer is rejected, so its endpoints are not used."""
     forger.about = about
     assert stranger.get("/sign-in/sso", follow_redirects=False).status_code == 502
 
@@ -311,7 +311,7 @@ def test_groups_come_from_the_userinfo_of_the_same_subject(
 def test_invisible_characters_of_a_name_are_removed(
     stranger: TestClient, database: Database, ada: User, forger: Forger, hidden: str
 ) -> None:
-    """A name that is displayed like another account's is treated as that name, and refused."""
+    """A name that looks like another account's, by invisible characters, is refused."""
     attempt = _begin(stranger, forger)
     forger.token = attempt.sign_token(preferred_username=f"{hidden}a{hidden}da")
     assert _status(stranger, attempt) == 401

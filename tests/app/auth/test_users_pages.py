@@ -32,8 +32,9 @@ def script_of(app: FastAPI, database: Database, user: User, **of: Any) -> TestCl
 def test_an_admin_invites_and_removes_users(
     app: FastAPI, database: Database, browser: TestClient, stranger: TestClient
 ) -> None:
-    """The link is shown once and signs in; sessions, tokens and links of a deactivated account end
-    at once, and only a new link restores access."""
+    """An invitation link is shown once and signs in; sessions, tokens and links of a deactivated
+    account end at once, and only a new link restores access.
+    """
     page = browser.post("/people", data={"name": "Bob", "role": "viewer"})
     assert "Send Bob this link" in page.text
     token = page.text.partition("token=")[2].partition('"')[0].partition("<")[0]
@@ -75,7 +76,7 @@ def test_the_last_admin_stays(database: Database, ada: User, browser: TestClient
 
 @looped("name", ["", "x" * 65, "a\x1bb", "al\u200bice", "\u202eevil"])
 def test_a_name_is_what_it_looks(database: Database, ada: User, name: str) -> None:
-    """A user name has no invisible characters, and no two names look alike."""
+    """A user name has no invisible characters, and two names that look alike are refused."""
     with database.writing() as session:
         with pytest.raises(Invalid, match="name"):
             accounts.make_user(session, name)
@@ -128,7 +129,7 @@ def test_maintainers_give_roles_in_their_projects(
 def test_a_token_may_no_more_than_it_says(
     app: FastAPI, database: Database, ada: User, offered: None
 ) -> None:
-    """A token is limited by its kind, project and expiry, also that of an admin."""
+    """A token is limited by its kind, project and expiry, even if an admin owns it."""
     with database.writing() as session:
         projects.make(session, "vision")
     run = submit(database, ada)
@@ -185,7 +186,7 @@ def test_tokens_are_created_with_limits(browser: TestClient) -> None:
 def test_actions_are_recorded_with_their_users(
     app: FastAPI, database: Database, ada: User, browser: TestClient, offered: None
 ) -> None:
-    """Each change is recorded with its user in the change's transaction; rejected requests and
+    """Account changes are audited with their user in the same transaction; rejected requests and
     contents are not, and rows cannot be changed.
     """
     run = submit(database, ada)
@@ -213,7 +214,7 @@ def test_actions_are_recorded_with_their_users(
 def test_other_browsers_are_signed_out(
     app: FastAPI, database: Database, ada: User, browser: TestClient
 ) -> None:
-    """All other browsers of the user are signed out."""
+    """ "Sign out other browsers" ends all other sessions of the user."""
     other = browser_of(app, database, ada)
     assert browser.get("/account").text.count("this browser</span>") == 1
     assert browser.post("/account/sign-ins/deletion").status_code == 303
@@ -229,8 +230,8 @@ def test_accounts_are_kept_from_a_terminal(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Accounts are created with a link, get roles, and are deactivated; impossible actions end
-    in a sentence.
+    """A terminal can create accounts with a link, grant roles and deactivate users; an impossible
+    action prints an error.
     """
     monkeypatch.setenv("HALFSTEP_DATA", str(settings.data))
     monkeypatch.setenv("HALFSTEP_DATABASE_URL", settings.database_url)
@@ -277,7 +278,7 @@ def test_accounts_are_kept_from_a_terminal(
 def test_commands_need_a_right_of_their_own(
     app: FastAPI, database: Database, ada: User, browser: TestClient, offered: None
 ) -> None:
-    """A member may submit commands only with a permission that an admin grants."""
+    """A member needs a permission, granted by an admin, to submit commands."""
     with database.writing() as session:
         bob = accounts.user_named(session, "bob")
     script = script_of(app, database, bob)

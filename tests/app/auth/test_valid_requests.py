@@ -1,4 +1,4 @@
-"""A valid request to every writing route: it succeeds, is recorded, and reveals no project."""
+"""A valid request to every writing route succeeds, is audited, and reveals no project."""
 
 import re
 from collections.abc import Iterator
@@ -69,7 +69,7 @@ def rows(database: Database, installed: Installation) -> Rows:
 def test_every_writing_route_has_a_valid_request_and_an_entry_in_the_audit_log(
     app: FastAPI, settings: Settings, database: Database, installed: Installation, rows: Rows
 ) -> None:
-    """A request of an admin who owns the rows succeeds, and is recorded unless declared."""
+    """An admin's valid request succeeds on each writing route, and is audited unless declared."""
     with database.writing() as session:
         owner = session.get_one(User, installed.hidden.owner.id)
         owner.is_admin = owner.runs_commands = True
@@ -137,7 +137,7 @@ def test_no_response_reveals_whether_a_project_exists(
     rows: Rows,
     name: str,
 ) -> None:
-    """Status and text are the same for a hidden project and for one that does not exist."""
+    """A hidden project and a missing one get the same status and text."""
     caller = IDENTITIES[name](app, database, installed)
     snapshot, wrong, requests = Snapshot(settings), [], 0
     for route, address, options in _naming(app, installed, rows):
@@ -161,7 +161,7 @@ def test_no_response_reveals_whether_a_project_exists(
 
 
 def _comparable(text: str, project: str) -> str:
-    """Return a text without what differs from request to request."""
+    """Return a text without the parts that differ between requests."""
     return SECRET.sub("", text.replace(project, HIDDEN))
 
 

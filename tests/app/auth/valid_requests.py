@@ -57,7 +57,7 @@ from tests.db.telemetry.telemetry_made import make_precision_plan
 
 
 def _one_pixel() -> bytes:
-    """Return an image as uploads take it."""
+    """Return an image as it is uploaded."""
     file = BytesIO()
     Image.new("RGB", (1, 1)).save(file, "PNG")
     return file.getvalue()
@@ -161,7 +161,7 @@ def dependants(dependant: Dependant) -> Iterator[Dependant]:
 
 
 def add_rows(database: Database, side: Side) -> Rows:
-    """Add rows of a side's owner in the states that routes need."""
+    """Add rows of the project's owner in the states that routes need."""
     with database.writing() as session:
         owner = session.get_one(User, side.owner.id)
         owner.password_hash = accounts._passwords.hash(PASSWORD)
@@ -252,12 +252,12 @@ def _add_artifact(session: Session, owner: User, side: Side, rows: Rows) -> None
     artifact_versions.set_alias(session, side.ids["version_id"], "old")
 
 
-#: Of the first application: it takes FastAPI a second, and those of others are the same.
+#: The first application's schema, since FastAPI takes a second for each equal one.
 DESCRIPTION: dict[str, Any] = {}
 
 
 def request_of(app: FastAPI, route: Route, side: Side, rows: Rows) -> tuple[str, dict[str, Any]]:
-    """Return the address and the options of a valid request on rows of this side."""
+    """Return the address and the options of a valid request for rows of a project."""
     known: dict[str, Any] = {"project": side.project, "worker_id": 1, "user_id": side.owner.id}
     own = _fields(side, rows).get(str(route), {})
     known |= {"view_id": rows.ids["view_id"], **side.ids, **_state(route, rows), **own}
@@ -290,7 +290,7 @@ def request_of(app: FastAPI, route: Route, side: Side, rows: Rows) -> tuple[str,
 
 
 def example(schema: Mapping[str, Any], components: Mapping[str, Any], known: Any) -> Any:
-    """Return a value that a JSON schema accepts: of objects the required and the known fields."""
+    """Return a value that a JSON schema accepts; an object has its required and known fields."""
     if "$ref" in schema:
         schema = components[schema["$ref"].rpartition("/")[2]]
     for word in ("const", "default"):

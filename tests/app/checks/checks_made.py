@@ -1,4 +1,4 @@
-"""A report of a check with a row of each class, and the source that its rows name."""
+"""A check's report with a row of each class, and the source that its rows name."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Uploaded checks: who may upload, read and delete them, their bounds, and what the page says."""
+"""Uploaded checks: permissions to upload, read and delete them, their limits, and their page."""
 
 import re
 from typing import Any
@@ -47,7 +47,7 @@ def people(database: Database, ada: User) -> dict[str, User]:
 def test_members_upload_viewers_read_and_authors_or_maintainers_delete(
     app: FastAPI, database: Database, people: dict[str, User]
 ) -> None:
-    """Other users do not see a report, and each change is in the audit log."""
+    """Members upload checks, viewers read and authors or maintainers delete them, all audited."""
     scripts = {name: script_of(app, database, user) for name, user in people.items()}
     new = body(project="vision")
     assert scripts["vic"].post("/api/v1/checks", json=new).status_code == 403
@@ -101,7 +101,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @looped("name", REFUSED)
 def test_what_is_no_report_or_beyond_its_bounds_is_refused(browser: TestClient, name: str) -> None:
-    """The error names the field, and nothing is stored."""
+    """An invalid report, or one beyond its limits, is refused with the field and not stored."""
     changes, field = REFUSED[name]
     answer = browser.post("/api/v1/checks", json=body(**changes))
     assert answer.status_code == 422
@@ -112,7 +112,7 @@ def test_what_is_no_report_or_beyond_its_bounds_is_refused(browser: TestClient, 
 def test_numbers_that_json_lacks_are_refused_as_numbers_and_kept_as_texts(
     browser: TestClient,
 ) -> None:
-    """Texts are accepted for them, as `halfstep check --json` writes them."""
+    """NaN and infinity are accepted as strings, as `halfstep check --json` writes them."""
     infinite = as_content(report(row("overflow", 1, value=float("inf"))))
     answer = browser.post("/api/v1/checks", json=body(report=infinite))
     assert answer.status_code == 201, answer.text
@@ -129,7 +129,7 @@ def test_numbers_that_json_lacks_are_refused_as_numbers_and_kept_as_texts(
 def test_a_project_has_a_limit_of_checks_and_takes_them_along(
     browser: TestClient, database: Database, ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A renamed project keeps its checks, a deleted one does not."""
+    """Checks above a project's limit are refused; renaming keeps them, deletion does not."""
     monkeypatch.setattr(check_reports, "MOST", 1)
     with database.writing() as session:
         projects.make(session, "vision")
@@ -146,7 +146,7 @@ def test_a_project_has_a_limit_of_checks_and_takes_them_along(
 
 
 def test_a_page_escapes_what_it_shows(browser: TestClient, database: Database, ada: User) -> None:
-    """Source, findings, script and file names are text."""
+    """Source, findings and names in a check are escaped on its page."""
     hostile = "<script>alert(1)</script>`<b>`"
     every = {"title": hostile, "text": hostile, "advice": hostile, "fix": hostile}
     every |= {"file": hostile, "source": hostile, "module": hostile, "operator": hostile}
@@ -162,7 +162,7 @@ def test_a_page_escapes_what_it_shows(browser: TestClient, database: Database, a
 def test_a_row_names_the_steps_in_which_it_was_seen(
     browser: TestClient, database: Database, ada: User
 ) -> None:
-    """A row names the first of many steps, and one line of a source is not "1 lines"."""
+    """A row names the first of many steps, and a single line is not called "1 lines"."""
     every = [*range(1, 21)]
     seen = row("overflow", 1, steps=[3], count=1), row("rounding", 1, steps=every, count=20)
     check_id = add_check(database, ada, report(*seen), sources={SCRIPT: "x = 1"})
@@ -185,7 +185,7 @@ def test_a_check_without_mistakes_has_its_figures(
 def test_a_headline_counts_lines_by_what_is_wrong_with_them(
     browser: TestClient, database: Database, ada: User
 ) -> None:
-    """A loss of precision, then what is nonfinite in every precision, then the order of calls."""
+    """The headline counts lines that lose precision, then nonfinite ones, then wrong calls."""
     losses = [row("overflow", 3), row("rounding", 3), row("rounding", 4)]
     undefined, call = row("undefined", 5), row("scaled_gradients_edited", 6)
     note = row("gradients_underflow", 7, is_fault=False)
@@ -235,7 +235,7 @@ def test_lines_without_an_uploaded_source_are_shown_by_their_expression(
 
 
 def test_a_finding_has_the_values_of_both_precisions() -> None:
-    """A finding has both values, and the largest loss scale at which the line stays finite."""
+    """An overflow's finding has both precisions' values, and the largest loss scale without it."""
     view = check_view.view_of(full_report(), {SCRIPT: SOURCE})
     shown = {
         each.row.kind: (each.half, each.fp32, str(each.fits), each.tone)
@@ -260,7 +260,7 @@ def test_a_finding_has_the_values_of_both_precisions() -> None:
 
 
 def test_an_underflow_of_whole_parameters_is_counted() -> None:
-    """It has no share of the norm, which may be close to 0."""
+    """An underflow of whole parameters is counted without a share of the norm, often near 0."""
     underflow = row("gradients_underflow", 7, elements=(2, 4))
     view = check_view.view_of(report(underflow), {SCRIPT: SOURCE})
     [found] = [each for line in view.marked for each in line.findings]
@@ -276,7 +276,7 @@ def test_one_line_is_not_called_lines() -> None:
 
 
 def test_a_source_has_the_lines_of_python_also_with_an_error_in_it() -> None:
-    """Line ends of every system are handled, and the lines before the error are coloured."""
+    """A source with a syntax error is shown with all its lines, coloured up to the error."""
     lines = lines_of('import a\r\nb = """one\rtwo"""\fc\nif (:\n')
     assert lines == ["import a", 'b = """one', 'two"""\fc', "if (:"]
     parts = parts_of(lines)

@@ -1,4 +1,4 @@
-"""Runs of several precisions and seeds."""
+"""Helpers that create runs of several precisions and seeds."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -36,7 +36,7 @@ def add_seed(
     curve: Sequence[dict[str, Any]] = (),
     **training: Any,
 ) -> Run:
-    """Make a run that ended with this accuracy; status None: it is still training.
+    """Make a run that ended with this accuracy, or one that is still training if status is None.
 
     curve: events of further metrics.
     """

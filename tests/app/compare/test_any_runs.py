@@ -1,4 +1,4 @@
-"""Any runs side by side: page, figures and series."""
+"""Comparison of any runs: page, figures and series."""
 
 import re
 from typing import Any
@@ -29,7 +29,7 @@ def cells(page: str, key: str) -> list[str]:
 def test_runs_are_in_the_requested_order(
     database: Database, ada: User, offered: None, script: TestClient
 ) -> None:
-    """Each run has its last and best figures and differing settings; missing runs are named."""
+    """Compared runs keep their order with last and best figures; missing ones are named."""
     train(database, ada, [3.0, 1.0, 2.0], lr=0.1)
     train(database, ada, [3.0, 2.5, 2.4], lr=0.2, extra="x")
     answer = script.get("/api/v1/comparison", params={"runs": "2, 77,1,2"}).json()
@@ -49,8 +49,8 @@ def test_a_setting_that_one_run_lacks_is_no_difference_of_the_others(
 ) -> None:
     """Settings with several values come first and are named.
 
-    The metric beside the loss, in the legend and as a panel, is one that most runs have and that
-    does more than count.
+    The metric next to the loss, in the legend and as a panel, is one that most runs have and that
+    is no mere counter.
     """
     for lr in (0.1, 0.2):
         run = train(database, ada, [3.0, 1.0], ended=False, lr=lr)
@@ -97,7 +97,7 @@ def test_a_setting_that_one_run_lacks_is_no_difference_of_the_others(
 def test_invalid_urls_name_the_allowed_values(
     running: Run, browser: TestClient, query: dict[str, Any], sentence: str
 ) -> None:
-    """The page names the field, the value and the allowed values."""
+    """An invalid URL of a comparison gets the field, the value and the allowed values."""
     answer = browser.get("/compare", params=query)
     assert answer.status_code == 422
     text = answer.text.replace("&#39;", "'").replace("&#34;", '"')
@@ -137,7 +137,9 @@ def test_series_are_those_of_each_run(
 def test_best_of_each_row_is_marked_where_it_is_known(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """A low loss and a high accuracy are marked, but no score and no time of a shorter run."""
+    """The lowest loss and the highest accuracy are marked as best, but no score of unknown
+    direction and no time of a shorter run.
+    """
     train(database, ada, [3.0, 1.0, 2.0], lr=0.1)
     train(database, ada, [3.0, 2.5, 1.9, 1.8], lr=0.2)
     page = browser.get("/compare?runs=1,2,9").text
@@ -157,7 +159,9 @@ def test_best_of_each_row_is_marked_where_it_is_known(
 def test_a_metric_called_loss_is_not_the_loss_that_is_recorded(
     database: Database, ada: User, offered: None, script: TestClient
 ) -> None:
-    """Metrics with names of columns stay separate series; a run that only logs has nothing else."""
+    """Metrics with names of columns stay separate series; a run that only logs has no other
+    loss.
+    """
     both, logs = (start_run(database, ada, name=name) for name in ("both", "logs"))
     clash = [make_metric(2, 99.0, name) for name in ("loss", "seconds", "run/step_ms")]
     record(database, both, make_steps([3.0, 1.0, 2.0]), events=clash)
@@ -197,8 +201,8 @@ def test_many_runs_are_rows(
 def test_missing_files_are_reported(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """A series without a run and a setting without a difference are reported; a comparison of
-    missing runs is 404.
+    """A comparison names missing series and settings without differences; all runs missing is
+    404.
     """
     train(database, ada, [1.0], lr=0.1)
     page = browser.get("/compare?runs=1&draw=val/lost&by=training.momentum").text
@@ -227,7 +231,7 @@ def test_a_run_leads_to_a_comparison_that_offers_others(
 def test_runs_of_all_kinds_are_compared(
     database: Database, ada: User, running: Run, browser: TestClient
 ) -> None:
-    """Including a watched run with any configuration.
+    """Runs of all kinds are compared, including a watched run with any configuration.
 
     A run without a scaler is not the best one by skips.
     """
@@ -277,7 +281,7 @@ def test_runs_are_labelled_by_the_few_settings_that_differ(
 def test_no_star_stands_beside_fewer_skips(
     database: Database, ada: User, running: Run, browser: TestClient
 ) -> None:
-    """A run without a loss scale, which skips nothing, leaves those with one without a star."""
+    """A run without a loss scale skips nothing, so no other run gets the star for fewest skips."""
     record(database, running, make_steps([1.0] * 3, skipped=[2]), events=[make_skip(2)])
     unscaled = train(database, ada, [1.0] * 3)
     with database.writing() as session:
@@ -290,8 +294,8 @@ def test_no_star_stands_beside_fewer_skips(
 def test_a_setting_that_a_run_lacks_names_no_run_in_the_legend(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """The legend has the names of a watched script and of a recipe's run, which share no
-    settings.
+    """Runs without shared settings, such as a watched script and a recipe's, have names as
+    labels.
     """
     train(database, ada, [1.0])
     with database.writing() as session:

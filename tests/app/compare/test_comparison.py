@@ -1,4 +1,4 @@
-"""The same run in several precisions: queued runs and comparison."""
+"""A comparison of precisions: queueing the same run in each, and the table of results."""
 
 import math
 import re
@@ -35,7 +35,7 @@ LABELS = ["fp32", "fp16 without scaler", "fp16", "bf16"]
 def test_one_call_queues_four(
     database: Database, ada: User, offered: None, script: TestClient
 ) -> None:
-    """Precision and scaler.enabled differ, nothing else does, and the four know their group."""
+    """One request queues four runs of a group that differ in precision and scaler.enabled only."""
     source = submit(database, ada, name="mine", priority=3)
     answer = script.post(f"/api/v1/runs/{source.id}/comparison")
     assert answer.status_code == 201
@@ -53,8 +53,8 @@ def test_one_call_queues_four(
 
 
 def test_several_seeds_are_a_group_each(database: Database, ada: User, script: TestClient) -> None:
-    """Seeds continue from the run's seed, after the largest one from 0; their parity can
-    be tested at once.
+    """Each seed is a group of its own; seeds continue from the run's seed, or from 0 after the
+    largest one, and their parity can be tested at once.
     """
     offer_seeds(database)
     submit(database, ada, config=CONFIG | {"training": {"steps": 5, "seed": 2**32 - 2}})
@@ -78,7 +78,7 @@ def test_several_seeds_are_a_group_each(database: Database, ada: User, script: T
 def test_the_form_leads_to_the_parity_of_its_seeds(
     database: Database, ada: User, browser: TestClient
 ) -> None:
-    """The form leads to the parity with its metric and margin, with one seed to the group."""
+    """The form leads to the parity with its metric and margin, or with one seed to the group."""
     offer_seeds(database)
     submit(database, ada)
     page = browser.get("/runs/1").text
@@ -102,9 +102,9 @@ def test_the_form_leads_to_the_parity_of_its_seeds(
 def test_a_precision_that_no_worker_offers_is_left_out(
     database: Database, ada: User, script: TestClient, browser: TestClient
 ) -> None:
-    """Response and page name it; no run is queued that would wait for ever.
+    """A precision that no worker offers is named and not queued, since its run would wait forever.
 
-    Without a worker all four are queued.
+    Without a worker all four precisions are queued.
     """
     old = {"devices": [CPU | {"bf16": False}], "recipes": [DIGITS], "versions": {}}
     new = {"devices": [CPU], "recipes": [DIGITS | {"name": "gpt"}], "versions": {}}
@@ -130,8 +130,8 @@ def test_a_precision_that_no_worker_offers_is_left_out(
 def test_tf32_is_a_column_where_all_devices_have_it(
     database: Database, ada: User, script: TestClient
 ) -> None:
-    """fp32 runs without TF32 then, whatever the source says. A worker without TF32 could take
-    the run, so there is no such column, and no precision is reported as missing.
+    """TF32 is a column if all devices support it; its fp32 column then runs without TF32. Otherwise
+    the column is left out, and no precision is reported as missing.
     """
     gpu = CPU | {"kind": "cuda", "name": "H100", "compute_capability": "9.0", "tf32": True}
     offer: dict[str, Any] = {"recipes": [DIGITS], "versions": {}}
@@ -186,7 +186,7 @@ def test_fp8_is_offered_where_devices_have_it(
 def test_button_leads_to_the_group(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """The page of a run queues its comparison and shows it; each of its runs leads there too."""
+    """The button on a run's page queues its comparison and opens it; all its runs link there."""
     submit(database, ada)
     answer = browser.post("/runs/1/comparison")
     assert (answer.status_code, answer.headers["location"]) == (303, "/groups/2")
@@ -200,7 +200,7 @@ def test_button_leads_to_the_group(
 def test_a_comparison_on_a_cpu_says_so(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """The note that a CPU's fp16 is not a GPU's is shown from the start, by the running workers."""
+    """The page notes that fp16 on a CPU differs from fp16 on a GPU, even before the runs start."""
     submit(database, ada)
     browser.post("/runs/1/comparison")
     note = "On a CPU, autocast leaves more in fp16 than on CUDA"
@@ -220,7 +220,7 @@ def test_a_comparison_on_a_cpu_says_so(
 def test_a_comparison_over_several_devices_says_so(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """Each run names its device; with one device nothing is shown."""
+    """Each run of a comparison names its device if there are several devices."""
     gpu = CPU | {"kind": "cuda", "name": "H100"}
     both = [gpu | {"index": 0}, gpu | {"index": 1}]
     with database.writing() as session:
@@ -302,9 +302,8 @@ def test_group_that_there_is_not(database: Database, ada: User, browser: TestCli
 def test_a_fork_with_a_module_in_fp32_is_one_click_away(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """The skip's row and the finding link to a form with the module and the last checkpoint
-    before the skip; after submission parent and fork are compared, with their time per step,
-    their skips and what differs, as ratios to the parent.
+    """A skip links to a form with its module in fp32, from the last checkpoint before it; the
+    fork is compared with its parent by step time, skips and settings, as ratios.
     """
     replay = make_replay(7, direction="forward")
     record(database, running, make_steps([1.0] * 9, skipped=[7]), events=[make_skip(7), replay])
@@ -339,8 +338,7 @@ def test_a_fork_with_a_module_in_fp32_is_one_click_away(
 def test_the_comparison_shows_cost_and_gain_of_a_module_in_fp32(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """The finding says that it will; then page and answer have the time of a step and the skips of
-    both runs, here a time and a half for two skips saved."""
+    """The finding announces the comparison, which has the step time and the skips of both runs."""
     lost = [3, 7]
     replay = make_replay(7, direction="forward")
     steps = make_steps([1.0] * 9, skipped=lost)
@@ -378,7 +376,7 @@ def test_the_comparison_shows_cost_and_gain_of_a_module_in_fp32(
 
 
 def test_without_a_checkpoint_the_fork_starts_over(running: Run, browser: TestClient) -> None:
-    """A checkpoint is not needed, and a pattern that is set already stays."""
+    """Without a checkpoint the form of the fork has the module in fp32, and starts over."""
     form = browser.get("/runs/new?from=1&fp32=model.head&before=7").text
     assert "Starts from the checkpoint" not in form
     assert 'name="modules.fp32" value="model.head"' in form
@@ -438,7 +436,7 @@ def _train(
 def test_settings_are_counted_as_on_the_page_of_a_run(
     database: Database, ada: User, browser: TestClient
 ) -> None:
-    """The name of the recipe, which the table shows too, is not counted."""
+    """The name of the recipe, which the comparison shows too, does not count as a setting."""
     for _ in range(2):
         submit(database, ada)
     configuration = browser.get("/runs/1").text.partition("<th>Path</th>")[2]

@@ -1,4 +1,4 @@
-"""Equivalent, higher, lower, not decided, or unknown: the statistics of paired values."""
+"""The statistics of paired values: equivalent, higher, lower, not decided, or unknown."""
 
 import math
 import re
@@ -22,7 +22,7 @@ NOISE = 3 * math.sqrt(0.05 * 0.95 / EXPERIMENTS)
 
 
 def simulate(difference: float, pairs: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return means and deviations of experiments with normal differences of deviation 1."""
+    """Return means and deviations of experiments whose differences have a deviation of 1."""
     generator = np.random.default_rng(pairs)
     differences = generator.normal(difference, 1, (EXPERIMENTS, pairs))
     return differences.mean(axis=1), differences.std(axis=1, ddof=1)
@@ -30,7 +30,7 @@ def simulate(difference: float, pairs: int) -> tuple[NDArray[np.float64], NDArra
 
 @looped("pairs", [2, 3, 5, 12])
 def test_error_rates_are_those_that_are_claimed(pairs: int) -> None:
-    """Without a difference 5 % of tests decide lower or higher; at a difference equal to the
+    """Without a difference 5 % of parity tests decide lower or higher; at a difference of the
     margin 5 % decide equivalent; 95 % of the intervals have the true difference.
     """
     means, deviations = simulate(0.0, pairs)
@@ -46,8 +46,8 @@ def test_error_rates_are_those_that_are_claimed(pairs: int) -> None:
 
 
 def test_the_documented_rates_are_measured() -> None:
-    """The table of docs/how-to/compare.md has the measured rates of equivalence by seeds and
-    margin, and of wrong ones with repeated tests.
+    """The table in docs/how-to/compare.md has the measured rates of equivalence by seeds and
+    margin, and of errors with repeated tests.
     """
     text = (Path(__file__).parents[3] / "docs/how-to/compare.md").read_text()
     number = r"([01]\.\d\d)"
@@ -86,9 +86,8 @@ def _wrongly_equivalent(counts: Iterable[int], margin: float) -> float:
 def test_the_further_pairs_decide_as_often_as_estimated(
     pairs: int, difference: float, margin: float
 ) -> None:
-    """With the measured difference and deviation 80 % are decided after the further pairs,
-    fewer with one pair less. A decision is any of the three: a difference of half the margin is
-    found by either test.
+    """After the estimated further pairs 80 % of parity tests decide, and fewer with one pair less.
+    A decision is any of the three: a difference of half the margin is found by either test.
     """
     values = difference + np.linspace(-1, 1, pairs) / np.linspace(-1, 1, pairs).std(ddof=1)
     result = compare_pairs(values.tolist(), [0.0] * pairs, margin)
@@ -119,7 +118,7 @@ def test_the_further_pairs_decide_as_often_as_estimated(
 def test_intervals_and_decisions_agree_with_scipy(
     pairs: list[tuple[float, float]], margin: float
 ) -> None:
-    """The intervals are scipy's, and equivalence is that both one-sided tests reject at 5 %."""
+    """Intervals equal scipy's, and runs are equivalent if both one-sided tests reject at 5 %."""
     values, references = zip(*pairs, strict=True)
     result = compare_pairs(values, references, margin)
     if result.decision == "unknown":
@@ -146,8 +145,8 @@ def test_intervals_and_decisions_agree_with_scipy(
 
 
 def test_each_decision() -> None:
-    """The same differences of about -0.01 are equivalent, lower or undecided depending on
-    the margin.
+    """Equal differences of about -0.01 are equivalent, lower or undecided, depending on the
+    margin.
     """
     values, references = [0.95, 0.96, 0.94, 0.955, 0.945], [0.96, 0.971, 0.949, 0.965, 0.956]
     decisions = [compare_pairs(values, references, m).decision for m in (0.02, 0.01, None)]
@@ -172,7 +171,7 @@ def test_two_pairs_have_one_degree_of_freedom() -> None:
 @looped("unusable", [math.nan, math.inf, -math.inf, 1e151, -1e300])
 @looped("is_reference", [True, False])
 def test_values_that_are_no_numbers_are_unknown(unusable: float, is_reference: bool) -> None:
-    """One NaN or infinite value makes the comparison unknown, whatever the other values are."""
+    """One NaN or infinite value makes a comparison unknown."""
     pairs = ([1.0, 2.0, 4.0], [1.0, unusable, 2.0])
     result = compare_pairs(*(pairs if is_reference else pairs[::-1]), 1.0)
     assert (result.decision, result.interval) == ("unknown", None)
@@ -181,7 +180,7 @@ def test_values_that_are_no_numbers_are_unknown(unusable: float, is_reference: b
 
 @pytest.mark.parametrize("values", [[], [1.0], [math.nan]])
 def test_fewer_than_two_pairs_are_unknown(values: list[float]) -> None:
-    """Fewer than two pairs have no spread, so there is no interval."""
+    """Fewer than two pairs have no spread, so the parity is unknown."""
     result = compare_pairs(values, values, 1.0)
     assert (result.decision, result.pairs) == ("unknown", len(values))
     assert "at least 2 are needed" in result.reason

@@ -1,4 +1,4 @@
-"""Notes on projects and on runs side by side, who writes them, and the charts that they embed."""
+"""Notes on projects and on comparisons: who may write them, and which charts they embed."""
 
 import re
 from xml.etree import ElementTree
@@ -20,8 +20,8 @@ from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 def test_a_note_on_runs_side_by_side(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """A note is written on a page of its own, and shown wherever these runs are compared,
-    in any order.
+    """A note on a comparison has its own page, and is shown wherever these runs are compared, in
+    any order.
     """
     submit(database, ada)
     submit(database, ada)
@@ -50,9 +50,7 @@ def test_a_note_on_runs_side_by_side(
 def test_a_note_on_a_project_is_written_by_who_may_submit_to_it(
     app: FastAPI, database: Database, ada: User, offered: None
 ) -> None:
-    """Others who see the project read the note; users who see neither the project nor one of
-    the runs do not.
-    """
+    """Users who may submit to a project write its note, and others who see it read the note."""
     with database.writing() as session:
         for name in ("vision", "speech"):
             projects.make(session, name)
@@ -80,7 +78,7 @@ def test_a_note_on_a_project_is_written_by_who_may_submit_to_it(
 
 
 def test_the_first_project_has_a_note(browser: TestClient) -> None:
-    """The name of the Default project is empty, which a form must not read as no project."""
+    """The Default project's note can be edited, although its name is an empty form value."""
     answer = browser.post("/notes", data={"project": "", "note": "Our **plan**", "seen": ""})
     assert answer.headers["location"] == "/projects"
     assert "<strong>plan</strong>" in browser.get("/projects").text
@@ -90,7 +88,7 @@ def test_the_first_project_has_a_note(browser: TestClient) -> None:
 def test_a_chart_is_a_picture(
     app: FastAPI, database: Database, ada: User, offered: None, browser: TestClient, series: str
 ) -> None:
-    """Each visible run has a line with name and ends, and gaps and marks at non-finite values."""
+    """A chart has a named line for each visible run, with gaps and marks where it is non-finite."""
     run = start_run(database, ada, name="<base>")
     steps = [3.0, 2.0, float("nan"), 1.5]
     record(database, run, make_steps(steps), events=[make_metric(2, 1.5), make_metric(4, 3)])
@@ -115,7 +113,7 @@ def test_a_chart_is_a_picture(
 def test_a_picture_of_loss_scales_leaves_out_runs_without_a_scaler(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """They have no line at 1 beside the scales of the others."""
+    """Runs without a scaler have no line at 1 in a chart of loss scales."""
     for name, is_scaled in (("with scaler", True), ("without", False)):
         config = CONFIG | {"scaler": {"enabled": is_scaled}}
         record(database, start_run(database, ada, name=name, config=config), make_steps([1.0] * 3))
@@ -125,7 +123,9 @@ def test_a_picture_of_loss_scales_leaves_out_runs_without_a_scaler(
 
 
 def test_a_picture_has_whole_names_and_scales_as_powers() -> None:
-    """Its legend has a row more where names need it; a loss scale has steps of powers of two."""
+    """A legend takes a second row if its names need it; an axis of loss scales has powers
+    of two.
+    """
     names = [f"fp16 without scaler seed {seed}" for seed in range(4)]
     lines = {name: ([1, 2, 3], [2.0**24, 4.0, 2.0**13]) for name in names}
     picture = str(chart_links.picture("scale", lines, range(4), series="scale"))

@@ -42,7 +42,7 @@ def parity(script: TestClient, runs: str, **query: Any) -> dict[str, Any]:
 
 
 def only(found: dict[str, Any]) -> dict[str, Any]:
-    """Return the only group."""
+    """Return the only group of a parity."""
     (group,) = found["groups"]
     return dict(group)
 
@@ -57,7 +57,7 @@ def reason(found: dict[str, Any]) -> str:
 
 
 def test_precisions_are_paired_by_seed(database: Database, ada: User, script: TestClient) -> None:
-    """The reference is fp32, whatever the order; the conclusion depends on the margin."""
+    """Precisions are compared with fp32 by seed, and the conclusion depends on the margin."""
     runs = two_precisions(database, ada)
     wide, narrow, none = (
         parity(script, runs, **({"margin": margin} if margin else {}))
@@ -115,7 +115,7 @@ def test_better_and_worse_follow_the_direction_of_the_metric(
 def test_not_decided_has_an_estimate_of_further_seeds(
     make: Callable[..., Run], script: TestClient
 ) -> None:
-    """There is an estimate if there is a margin; without one only worse can be decided."""
+    """With a margin an undecided parity has an estimate of seeds; without one only worse counts."""
     for seed, (low, high) in enumerate(((0.9, 0.91), (0.93, 0.92), (0.89, 0.89))):
         make("bf16", seed, low)
         make("fp32", seed, high)
@@ -138,7 +138,7 @@ def test_not_decided_has_an_estimate_of_further_seeds(
 def test_each_precision_is_compared_with_fp32(
     make: Callable[..., Run], database: Database, script: TestClient
 ) -> None:
-    """fp16 without a scaler and TF32 are groups of their own."""
+    """fp16 without a scaler and TF32 are groups of their own, each compared with fp32."""
     for seed in (0, 1):
         for precision, accuracy in (("fp32", 0.9), ("fp16", 0.8), ("bf16", 0.7)):
             make(precision, seed, accuracy + seed * (0.01 + accuracy / 100))
@@ -173,8 +173,9 @@ def test_a_run_without_a_result_is_not_left_out(
     accuracy: float | None,
     text: str,
 ) -> None:
-    """A run that failed or diverged may be the worst one: the rest says nothing of its precision.
-    Without it, if the user removes it, the rest is compared."""
+    """A failed or diverged run makes the parity unknown, since it may be the worst one; the rest is
+    compared once the user removes it.
+    """
     for precision, base in (("fp16", 0.9), ("fp32", 0.95)):
         for seed in range(3):
             if (precision, seed) == ("fp16", 2):
@@ -186,8 +187,8 @@ def test_a_run_without_a_result_is_not_left_out(
 
 
 def test_runs_that_are_no_pairs_are_unknown(make: Callable[..., Run], script: TestClient) -> None:
-    """Runs without a common seed, with one in common, with several runs of a seed, without a
-    seed, and a single group are unknown.
+    """Runs with no common seed, only one, several runs of a seed, no seed, or a single group have
+    an unknown parity.
     """
     for precision, seed in (("fp16", 1), ("fp32", 2), ("fp32", 1), ("fp32", 1), ("fp16", 2)):
         make(precision, seed, 0.9)
@@ -209,8 +210,9 @@ def test_runs_that_are_no_pairs_are_unknown(make: Callable[..., Run], script: Te
 def test_runs_that_differ_in_more_are_not_compared_by_themselves(
     make: Callable[..., Run], script: TestClient
 ) -> None:
-    """A difference may be that of the other setting; a setting that is chosen is compared, and the
-    sentence names the others. What is equal in each pair may differ between pairs."""
+    """Runs that also differ in another setting are not compared until the user chooses the setting;
+    the sentence then names it. Values that are equal within each pair may differ between pairs.
+    """
     for seed in range(3):
         make("fp16", seed, 0.9 + seed / 50, lr=0.1, depth=seed)
         make("fp32", seed, 0.95 + seed / 100, lr=0.2, depth=seed)
@@ -230,8 +232,8 @@ def test_runs_that_differ_in_more_are_not_compared_by_themselves(
 def test_runs_of_other_length_or_origin_are_not_compared_by_themselves(
     make: Callable[..., Run], database: Database, script: TestClient
 ) -> None:
-    """Another number of steps, or the continuation of a checkpoint, counts like a
-    differing setting.
+    """Runs with another number of steps, or that continue a checkpoint, are treated like runs that
+    differ in a setting.
     """
     for seed in range(2):
         make("fp16", seed, 0.9 + seed / 50)
@@ -265,8 +267,8 @@ def test_runs_of_other_parents_or_sizes_are_not_compared_by_themselves(
     values: Any,
     text: str,
 ) -> None:
-    """Values that are equal in each pair may differ between pairs; a chosen setting is
-    compared and named.
+    """Values equal in each pair may differ between pairs; a chosen setting is compared and
+    named.
     """
     for seed in range(2):
         make("fp16", seed, 0.9 + seed / 50)
@@ -331,7 +333,7 @@ def test_curves_are_compared_over_the_steps_that_they_share(
 def test_curves_at_other_intervals_are_compared_at_their_common_steps(
     make: Callable[..., Run], script: TestClient, intervals: tuple[int, int]
 ) -> None:
-    """The same curve has the same area: a coarse convex curve has a larger trapezoidal one."""
+    """Curves are compared at common steps, since a coarse convex curve has a larger area."""
     for precision, every in zip(("fp32", "fp16"), intervals, strict=True):
         for seed in range(3):
             noise = np.random.default_rng(seed).normal(scale=0.1, size=121)
@@ -396,7 +398,7 @@ def test_a_group_of_another_length_has_steps_of_its_own(
 def test_a_curve_without_an_area_is_unknown(
     make: Callable[..., Run], script: TestClient, curve: list[float], text: str
 ) -> None:
-    """A curve without points, with one point or with a non-finite value is unknown."""
+    """A curve without points, with one point or with a non-finite value has an unknown area."""
     whole = [4.0, 2.0, 1.0]
     runs = with_curves(make, {"fp32": [whole, whole], "fp16": [curve, whole]})
     assert reason(parity(script, runs, metric="val/loss", value="area")) == text
@@ -429,8 +431,8 @@ def test_times_to_a_target_are_compared(make: Callable[..., Run], script: TestCl
 def test_a_run_that_never_reaches_the_target_has_no_time(
     make: Callable[..., Run], script: TestClient, database: Database, browser: TestClient
 ) -> None:
-    """Such a run is named and never counted as a value; the time of an interrupted run is
-    unknown too.
+    """A run that never reaches the target is named and not counted as a value; the time of an
+    interrupted run is unknown too.
     """
     curves = {"fp32": [[0.5, 0.9], [0.5, 0.95]], "fp16": [[0.5, 0.9], [0.5, 0.6]]}
     runs = with_curves(make, curves, "val/acc")
@@ -451,7 +453,7 @@ def test_a_run_that_never_reaches_the_target_has_no_time(
 def test_a_time_to_a_target_needs_a_target_and_a_direction(
     make: Callable[..., Run], script: TestClient, browser: TestClient
 ) -> None:
-    """A missing target and an unknown direction are reasons in the response, not errors."""
+    """A missing target or an unknown direction is a reason in the parity, not an error."""
     runs = with_curves(make, {"fp32": [[1.0], [2.0]], "fp16": [[1.0], [2.0]]}, "val/score")
     query = {"metric": "val/score", "value": "time_to_target"}
     missing = parity(script, runs, **query)
@@ -505,9 +507,7 @@ def test_times_of_runs_that_stop_early_are_compared(
 def test_times_at_other_intervals_are_not_compared_by_themselves(
     make: Callable[..., Run], script: TestClient, intervals: tuple[int, int]
 ) -> None:
-    """Curves with other intervals between points are not compared, because more points reach
-    the target earlier.
-    """
+    """Times of curves with other intervals are not compared: more points reach a target earlier."""
     for precision, every in zip(("fp32", "fp16"), intervals, strict=True):
         for seed in range(2):
             losses = {step: 100 - step + seed for step in range(every, 121, every)}
@@ -525,7 +525,9 @@ def test_times_at_other_intervals_are_not_compared_by_themselves(
 def test_figures_and_metrics_without_a_curve_are_named(
     make: Callable[..., Run], script: TestClient, browser: TestClient, value: str
 ) -> None:
-    """Figures of whole runs, and a metric that one of the runs lacks: none "never reaches" it."""
+    """Figures of whole runs have no curve, and a metric that one run lacks is reported as such, not
+    as a target never reached.
+    """
     curve = [make_metric(step, step / 10, "val/accuracy") for step in range(1, 5)]
     for precision in ("fp32", "fp16"):
         for seed in range(2):
@@ -546,8 +548,8 @@ def test_figures_and_metrics_without_a_curve_are_named(
 def test_the_direction_is_known_before_the_first_evaluation(
     make: Callable[..., Run], script: TestClient
 ) -> None:
-    """The direction follows from the metric's name, so the reason is that the runs have
-    not finished.
+    """The direction follows from the metric's name, so the reason given is that the runs have not
+    finished.
     """
     for seed in range(2):
         make("fp32", seed, None, status=None)
@@ -562,7 +564,7 @@ def test_the_direction_is_known_before_the_first_evaluation(
 def test_a_metric_beyond_the_first_hundred_is_compared(
     make: Callable[..., Run], script: TestClient, browser: TestClient
 ) -> None:
-    """The page shows its parity, or draws it, without a notice that no run has it."""
+    """The page has the parity and chart of a metric beyond the first hundred, without a warning."""
     for precision in ("fp32", "fp16"):
         for seed in range(2):
             curve = [make_metric(1, seed + number, f"m/{number:03}") for number in range(120)]
@@ -582,7 +584,9 @@ def test_a_metric_beyond_the_first_hundred_is_compared(
 def test_steps_that_are_being_converted_are_a_reason(
     make: Callable[..., Run], database: Database, script: TestClient, value: str
 ) -> None:
-    """Groups with such runs state the reason; other groups and last values are compared."""
+    """Groups with runs whose steps are being converted state it as the reason; other groups and
+    last values are compared.
+    """
     for precision in ("fp32", "fp16", "bf16"):
         for seed in range(2):
             make(precision, seed, None, steps=500, loss=1.0 + len(precision) / 10 + seed / 100)
@@ -599,7 +603,7 @@ def test_steps_that_are_being_converted_are_a_reason(
 
 
 def grid(make: Callable[..., Run], rates: dict[str, list[float]]) -> str:
-    """Make a run of each precision, learning rate and of two seeds; return their ids."""
+    """Make runs of each precision, learning rate and two seeds; return their ids."""
     count = 0
     for precision, own in rates.items():
         for rate in own:
@@ -660,7 +664,7 @@ def test_runs_of_a_grid_without_a_partner_are_named(
 def test_runs_of_a_grid_that_differ_in_more_are_not_comparable(
     make: Callable[..., Run], script: TestClient
 ) -> None:
-    """A setting without a common value, such as a name of each run, makes no combinations."""
+    """Runs that also differ in another setting, such as a unique name, are not comparable."""
     for number, precision in enumerate(["fp16"] * 4 + ["fp32"] * 4):
         rate, seed = 0.1 + number // 2 % 2, number % 2
         make(precision, seed, 0.9 - number / 100, lr=rate, out=f"run-{number}")
@@ -676,7 +680,7 @@ def test_runs_of_a_grid_that_differ_in_more_are_not_comparable(
 def test_runs_that_have_no_combination_in_common_are_unknown(
     make: Callable[..., Run], script: TestClient
 ) -> None:
-    """Groups that share values of each setting but no combination are unknown."""
+    """Groups that share values of each setting, but no combination of them, are unknown."""
     for precision, settings in (("fp16", [(1, 1), (2, 2)]), ("fp32", [(1, 2), (2, 1)])):
         for width, depth in settings:
             for seed in range(2):
@@ -688,7 +692,7 @@ def test_runs_that_have_no_combination_in_common_are_unknown(
 def test_runs_of_several_settings_need_a_choice(
     make: Callable[..., Run], script: TestClient
 ) -> None:
-    """The reason names the settings, which are the allowed values."""
+    """If runs differ in several settings, the reason names them as the values to choose from."""
     for seed in range(2):
         make("fp32", seed, 0.9 + seed / 50, lr=0.1, depth=1)
         make("fp32", seed, 0.95, lr=0.2, depth=2)
@@ -709,7 +713,7 @@ def test_runs_of_several_settings_need_a_choice(
 def test_parts_of_a_mix_of_precisions_are_compared(
     make: Callable[..., Run], database: Database, script: TestClient, path: str, values: Any
 ) -> None:
-    """Parts are compared within one precision; between precisions they belong to the mix."""
+    """Parts of a precision mix are compared within a precision; otherwise they belong to it."""
     group, name = path.split(".")
     for seed in range(2):
         for precision, value in zip(("fp16", "fp32"), values, strict=True):
@@ -730,7 +734,7 @@ def test_parts_of_a_mix_of_precisions_are_compared(
 
 
 def test_runs_of_one_group_are_not_compared(make: Callable[..., Run], script: TestClient) -> None:
-    """TF32 is of fp32 only: without it, runs that differ in it are in the same precision."""
+    """fp16 runs that differ in TF32, which only fp32 uses, are of one group and not compared."""
     for seed in range(2):
         for tf32 in (True, False):
             make("fp16", seed, 0.9 + seed / 50, tf32=tf32)
@@ -741,9 +745,7 @@ def test_runs_of_one_group_are_not_compared(make: Callable[..., Run], script: Te
 def test_scripts_are_paired_by_their_own_seed(
     database: Database, ada: User, script: TestClient
 ) -> None:
-    """Scripts are paired by the only setting called seed; with several of them the
-    pairing is unknown.
-    """
+    """Scripts are paired by their only setting named seed; with several the parity is unknown."""
     configs = [{"args": {"seed": seed, "depth": depth}} for depth in (1, 2) for seed in (7, 8)]
     for config in configs:
         run = add_seed(database, ada, "fp16", 0, 0.5 + len(str(config)) / 1000)
@@ -803,7 +805,7 @@ def test_runs_of_other_projects_are_not_found(
 
 
 def block(page: str) -> str:
-    """Return the block of the page, as text with single spaces."""
+    """Return the parity block of the page, as text with single spaces."""
     part = page.partition('<section id="parity"')[2].partition("</section>")[0]
     return " ".join(part.replace("&#39;", "'").split())
 
@@ -811,7 +813,7 @@ def block(page: str) -> str:
 def test_the_page_shows_the_parity_of_runs_that_share_seeds(
     database: Database, ada: User, browser: TestClient, script: TestClient
 ) -> None:
-    """The page has the sentence of the API, the intervals, and a form that keeps the view."""
+    """The parity block has the API's sentence, the intervals, and a form that keeps the view."""
     runs = two_precisions(database, ada)
     sentence = only(parity(script, runs, margin=0.02))["sentence"]
     query = {"runs": runs, "margin": "0.02", "smooth": "0.5", "draw": ["loss", "lr"]}
@@ -822,7 +824,7 @@ def test_the_page_shows_the_parity_of_runs_that_share_seeds(
     ]
     assert re.search('name="margin" size="7" inputmode="decimal" pattern=".*?" value="0.02"', found)
     assert '<option value="val/accuracy" selected>' in found
-    # In per cent of the width, of which 0.02 takes 45 on each side of zero.
+    # In percent of the width: 0.02 takes 45 % on each side of zero.
     assert f'<rect x="5.0%" width="{95.0 - 5.0}%"' in found
     place = 50 + 45 * -0.0102 / 0.02
     assert float(re.findall(r'<circle cx="(.*?)%"', found)[0]) == pytest.approx(place)
@@ -836,7 +838,7 @@ def test_the_page_shows_the_parity_of_runs_that_share_seeds(
 def test_runs_that_share_no_seeds_have_no_such_block(
     make: Callable[..., Run], browser: TestClient
 ) -> None:
-    """The block is missing for runs without common seeds, of one seed, or without a difference."""
+    """The parity block is missing for runs without common seeds, of one seed, or all equal."""
     for precision, seed in (("fp16", 0), ("fp32", 0), ("fp16", 1), ("fp16", 1), ("fp32", None)):
         make(precision, seed, 0.9)
     for runs in ("1", "1,2", "1,2,3", "3,4", "1,2,5"):
@@ -849,9 +851,7 @@ def test_runs_that_share_no_seeds_have_no_such_block(
 def test_the_page_names_what_cannot_be_compared(
     make: Callable[..., Run], browser: TestClient
 ) -> None:
-    """The page lists the settings to choose from, a metric that no run has, and an
-    invalid margin.
-    """
+    """The parity block names settings to choose, a metric that no run has, and a bad margin."""
     for seed in range(2):
         make("fp32", seed, 0.9 + seed / 50, lr=0.1, name="<b>")
         make("fp32", seed, 0.95, lr=0.2, name="<i>")
@@ -873,8 +873,8 @@ def test_the_page_names_what_cannot_be_compared(
 def test_a_read_only_link_shows_it_without_links_to_runs(
     database: Database, ada: User, browser: TestClient, stranger: TestClient
 ) -> None:
-    """The holder of a link cannot open the runs, and chooses the metric and the margin
-    like others.
+    """A read-only link shows the parity without links to runs, and its holder can choose metric and
+    margin.
     """
     runs = [int(run_id) for run_id in two_precisions(database, ada).split(",")]
     link = browser.post("/api/v1/links", json={"runs": runs, "days": 7})
@@ -892,7 +892,7 @@ def read_documented(pattern: str) -> tuple[list[tuple[str, ...]], list[str]]:
 
 
 def test_the_worked_example_is_what_is_stated(make: Callable[..., Run], script: TestClient) -> None:
-    """The runs of the table in docs/how-to/compare.md give its sentences."""
+    """The runs of the table in docs/how-to/compare.md give the sentences that it states."""
     rows, quoted = read_documented(r"^\| (\d) \| (0\.\d{4}) \| (0\.\d{4}) \| (0\.\d{4}) \|$")
     assert len(rows) == 3
     for seed, *losses in rows:

@@ -51,7 +51,7 @@ def _oklab(color: str) -> tuple[float, float, float]:
     ("colors", "card"), [(chart_links.LIGHT, "#ffffff"), (chart_links.DARK, "#141821")]
 )
 def test_colors_are_distinct(colors: tuple[str, ...], card: str) -> None:
-    """Any two are 0.15 apart in OKLab, and each has a contrast of 3 to 1 on the card.
+    """Any two run colours are 0.15 apart in OKLab, and each has a contrast of 3 to 1 on the card.
 
     None is so dark that a thin line of it looks black.
     """

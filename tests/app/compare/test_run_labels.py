@@ -15,12 +15,14 @@ from tests.marks import looped
     ],
 )
 def test_a_name_lacks_what_all_names_begin_with(names: list[str], labels: list[str] | None) -> None:
-    """Whole words only, of long names, and never so much that just a number is left."""
+    """A run's label drops what all names begin with: whole words of long names, and never so much
+    that just a number is left.
+    """
     assert list(label([1, 2], names, []).values()) == (labels or names)
 
 
 def test_a_value_that_is_no_word_has_the_name_of_its_setting() -> None:
-    """A switch is named, with "no" if it is off; the run's number tells equal runs apart."""
+    """A switch in a label is named, with "no" if it is off; equal runs show their number."""
     settings = [
         ("precision", ["fp32", "fp16", "fp16", "fp16"]),
         ("scaler.enabled", [False, False, True, True]),

@@ -38,7 +38,7 @@ def member(database: Database, ada: User, offered: None) -> User:
 
 @pytest.fixture
 def run(database: Database, ada: User, member: User) -> Run:
-    """A run of that project with data to show."""
+    """A run of the project shared with the member, with data to show."""
     run = start_run(database, ada, project=PROJECT, name="shown")
     events = [*make_events([3]), make_metric(5, 0.5)]
     record(database, run, make_steps([1.0] * 20, skipped=[3]), events=events)
@@ -57,8 +57,8 @@ def share(client: TestClient, *run_ids: int, days: int = 7) -> str:
 def test_a_link_opens_what_it_shows_and_no_other_route(
     app: FastAPI, database: Database, ada: User, member: User, run: Run, stranger: TestClient
 ) -> None:
-    """With the link's cookie every route except those that show the run requires a
-    sign-in or is missing.
+    """A read-only link's cookie opens its run's routes; any other requires a sign-in or is
+    missing.
     """
     other = submit(database, ada, project=PROJECT, name=HIDDEN)
     with database.writing() as session:
@@ -98,8 +98,8 @@ def test_a_link_opens_what_it_shows_and_no_other_route(
 def test_a_shared_run_is_there_to_look_at(
     app: FastAPI, database: Database, member: User, run: Run, stranger: TestClient
 ) -> None:
-    """The page has figures, skips, metrics, settings and history, without actions, downloads or
-    users; the secret is neither in a URL nor on the page.
+    """A shared run's page has figures, skips, metrics, settings and history, without actions,
+    downloads or users; the secret is neither in a URL nor on the page.
     """
     with database.writing() as session:
         session.get_one(Run, run.id).nodes = 2
@@ -124,7 +124,7 @@ def test_a_shared_run_is_there_to_look_at(
 def test_a_shared_run_without_a_recipe_has_its_kind_instead(
     app: FastAPI, database: Database, member: User, run: Run, stranger: TestClient, source: str
 ) -> None:
-    """The heading of a run without a recipe does not begin with a separator."""
+    """The heading of a shared run without a recipe does not begin with a separator."""
     with database.writing() as session:
         row = session.get_one(Run, run.id)
         row.source, row.recipe = source, ""
@@ -136,7 +136,7 @@ def test_a_shared_run_without_a_recipe_has_its_kind_instead(
 def test_runs_side_by_side_are_shared_in_their_order(
     app: FastAPI, database: Database, ada: User, member: User, run: Run, stranger: TestClient
 ) -> None:
-    """A deleted run is left out, and reasons of waiting runs are not shown."""
+    """A shared comparison keeps its order, without deleted runs and without pending reasons."""
     runs = [submit(database, ada, project=PROJECT, after_id=run.id).id for _ in range(2)]
     page = open_link(stranger, share(browser_of(app, database, member), runs[1], run.id, runs[0]))
     answer = stranger.get(page)

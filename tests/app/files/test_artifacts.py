@@ -1,4 +1,4 @@
-"""Artifacts: shown on the page, and sent so that nothing in them can run."""
+"""Artifacts are shown on the page, and sent so that no script in them can run."""
 
 import hashlib
 import json
@@ -59,7 +59,7 @@ def test_file_is_sent_as_nothing_that_runs(
 
 
 def test_a_document_is_shown_in_a_frame_that_runs_nothing(saved: None, script: TestClient) -> None:
-    """A document is displayed in a frame without origin, scripts, forms and requests."""
+    """A document is displayed in a sandboxed frame without origin, scripts, forms and requests."""
     listed = script.get("/api/v1/runs/1/artifacts").json()["artifacts"]
     [number] = [each["id"] for each in listed if each["name"] == "page.html"]
     address = f"/runs/1/artifacts/{number}/download"
@@ -73,14 +73,14 @@ def test_a_document_is_shown_in_a_frame_that_runs_nothing(saved: None, script: T
 
 
 def test_part_of_a_file_is_enough_for_a_preview(saved: None, script: TestClient) -> None:
-    """Ranges work as for checkpoints."""
+    """An artifact is sent by ranges, as a checkpoint is."""
     answer = script.get("/runs/1/artifacts/1/download", headers={"Range": "bytes=0-3"})
     assert (answer.status_code, answer.content) == (206, b"<scr")
     assert answer.headers["content-range"] == "bytes 0-3/8"
 
 
 def test_page_shows_pictures_and_texts(saved: None, browser: TestClient) -> None:
-    """Each key is a row with its kind and files, which media.js shows, and a link to the last."""
+    """Each key has a row with its kind and files, shown by media.js, and a link to the last."""
     page = browser.get("/runs/1?tab=media").text
     for key, kind, number in (("grid", "image", 2), ("samples.txt", "text", 1)):
         assert f'data-key="{key}" data-kind="{kind}" data-files="[[100,{number},' in page
@@ -96,7 +96,7 @@ def test_strangers_get_nothing(saved: None, stranger: TestClient) -> None:
 
 
 def test_artifact_of_another_run_is_not_there(saved: None, script: TestClient) -> None:
-    """The address names the run that the file belongs to."""
+    """An artifact cannot be downloaded by the address of another run."""
     assert script.get("/runs/2/artifacts/1/download").status_code == 404
     assert script.get("/runs/1/artifacts/9/download").status_code == 404
 
@@ -128,7 +128,7 @@ def test_the_page_shows_the_last_of_many_files(
     script: TestClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The page shows the newest files and how many there are; the API has all of them."""
+    """Of many files the page shows the newest and the total; the API has all of them."""
     shown = 50
     for module in (run_pages, run_updates):
         monkeypatch.setattr(module, "ARTIFACTS_SHOWN", shown)

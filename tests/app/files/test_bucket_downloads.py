@@ -64,7 +64,7 @@ def http(settings: Settings, database: Database, running: Run, token: str) -> It
 
 
 def count_requests(bucket: Bucket) -> dict[str, int]:
-    """Return the bucket's requests for files, without the server's lists of uploads."""
+    """Return the bucket's requests for files, without the server's listings of uploads."""
     return {name: count for name, count in bucket.proxy.requests.items() if name != "list"}
 
 
@@ -93,8 +93,8 @@ def test_a_download_is_one_request_to_the_bucket(http: httpx2.Client, bucket: Bu
 def test_missing_or_truncated_objects_are_not_sent(
     http: httpx2.Client, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No part of such an object is sent; if the bucket is unavailable, the error does not
-    have its URL.
+    """No part of a missing or truncated object is sent; if the bucket is unavailable, the error
+    does not have its URL.
     """
     monkeypatch.setattr("app.files.downloads.RETRY_SECONDS", 0.1)
     key = "lab/runs/1/checkpoints/step-00000400.pt"
@@ -115,8 +115,8 @@ class TestSigned:
     def test_the_url_opens_the_file_for_its_bearer(
         self, http: httpx2.Client, bucket: Bucket
     ) -> None:
-        """The redirect follows the permission check and is valid for minutes; artifacts on
-        pages are served by the server.
+        """The presigned URL is valid for minutes and returned after the permission check; artifacts
+        on pages are served by the server.
         """
         assert httpx2.get(f"{http.base_url}{PATH}").status_code in (303, 401)
         answer = http.get(PATH)
@@ -134,7 +134,9 @@ class TestSigned:
         assert http.get(ARTIFACT).content == BODY
 
     def test_images_of_a_note_are_sent_by_the_server(self, http: httpx2.Client) -> None:
-        """The content security policy of its page allows no other host."""
+        """Images of a note are sent by the server: the content security policy allows no other
+        host.
+        """
         image = http.post("/api/v1/projects/images", content=picture()).json()
         answer = http.get(image["address"])
         assert (answer.status_code, answer.content) == (200, picture())
@@ -142,7 +144,7 @@ class TestSigned:
     def test_the_client_follows_without_its_token(
         self, http: httpx2.Client, bucket: Bucket, token: str, tmp_path: Any
     ) -> None:
-        """The file has its name, and an interrupted download resumes."""
+        """A presigned URL is followed without the token, names the file, and resumes a download."""
         (tmp_path / f".{SHA256}.partial").write_bytes(BODY[:5000])
         bucket.proxy.headers.clear()
         with Client(str(http.base_url), token) as client:
@@ -155,7 +157,9 @@ class TestSigned:
 def test_files_that_are_missing_in_the_bucket_are_named(
     settings: Settings, database: Database, http: httpx2.Client
 ) -> None:
-    """By the run's damage and its mark, by the page of a version, and by each download."""
+    """Files missing in the bucket are named by the run's damage, a version's page and each
+    download, and the run is marked.
+    """
     version = save(http)
     address = f"/api/v1/artifact-versions/{version['id']}"
     assert DAMAGED not in http.get(address).headers
@@ -185,7 +189,9 @@ def test_a_bucket_that_does_not_answer_marks_no_run(
     bucket: Bucket,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The check is repeated later."""
+    """If the bucket does not answer, no run is marked as damaged, and the check is repeated
+    later.
+    """
     bucket.proxy.is_broken = True
     DamageCheckJob(settings, database, Event()).check_due()
     bucket.proxy.is_broken = False

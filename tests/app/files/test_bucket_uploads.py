@@ -22,7 +22,7 @@ def settings(settings: Settings, bucket: Bucket) -> Settings:
 def test_an_upload_continues_after_the_bucket_has_failed(
     settings: Settings, bucket: Bucket, script: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Content waits in `incoming`, where it is continued or deleted after a day."""
+    """While the bucket fails an upload waits in `incoming`, is continued, or expires in a day."""
     monkeypatch.setattr("app.files.file_uploads.RETRY_SECONDS", 0.1)
     files = [{"path": "a", "size_bytes": len(CONTENT), "sha256": SHA256}]
     version = script.post("/api/v1/artifacts", json={"name": "data", "files": files}).json()

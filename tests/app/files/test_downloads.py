@@ -1,4 +1,4 @@
-"""Checkpoints sent whole, in part, and not at all."""
+"""Checkpoint downloads: whole, in part, and refused."""
 
 import hashlib
 from typing import Any
@@ -37,7 +37,7 @@ def saved(settings: Settings, database: Database, running: Run) -> None:
 
 
 def test_whole_file_has_its_name_length_and_etag(saved: None, script: TestClient) -> None:
-    """The file arrives whole, under a name that says the run and the step."""
+    """A checkpoint's file arrives whole, and its name has the run and the step."""
     answer = script.get(PATH)
     assert answer.status_code == 200
     assert answer.content == BODY
@@ -61,7 +61,7 @@ def test_an_invalid_token_gets_401_instead_of_the_sign_in_page(
 def test_an_empty_file_is_sent_empty(
     settings: Settings, database: Database, running: Run, script: TestClient
 ) -> None:
-    """A preview requests the beginning of a text, of which an empty one has none."""
+    """An empty file is sent with an empty body, also if a preview requests its beginning."""
     publish(settings, database, running, "empty.txt", b"")
     answer = script.get("/runs/1/artifacts/1/download", headers={"Range": "bytes=0-4095"})
     assert (answer.status_code, answer.content) == (200, b"")
@@ -90,7 +90,7 @@ def test_head_has_only_the_headers(saved: None, script: TestClient) -> None:
 def test_range_gets_its_part(
     saved: None, script: TestClient, header: str, first: int, last: int
 ) -> None:
-    """A part is sent with 206 and says where it belongs, across chunks as well."""
+    """A range is sent with 206 and its position in the file, also across chunks."""
     answer = script.get(PATH, headers={"Range": header})
     assert answer.status_code == 206
     assert answer.headers["content-range"] == f"bytes {first}-{last}/{len(BODY)}"
@@ -98,7 +98,7 @@ def test_range_gets_its_part(
 
 
 def test_range_beyond_the_end_is_rejected(saved: None, script: TestClient) -> None:
-    """The response is 416 with the length of the file."""
+    """A range beyond the end gets 416 with the length of the file."""
     for start in (len(BODY), "9" * 4301):
         answer = script.get(PATH, headers={"Range": f"bytes={start}-"})
         assert answer.status_code == 416
@@ -114,7 +114,7 @@ def test_ranges_that_make_no_sense_get_the_whole(header: str) -> None:
 def test_a_broken_download_resumes_only_if_the_file_is_the_same(
     saved: None, script: TestClient
 ) -> None:
-    """If-Range with the ETag gets the rest, with another one the whole file again."""
+    """A broken download continues by If-Range with the same ETag, and else restarts."""
     headers = {"Range": "bytes=100-", "If-Range": f'"{SHA256}"'}
     assert script.get(PATH, headers=headers).status_code == 206
     headers["If-Range"] = '"another"'
@@ -143,7 +143,7 @@ def test_damaged_file_is_not_sent(
 
 
 def test_a_list_names_the_download_of_each_file(saved: None, script: TestClient) -> None:
-    """Below /api/v1, where an unknown file is an error of the API and no attachment."""
+    """Lists of the API name each file's download URL; an unknown file is an API error."""
     [file, *_] = script.get("/api/v1/runs/1/checkpoints").json()["checkpoints"]
     assert file["download_url"] == f"/api/v1/runs/1/checkpoints/{file['id']}/download"
     answer = script.get(file["download_url"])
@@ -158,14 +158,14 @@ def test_a_list_names_the_download_of_each_file(saved: None, script: TestClient)
 
 
 def test_file_of_another_run_is_not_there(saved: None, script: TestClient) -> None:
-    """The address names the run that the file belongs to."""
+    """A checkpoint cannot be downloaded by the address of another run."""
     assert script.get("/runs/2/checkpoints/1/download").status_code == 404
 
 
 def test_an_unreachable_bucket_is_named(
     database: Database, saved: None, settings: Settings, ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The response is 503 without the bucket's address; the log has the reason."""
+    """An unreachable bucket is answered by 503 without its address; the log has the reason."""
     monkeypatch.setattr("app.files.downloads.RETRY_SECONDS", 0.1)
     for name, value in {
         "AWS_ENDPOINT": "http://127.0.0.1:9",
@@ -207,7 +207,7 @@ def test_weights_and_their_average_have_names_of_their_own(
     words: str,
     module: str,
 ) -> None:
-    """The page describes each file and how to load it; its download has this name."""
+    """Weights and averaged weights each have a name for download, and how to load them."""
     file = {"kind": kind, "path": "p", "size_bytes": 1, "sha256": SHA256}
     event = {"step": 400, "reason": "end", "files": [file]}
     with database.writing() as session:
@@ -221,9 +221,7 @@ def test_weights_and_their_average_have_names_of_their_own(
 def test_the_page_says_how_a_learnt_model_is_loaded(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """The page shows from_pretrained for the recipe that trains a language model; every run
-    links to the help on files.
-    """
+    """For a language model the page shows from_pretrained; every run links to the help on files."""
     file = {"kind": "weights", "path": "p", "size_bytes": 1, "sha256": SHA256}
     event = {"step": 400, "reason": "end", "files": [file]}
     line = "AutoModelForCausalLM.from_pretrained(&#39;huggingface&#39;)"

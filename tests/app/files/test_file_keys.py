@@ -5,7 +5,7 @@ from db.tables import Artifact
 
 
 def test_the_caption_of_a_document_is_a_text() -> None:
-    """The caption of an image or a clip is with it; of a video or a document it is a text."""
+    """An image or a clip is shown with its caption; that of a video or a document is a text."""
     names = ["digit.png", "digit.caption.txt", "tone.wav", "tone.caption.txt"]
     names += ["page.html", "page.caption.txt", "clip.caption.txt", "clip.mp4"]
     files = [

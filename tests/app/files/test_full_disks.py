@@ -1,4 +1,4 @@
-"""Disks that are full: of the files that watched runs send, and of a SQLite database."""
+"""Full disks: while watched runs send files, and under a SQLite database."""
 
 import hashlib
 import subprocess
@@ -37,11 +37,11 @@ class Disk:
         self._mount("-t", "tmpfs", "-o", f"size={size}", "tmpfs")
 
     def grow(self, size: str) -> None:
-        """Make room."""
+        """Free the space again."""
         self._mount("-o", f"remount,size={size}")
 
     def fill(self) -> None:
-        """Leave no room at all."""
+        """Fill the file system completely."""
         with (self.folder / "filler").open("wb", buffering=0) as file:
             for size in (65536, 4096, 1):
                 try:
@@ -75,7 +75,7 @@ def uploader(stranger: TestClient, database: Database, tmp_path: Path) -> Upload
 
 
 def put_from(uploader: Uploader, offset: int) -> tuple[int, int]:
-    """Send pieces of the picture until one is not taken; return the status, and the offset."""
+    """Send pieces of the picture until one is refused; return the status and the offset."""
     size = len(CONTENT)
     while True:
         piece = CONTENT[offset : offset + PIECE]
@@ -97,7 +97,7 @@ def put_from(uploader: Uploader, offset: int) -> tuple[int, int]:
 def test_a_file_continues_after_a_full_disk(
     small: Disk, uploader: Uploader, script: TestClient
 ) -> None:
-    """The response is 507 with the needed and free bytes; what had arrived is not sent again."""
+    """An upload to a full disk gets 507 with the needed and free bytes, and continues later."""
     uploader.begin()
     file = {"path": PICTURE, "size_bytes": len(CONTENT), "sha256": SHA256}
     with uploader.spool() as spool:
@@ -118,7 +118,7 @@ def test_a_file_continues_after_a_full_disk(
 def test_an_upload_names_a_full_disk_of_the_server_and_continues_later(
     small: Disk, settings: Settings, database: Database, tmp_path: Path
 ) -> None:
-    """`halfstep upload` retries for a while and sends the rest once there is room."""
+    """`halfstep upload` retries while the server's disk is full, and then sends the rest."""
     writer = Writer(tmp_path / "runs").steps(1).file(CONTENT).finish()
     with database.writing() as session:
         ada = accounts.user_named(session, "ada")
@@ -161,7 +161,7 @@ def full(tmp_path: Path) -> Iterator[tuple[Disk, TestClient, Uploader]]:
 def test_a_full_disk_is_reported_and_changes_nothing(
     database_url: str, full: tuple[Disk, TestClient, Uploader]
 ) -> None:
-    """Changes and uploads get 507; pages still load; uploads continue once there is space."""
+    """With a full disk changes and uploads get 507, pages load, and uploads continue later."""
     disk, client, uploader = full
     uploader.begin()
     with uploader.spool() as spool:

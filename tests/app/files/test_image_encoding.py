@@ -20,7 +20,7 @@ KINDS = ("PNG", "JPEG", "GIF", "WEBP")
 
 
 def _with_metadata(kind: str) -> bytes:
-    """Return an image with a script in each place that its format has for texts."""
+    """Return an image with a script in each place where its format has texts."""
     exif = Image.Exif()
     exif[0x010E] = SCRIPT.decode()  # description
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes() + SCRIPT
@@ -41,7 +41,7 @@ def _chunk(name: bytes, content: bytes) -> bytes:
 
 
 def _png_of_size(width: int, height: int) -> bytes:
-    """Return a PNG that declares a size and has no pixels of it."""
+    """Return a PNG that declares a size but contains no pixels."""
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return (
         b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", header) + _chunk(b"IDAT", b"") + _chunk(b"IEND", b"")
@@ -60,7 +60,7 @@ def _moving(kind: str, count: int, size: tuple[int, int] = (4, 4)) -> bytes:
 
 @looped("kind", KINDS)
 def test_only_pixels_of_an_upload_are_kept(kind: str) -> None:
-    """Comments, profiles, EXIF, XMP and appended bytes are dropped, in the same format."""
+    """Comments, profiles, EXIF, XMP and appended bytes of an uploaded image are dropped."""
     sent = _with_metadata(kind)
     assert SCRIPT in sent
     image = encode_again(sent)
@@ -74,7 +74,7 @@ def test_only_pixels_of_an_upload_are_kept(kind: str) -> None:
 
 
 def test_the_stored_image_is_the_encoded_one(browser: TestClient) -> None:
-    """The response to a download has none of the uploaded bytes that are no pixels."""
+    """The response to a download has none of the uploaded bytes other than pixels."""
     sent = _with_metadata("PNG")
     stored = browser.post("/api/v1/projects/images", content=sent).json()
     content = browser.get(stored["address"]).content
@@ -109,7 +109,7 @@ def test_a_png_keeps_its_pixels(mode: str) -> None:
 
 
 def test_a_photo_is_stored_upright() -> None:
-    """The photo is rotated as its EXIF says, and the EXIF is dropped."""
+    """A photo is rotated as its EXIF says, and stored without it."""
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by 90 degrees
     image = encode_again(picture(kind="JPEG", size=(20, 10), exif=exif))
@@ -141,7 +141,9 @@ def test_a_photo_is_stored_upright() -> None:
     ],
 )
 def test_what_is_no_image_within_bounds_is_rejected(content: bytes | Callable[[], bytes]) -> None:
-    """Such an upload is rejected, before it is decoded if its size is the reason."""
+    """An upload that is no image, or beyond the limits, is rejected; one that declares too large a
+    size is not decoded.
+    """
     with pytest.raises(Invalid) as raised:
         encode_again(content() if callable(content) else content)
     assert list(raised.value.errors) == ["body"]
@@ -149,7 +151,7 @@ def test_what_is_no_image_within_bounds_is_rejected(content: bytes | Callable[[]
 
 
 def test_a_frame_larger_than_its_gif_is_rejected() -> None:
-    """A GIF of one pixel may declare frames of 65,535 x 65,535."""
+    """A GIF of one pixel that declares frames of 65,535 x 65,535 is rejected."""
     gif = bytearray(picture(kind="GIF", size=(1, 1)))
     at = gif.index(b",") + 5  # of the image descriptor: width and height
     gif[at : at + 4] = b"\xff\xff\xff\xff"

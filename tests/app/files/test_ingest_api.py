@@ -53,7 +53,7 @@ def uploader(stranger: TestClient, database: Database, ada: User, tmp_path: Path
 
 
 def test_a_run_is_made_once(uploader: Uploader, script: TestClient) -> None:
-    """The first call creates it; a repeated one returns it with the offset of its spool."""
+    """The first upload call creates a run; a repeated one returns it with its spool's offset."""
     answer = uploader.begin()
     place = {"run": 1, "attempt": 1, "sequence": 0, "offset": 0, "page": "/runs/1"}
     place |= {"sidecar_sequence": 0, "sidecar_offset": 0}
@@ -84,7 +84,7 @@ def test_beginning_and_end_are_in_the_audit_log_once(
 def test_an_uploaded_run_was_created_when_it_started(
     uploader: Uploader, script: TestClient
 ) -> None:
-    """Filters and orders by time follow its start and not its upload."""
+    """A watched run is filtered and sorted by its start, not by its upload."""
     uploader.begin()
     created = datetime.fromisoformat("2026-01-02T03:04:05.678+00:00").timestamp()
     assert script.get("/api/v1/runs/1").json()["created_at"] == created
@@ -128,7 +128,9 @@ def spool_steps(uploader: Uploader, *lengths: int, **options: Any) -> bytes:
 @pytest.mark.slow
 @pytest.mark.one_database
 def test_a_piece_may_be_cut_anywhere(uploader: Uploader, database: Database) -> None:
-    """The rest of a frame is sent again with the next piece, at the returned offset."""
+    """A piece may be cut anywhere: the rest of its last frame is sent again with the next piece, at
+    the returned offset.
+    """
     uploader.begin()
     content = spool_steps(uploader, 2, 3, 4)
     offsets = []
@@ -163,9 +165,7 @@ def test_a_piece_that_is_sent_again_changes_nothing(uploader: Uploader, database
 def test_damaged_bytes_cost_their_frame_only(
     uploader: Uploader, database: Database, script: TestClient, place: str
 ) -> None:
-    """Later frames are recorded, and the run's log names the damaged bytes; a repetition
-    changes nothing.
-    """
+    """Damaged bytes of an upload cost their frame, and are named in the log once."""
     uploader.begin()
     content = bytearray(spool_steps(uploader, 2, 3, 4))
     second = 16 + 12 + 2 * STEP_DTYPE.itemsize
@@ -187,7 +187,7 @@ def test_damaged_bytes_cost_their_frame_only(
 
 
 def test_a_spool_without_its_header_is_recorded(uploader: Uploader, database: Database) -> None:
-    """A piece that begins with a frame is taken to its end, not again and again."""
+    """A spool that begins with a frame instead of a header is recorded to its end, once."""
     uploader.begin()
     content = spool_steps(uploader, 2, 3)[FILE_HEADER.size :]
     answer = uploader.put(content)
@@ -198,7 +198,7 @@ def test_a_spool_without_its_header_is_recorded(uploader: Uploader, database: Da
 def test_an_end_reports_the_bytes_that_were_lost(
     uploader: Uploader, database: Database, script: TestClient
 ) -> None:
-    """The number of lost bytes appears in the run's log once."""
+    """An end with lost bytes puts their number into the run's log once."""
     uploader.begin()
     spool_steps(uploader, 2)
     uploader.send()
@@ -211,7 +211,7 @@ def test_an_end_reports_the_bytes_that_were_lost(
 
 
 def test_the_next_file_begins_at_its_start(uploader: Uploader, database: Database) -> None:
-    """A spool in several files is read file by file, and not back."""
+    """A spool in several files is read file by file, and never backwards."""
     uploader.begin()
     spool_steps(uploader, 2, 3, 4, rotate_bytes=100)
     for sequence in range(3):
@@ -228,7 +228,7 @@ def test_the_next_file_begins_at_its_start(uploader: Uploader, database: Databas
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.one_database
 def test_a_piece_may_be_compressed(uploader: Uploader, database: Database, packed: bool) -> None:
-    """The offsets are those of the file, however it travels; many transactions are one answer."""
+    """Offsets refer to the uncompressed file; many transactions get one response."""
     uploader.begin()
     content = spool_steps(uploader, *[5000] * 6)
     answer = uploader.put(content, packed=packed)
@@ -260,7 +260,9 @@ def test_large_values_are_rejected(uploader: Uploader) -> None:
 def test_a_body_that_is_no_spool_is_named(
     uploader: Uploader, piece: bytes, encoding: str, message: str
 ) -> None:
-    """422 under the body's own name, and nothing moves."""
+    """A body that is no spool gets 422 with the body's field name, and the offset does not
+    change.
+    """
     uploader.begin()
     answer = uploader.put(piece, **({"Content-Encoding": encoding} if encoding else {}))
     assert answer.status_code == 422
@@ -288,7 +290,7 @@ def test_a_body_that_is_no_spool_is_named(
 )
 @pytest.mark.one_database
 def test_a_bad_field_is_named(uploader: Uploader, field: str, value: Any, message: str) -> None:
-    """422 has the field, its value and the allowed values; no run is created."""
+    """An invalid field gets 422 with its name, value and allowed values; no run is created."""
     answer = uploader.begin(**{field: value})
     assert answer.status_code == 422
     assert message in answer.json()["detail"]
@@ -327,9 +329,7 @@ def test_the_environment_of_an_attempt_is_recorded(uploader: Uploader, script: T
 def test_git_state_and_packages_are_recorded_and_shown(
     uploader: Uploader, script: TestClient, browser: TestClient
 ) -> None:
-    """Git state and packages are stored as sent and escaped on the page; values beyond the
-    bounds are rejected.
-    """
+    """Git state and packages are stored as sent, escaped on the page, and limited in size."""
     uploader.begin(command=["python", "train.py"], folder="/home/ada")
     git = {"commit": "c0ffee", "branch": "<main>", "remote": "https://host/a.git", "folder": "src/"}
     git |= {"is_dirty": True, "changed": ["<b>.py"], "changed_count": 7, "is_pushed": False}
@@ -358,7 +358,7 @@ def test_git_state_and_packages_are_recorded_and_shown(
 def test_a_preempted_run_is_cancelled_until_it_goes_on(
     uploader: Uploader, script: TestClient
 ) -> None:
-    """The reason has the signal and the job, and the run's next attempt continues it."""
+    """A preempted run is cancelled until it continues; the reason has the signal and the job."""
     uploader.begin()
     ended = {"exit_code": -15, "preemption": "SIGTERM in Slurm job 42"}
     for _ in range(2):
@@ -373,7 +373,7 @@ def test_a_preempted_run_is_cancelled_until_it_goes_on(
 
 @pytest.mark.sql
 def test_a_later_attempt_fences_the_earlier(uploader: Uploader, database: Database) -> None:
-    """Only the uploader of the newest attempt is accepted."""
+    """After a later attempt has begun, uploads of the earlier one are rejected."""
     uploader.begin()
     content = spool_steps(uploader, 5, 5)
     uploader.put(content[:300])
@@ -424,7 +424,9 @@ def test_a_later_attempt_fences_the_earlier(uploader: Uploader, database: Databa
 def test_an_attempt_ends_as_its_process_did(
     uploader: Uploader, script: TestClient, how: str, status: str, reason: str | None
 ) -> None:
-    """A repeated end changes nothing; the next attempt continues the run."""
+    """An attempt ends with the result of its process, and a repeated end changes nothing; the next
+    attempt continues the run.
+    """
     uploader.begin()
     spool_steps(uploader, 5)
     uploader.send()
@@ -447,7 +449,7 @@ def test_an_attempt_ends_as_its_process_did(
 
 
 def test_an_end_says_what_did_not_come(uploader: Uploader, script: TestClient) -> None:
-    """The number of lost steps is reported."""
+    """An end with lost steps reports their number."""
     uploader.begin()
     spool_steps(uploader, 5)
     uploader.send()
@@ -459,7 +461,7 @@ def test_an_end_says_what_did_not_come(uploader: Uploader, script: TestClient) -
 def test_a_run_that_a_person_ended_takes_nothing_more(
     uploader: Uploader, script: TestClient, browser: TestClient
 ) -> None:
-    """The ended attempt is rejected; a later attempt may continue."""
+    """The attempt that a user ended accepts nothing more; a later attempt may continue."""
     uploader.begin()
     content = spool_steps(uploader, 5)
     uploader.put(content[:100])
@@ -487,8 +489,8 @@ ON_A_RUN = {
 def test_a_hidden_run_is_answered_as_a_missing_one(
     uploader: Uploader, database: Database, ada: User, is_own: bool
 ) -> None:
-    """Status and text are those of a missing run, also for an owner without the role and for a
-    token of a project.
+    """A hidden run gets the status and text of a missing one, even for its owner without the
+    role.
     """
     with database.writing() as session:
         bob = accounts.user_named(session, "bob")
@@ -519,7 +521,7 @@ def test_a_hidden_run_is_answered_as_a_missing_one(
 def test_strangers_and_other_users_are_rejected(
     uploader: Uploader, database: Database, script: TestClient
 ) -> None:
-    """401 without a valid token, 403 for another's visible run, 404 for a missing one."""
+    """Uploads get 401 without a valid token, 403 for a visible run and 404 for a missing one."""
     uploader.begin()
     with database.writing() as session:
         bob = accounts.user_named(session, "bob")
@@ -540,7 +542,7 @@ def test_strangers_and_other_users_are_rejected(
 
 
 def test_a_project_without_permission_is_named(uploader: Uploader, database: Database) -> None:
-    """The Default project is named too."""
+    """A project without upload permission is named in the error, and so is the Default project."""
     with database.writing() as session:
         bob = accounts.user_named(session, "bob")
         projects.set_role(session, bob, projects.DEFAULT, "viewer")
@@ -567,7 +569,7 @@ def test_a_run_of_a_recipe_is_not_written_to(uploader: Uploader, running: Run) -
 def test_a_frame_that_cannot_be_recorded_costs_nothing_but_itself(
     uploader: Uploader, database: Database
 ) -> None:
-    """The run's log names it, and the rest is recorded."""
+    """A frame that cannot be recorded is named by the run's log, and the rest is recorded."""
     uploader.begin()
     with uploader.spool() as spool:
         spool.steps(make_steps([1.0] * 3))
@@ -587,7 +589,7 @@ def test_a_frame_that_cannot_be_recorded_costs_nothing_but_itself(
 def test_a_row_that_the_database_rejects_affects_no_other(
     uploader: Uploader, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Should the table of bounds let something through that no database takes."""
+    """A row that the checks let pass and the database rejects affects no other row."""
     record = telemetry.record
 
     def refuse(session: Any, run_id: int, attempt: int, flush: telemetry.Flush) -> None:
@@ -621,7 +623,9 @@ def test_a_script_may_configure_late(uploader: Uploader, script: TestClient) -> 
 
 
 def test_a_script_describes_its_run(uploader: Uploader, script: TestClient) -> None:
-    """Its note is the run's unless that has one; charts offer its x axes."""
+    """A script's note becomes the run's unless the run has one; charts offer the script's x
+    axes.
+    """
     identifier = uploader.begin() and make_description()["id"]
     with uploader.spool() as spool:
         for note, axes in (("first try", {"val/*": "epoch"}), ("another", {"val/*": "samples"})):
@@ -637,7 +641,7 @@ def test_a_script_describes_its_run(uploader: Uploader, script: TestClient) -> N
 def test_a_script_changes_the_labels_that_no_user_has_changed(
     uploader: Uploader, script: TestClient
 ) -> None:
-    """A rename, a note and tags replace what the script itself has set before."""
+    """A script's new name, note and tags replace its own earlier ones only."""
     uploader.begin()
     run = script.get("/api/v1/runs/1").json()
     known = events.Labels(name=run["name"], tags=run["tags"])
@@ -660,7 +664,7 @@ def test_a_script_changes_the_labels_that_no_user_has_changed(
 def test_an_alert_of_a_script_is_its_owners(
     uploader: Uploader, script: TestClient, database: Database, ada: User, settings: Settings
 ) -> None:
-    """It is in the inbox and delivered by channels that are on; a loop cannot flood them."""
+    """A script's alert reaches its owner's inbox and channels; a loop of alerts is limited."""
     settings.data.mkdir(exist_ok=True)
     with database.writing() as session:
         address = {"kind": "webhook", "name": "n", "address": "http://here/"}
@@ -684,8 +688,8 @@ def test_an_alert_of_a_script_is_its_owners(
 
 
 def test_a_run_may_make_no_step(uploader: Uploader, database: Database, script: TestClient) -> None:
-    """Numbers of a run without steps are recorded at once; those of a later attempt replace
-    them from its first step.
+    """Metrics of a run without steps are recorded at once; those of a later attempt replace them
+    from its first step on.
     """
     uploader.begin()
     with uploader.spool() as spool:
@@ -711,7 +715,7 @@ def test_a_run_may_make_no_step(uploader: Uploader, database: Database, script: 
 def test_what_waits_for_the_first_steps_is_bounded(
     uploader: Uploader, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Events of steps that never come do not fill the database."""
+    """Events for steps that never come are limited, so that they do not fill the database."""
     monkeypatch.setattr(ingest, "EARLY_BYTES", 200)
     uploader.begin()
     spool_steps(uploader, 2)
@@ -750,7 +754,7 @@ def test_what_waits_for_the_first_steps_is_bounded(
 def test_no_bytes_make_the_server_fail(
     uploader: Uploader, script: TestClient, begun: bool, pieces: list[bytes]
 ) -> None:
-    """Any bytes are recorded or rejected, and the pages of the run still work."""
+    """Arbitrary bytes are recorded or rejected, and the run's pages still work."""
     uploader.begin(id=uuid.uuid4().hex)
     header = FILE_HEADER.pack(MAGIC, VERSION) if begun else b""
     answer = uploader.put(header + b"".join(pieces))
@@ -763,7 +767,7 @@ def test_no_bytes_make_the_server_fail(
 @pytest.mark.slow
 @pytest.mark.only_on("postgresql")
 def test_eight_runs_at_once(address: str, database: Database, ada: User, tmp_path: Path) -> None:
-    """Each run is recorded completely while the others are."""
+    """Eight concurrent uploads are each recorded completely."""
     token = write_token(database, ada)
 
     def send(number: int) -> int:
@@ -788,7 +792,7 @@ def test_eight_runs_at_once(address: str, database: Database, ada: User, tmp_pat
 def test_two_that_begin_a_run_at_once_make_one(
     address: str, database: Database, ada: User, tmp_path: Path
 ) -> None:
-    """The id is unique per owner, and the second request returns the run of the first."""
+    """Two concurrent first calls with one id create one run per owner."""
     token = write_token(database, ada)
 
     def begin(_number: int) -> Any:
@@ -829,7 +833,7 @@ def put_piece(uploader: Uploader, path: str, first: int, last: int) -> Any:
 
 
 def test_a_file_that_was_not_sent_is_reported(announced: Uploader, script: TestClient) -> None:
-    """Size and hash are listed, and a file elsewhere cannot be downloaded."""
+    """A missing file is listed with size and hash; one stored elsewhere cannot be downloaded."""
     [file] = script.get("/api/v1/runs/1/checkpoints").json()["checkpoints"]
     assert (file["is_stored"], file["path"], file["sha256"]) == (False, CHECKPOINT, SHA256)
     answer = script.get("/runs/1/checkpoints/1/download")
@@ -839,7 +843,9 @@ def test_a_file_that_was_not_sent_is_reported(announced: Uploader, script: TestC
 
 @pytest.mark.parametrize("path", [CHECKPOINT, PICTURE])
 def test_a_file_comes_in_pieces(announced: Uploader, script: TestClient, path: str) -> None:
-    """A repeated piece gets the current offset; the checksum covers the whole file."""
+    """A repeated piece of a file gets the current offset; the checksum is that of the whole
+    file.
+    """
     assert put_piece(announced, path, 0, 4000).json() == {"offset": 4000, "stored": False}
     again = put_piece(announced, path, 0, 4000)
     assert (again.status_code, again.json()["code"], again.json()["offset"]) == (
@@ -860,9 +866,7 @@ def test_a_file_comes_in_pieces(announced: Uploader, script: TestClient, path: s
 
 
 def test_a_damaged_file_starts_over(announced: Uploader) -> None:
-    """The upload starts again at offset 0, because the checksum in its event covers the
-    whole file.
-    """
+    """A file whose checksum does not match is uploaded again from offset 0."""
     size = len(CONTENT)
     answer = announced.put_file(CHECKPOINT, bytes(size), offset=0, size=size, sha256=SHA256)
     assert answer.status_code == 422
@@ -871,7 +875,7 @@ def test_a_damaged_file_starts_over(announced: Uploader) -> None:
 
 
 def test_an_unannounced_file_is_rejected(announced: Uploader) -> None:
-    """Another path, size or hash and more bytes than announced are rejected."""
+    """A file with another path, size, hash or more bytes than announced is rejected."""
     for path in ("checkpoints/other.pt", "../../halfstep.db", "artifacts/%00", "run.json"):
         assert put_piece(announced, path, 0, 10).status_code == 404
     wrong = announced.put_file(CHECKPOINT, b"x", offset=0, size=1, sha256=SHA256)
@@ -884,7 +888,7 @@ def test_an_unannounced_file_is_rejected(announced: Uploader) -> None:
 def test_a_file_of_a_cancelled_or_fenced_run_is_rejected(
     announced: Uploader, script: TestClient
 ) -> None:
-    """A file is rejected under the same conditions as the run's spool."""
+    """Files of a cancelled run or a stale attempt are rejected, as its spool is."""
     script.post("/api/v1/runs/1/cancellation")
     assert put_piece(announced, CHECKPOINT, 0, 10).json()["code"] == "ended"
     announced.begin(attempt=2)
@@ -903,7 +907,7 @@ def test_a_failing_disk_is_named(announced: Uploader, settings: Settings) -> Non
 def test_a_file_announced_again_stays_unless_it_changed(
     announced: Uploader, script: TestClient
 ) -> None:
-    """A resumed run need not send an equal file again, but a changed one."""
+    """A resumed run sends a file again only if it changed."""
     put_piece(announced, CHECKPOINT, 0, len(CONTENT))
     announced.begin(attempt=2)
     for sha256, is_stored in ((SHA256, True), ("0" * 64, False)):
@@ -919,7 +923,7 @@ def test_a_file_announced_again_stays_unless_it_changed(
 def test_a_file_that_is_elsewhere_is_neither_missing_nor_lost(
     announced: Uploader, database: Database, settings: Settings, tmp_path: Path
 ) -> None:
-    """The storage check ignores such rows, and a backup keeps them."""
+    """The storage check ignores files that are stored elsewhere, and a backup keeps their rows."""
     announced.end("finished", step=3)
     store = open_store(settings)
     with database.reading() as session:

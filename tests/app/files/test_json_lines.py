@@ -40,7 +40,7 @@ def begin(client: TestClient) -> int:
 
 
 def log(client: TestClient, *lines: Any, run: int = 1) -> dict[str, Any]:
-    """Send lines, given as objects or bytes; return the answer."""
+    """Send lines, given as objects or bytes; return the response."""
     texts = [each if isinstance(each, bytes) else json.dumps(each).encode() for each in lines]
     answer = client.post(f"/api/v1/ingest/{run}/log", content=b"\n".join(texts))
     assert answer.status_code == 200, answer.text
@@ -63,7 +63,7 @@ def read_recorded(database: Database, run: int = 1) -> tuple[list[Any], list[Any
 def test_lines_are_rows_and_metrics(
     sender: TestClient, database: Database, script: TestClient
 ) -> None:
-    """A loss and its learning rate are the row of their step; sending again changes nothing."""
+    """A logged loss and its learning rate become their step's row; repeating them adds nothing."""
     lines = [
         {"step": 0, "loss": 9.0, "val/accuracy": 0.1},
         {"step": 1, "train/loss": 2.0, "lr": 0.5},
@@ -110,7 +110,7 @@ def test_lines_are_rows_and_metrics(
 def test_an_invalid_line_is_skipped(
     sender: TestClient, database: Database, line: Any, error: str
 ) -> None:
-    """The error has its number, the field, the value and the allowed values."""
+    """The error of an invalid line has its number, the field, the value and the allowed values."""
     answer = log(sender, {"step": 1, "b": 1.0}, b"", line, {"step": 2, "b": 2.0})
     [problem] = answer["problems"]
     assert problem["line"] == 3
@@ -122,7 +122,7 @@ def test_an_invalid_line_is_skipped(
 
 
 def test_unusable_destinations_are_rejected(sender: TestClient, script: TestClient) -> None:
-    """Too many lines or bytes, a missing token or run, and a run that is not watched are
+    """JSON lines above the limits, without a token or run, or for a run not watched are
     rejected.
     """
     address = "/api/v1/ingest/1/log"
@@ -156,7 +156,7 @@ def test_a_loss_of_an_earlier_step_is_named(sender: TestClient, database: Databa
 def test_a_second_attempt_continues_where_its_first_loss_is(
     sender: TestClient, database: Database, first: int, steps: list[int]
 ) -> None:
-    """Steps before it stay, later ones are replaced."""
+    """A second attempt replaces steps from its first loss on, and keeps earlier ones."""
     sent = {"id": uuid.uuid4().hex, "name": "twice"}
     run = sender.post("/api/v1/ingest", json=sent).json()["run"]
     log(sender, *({"step": step, "loss": 1.0, "a": step} for step in range(1, 6)), run=run)
@@ -192,7 +192,7 @@ VALUES = st.one_of(
 def test_no_lines_make_the_server_fail(
     sender: TestClient, script: TestClient, lines: list[Any]
 ) -> None:
-    """Any lines are recorded or reported, and the page of the run still works."""
+    """Arbitrary JSON lines are recorded or reported, and the run's page still works."""
     run = begin(sender)
     texts = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
     answer = sender.post(f"/api/v1/ingest/{run}/log", content=b"\n".join(texts))
@@ -204,7 +204,9 @@ def test_no_lines_make_the_server_fail(
 def test_a_token_has_a_limit_of_lines_per_minute(
     sender: TestClient, database: Database, ada: User
 ) -> None:
-    """Above it 429 with the time to wait, and nothing is recorded; another token is not limited."""
+    """A token above its limit of lines gets 429 with the time to wait; other tokens are not
+    limited.
+    """
     limit = RateLimit(100, "JSON lines")
     sender.app.state.log_lines = limit  # type: ignore[attr-defined]
     lines = [{"step": step, "a": 1.0} for step in range(1, 61)]
@@ -222,7 +224,7 @@ def test_a_token_has_a_limit_of_lines_per_minute(
 
 @pytest.mark.parametrize("spelling", ["bearer {}", "BEARER {}", "Bearer   {}", "Bearer {} "])
 def test_a_spelling_of_the_header_is_no_other_client(sender: TestClient, spelling: str) -> None:
-    """The limit of lines is that of the token."""
+    """The line limit belongs to the token, however the Authorization header is spelled."""
     sender.app.state.log_lines = RateLimit(100, "JSON lines")  # type: ignore[attr-defined]
     token = sender.headers["authorization"].split()[1]
     body = b"\n".join(b'{"step": 1, "a": 1}' for _ in range(100))
@@ -232,7 +234,7 @@ def test_a_spelling_of_the_header_is_no_other_client(sender: TestClient, spellin
 
 
 def test_empty_lines_count_towards_no_limit(sender: TestClient, database: Database) -> None:
-    """Line ends and blank lines do not count as lines."""
+    """Line ends and blank lines do not count towards the limit."""
     sender.app.state.log_lines = RateLimit(10, "JSON lines")  # type: ignore[attr-defined]
     for step in range(1, 11):
         log(sender, {"step": step, "a": 1.0}, b"", b"")
@@ -240,7 +242,7 @@ def test_empty_lines_count_towards_no_limit(sender: TestClient, database: Databa
 
 
 def test_a_limit_passes_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Units become free with time, and one request above the limit passes after a pause."""
+    """Capacity is restored over time, and one request above the limit passes after a pause."""
     moment = 0.0
     monkeypatch.setattr(rate_limit.time, "monotonic", lambda: moment)
     limit = RateLimit(60, "lines")
@@ -254,7 +256,7 @@ def test_a_limit_passes_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def numbers(lost: Any, **others: float) -> list[Any]:
-    """Return lines of 300 steps without gradient norms, one of which is another line."""
+    """Return lines of 300 steps without gradient norms, with the given line in place of one."""
     sound = {"loss": 0.5, "lr": 0.1} | others
     return [lost if step == lost["step"] else {"step": step} | sound for step in range(1, 301)]
 
@@ -269,7 +271,9 @@ def findings(sender: TestClient, script: TestClient) -> list[dict[str, Any]]:
 def test_a_loss_that_is_not_finite_once_is_named_at_its_step(
     sender: TestClient, script: TestClient
 ) -> None:
-    """Without norms, a later finite loss shows that the weights are still finite."""
+    """A finding names the step of a single non-finite loss; later finite losses show that the
+    weights are still finite.
+    """
     log(sender, *numbers({"step": 200, "loss": "NaN", "lr": 0.1}))
     [finding] = findings(sender, script)
     assert finding["title"] == "The loss was not finite at step 200"
@@ -280,7 +284,7 @@ def test_a_loss_that_is_not_finite_once_is_named_at_its_step(
 def test_a_loss_that_stays_lost_is_named_from_its_first_step_on(
     sender: TestClient, script: TestClient
 ) -> None:
-    """The step before it has no norm, which is no NaN."""
+    """The finding has the first step of a lasting NaN; an unknown norm before it is no NaN."""
     lost = [{"step": step, "loss": "NaN", "lr": 0.1} for step in range(200, 301)]
     log(sender, *numbers(lost[0])[:200], *lost[1:])
     [finding] = findings(sender, script)

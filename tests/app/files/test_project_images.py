@@ -1,4 +1,4 @@
-"""Images of a project's note: a named artifact of the project."""
+"""Images in a project's note are a named artifact of the project."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ PICTURE = picture("red")
 def test_an_image_is_stored_once_and_shown_in_the_note(
     database: Database, browser: TestClient
 ) -> None:
-    """The same content has the same address; the artifact lists it, and so does the audit log."""
+    """The same image is stored once at one address, which the artifact and the audit log list."""
     with database.writing() as session:
         projects.make(session, "vision")
     answer = browser.post(PATH, params={"project": "vision"}, content=PICTURE)
@@ -54,9 +54,7 @@ def test_an_image_is_stored_once_and_shown_in_the_note(
 def test_what_is_not_allowed_stores_nothing(
     database: Database, browser: TestClient, project: str, content: bytes, status: int
 ) -> None:
-    """Files that are no image, files that are too large and unknown projects are rejected
-    and not stored.
-    """
+    """Files that are too large or no image, and unknown projects, are rejected."""
     answer = browser.post(PATH, params={"project": project}, content=content)
     assert answer.status_code == status
     with database.reading() as session:
@@ -64,9 +62,7 @@ def test_what_is_not_allowed_stores_nothing(
 
 
 def test_a_full_project_takes_no_further_image(database: Database, browser: TestClient) -> None:
-    """The project's storage limit applies to images; an image that it has already needs
-    no space.
-    """
+    """Images count towards a project's storage limit, except one that it has already."""
     assert browser.post(PATH, content=PICTURE).status_code == 201
     with database.writing() as session:
         session.get_one(Project, "").stored_gib = 1 / quotas.GIB

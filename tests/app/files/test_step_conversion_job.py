@@ -1,4 +1,4 @@
-"""The background conversion of steps, and what pages say meanwhile."""
+"""The background conversion of steps, and pages during it."""
 
 from threading import Event
 
@@ -19,7 +19,9 @@ from tests.db.telemetry.telemetry_made import make_steps, record
 def test_a_run_says_that_it_is_being_converted(
     database: Database, running: Run, browser: TestClient, script: TestClient
 ) -> None:
-    """Page and steps of the run say so, but no list; a moment later all steps are there."""
+    """The page and the steps of a run say that it is being converted, lists do not; a moment later
+    all steps are there.
+    """
     record(database, running, make_steps([1.0] * 300))
     as_rows(database, running)
     for path in ("/runs/1", "/api/v1/runs/1/series"):
@@ -38,7 +40,7 @@ def test_a_run_that_cannot_be_converted_delays_no_other(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A run whose file is missing is tried again later, and after the file is restored."""
+    """A run whose file is missing delays no other, and is converted once the file is back."""
     store = MemoryStore()
     database.open_store = lambda: store
     record(database, running, make_steps([1.0] * 300))
@@ -63,7 +65,7 @@ def test_a_run_that_cannot_be_converted_delays_no_other(
 
 
 def test_a_stop_ends_the_conversion(database: Database, running: Run) -> None:
-    """The next start continues it."""
+    """A conversion that the server's stop interrupted is continued at the next start."""
     record(database, running, make_steps([1.0] * 300))
     as_rows(database, running)
     stopping = Event()

@@ -1,4 +1,4 @@
-"""Weights that people upload: stored whole by their hash, or not at all; gone once unused."""
+"""Uploaded weights are stored whole by their hash or not at all, and deleted once unused."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ SHA256 = hashlib.sha256(BODY).hexdigest()
 
 @pytest.fixture
 def allowing(app: FastAPI, settings: Settings) -> Any:
-    """Limit the size of files in this process."""
+    """Limit the size of files that this process may write."""
 
     def allow(most: int) -> None:
         app.state.settings = settings.model_copy(update={"upload_gib": most / 2**30})
@@ -56,9 +56,7 @@ def test_a_file_is_stored_by_its_hash_and_starts_a_run(
     place: str,
     tmp_path: Path,
 ) -> None:
-    """An upload is stored where checkpoints are, by browser or script, once for any
-    number of requests.
-    """
+    """Uploaded weights are stored like checkpoints, once for several requests."""
     folder = settings.data
     if place == "bucket":
         folder = tmp_path / "bucket"
@@ -114,7 +112,9 @@ def test_rejected_uploads_leave_nothing(
     status: int,
     message: str,
 ) -> None:
-    """An upload is rejected at once if its size is declared, otherwise while it is received."""
+    """An upload that declares too large a size is rejected at once, otherwise while it is
+    received.
+    """
     if most is not None:
         allowing(most)
     content = iter(body) if isinstance(body, list) else body
@@ -124,7 +124,7 @@ def test_rejected_uploads_leave_nothing(
 
 
 def test_a_half_upload_leaves_nothing(settings: Settings, address: str, script: TestClient) -> None:
-    """The received part of an interrupted upload exists while it arrives, and is deleted then."""
+    """The received part of an interrupted upload is deleted."""
     place, folder = urlsplit(address), settings.data / "uploads"
     lines = (
         "PUT /api/v1/uploads/net.pt HTTP/1.1",
@@ -148,7 +148,9 @@ def test_what_no_run_starts_from_goes_after_a_day(
     place: str,
     tmp_path: Path,
 ) -> None:
-    """Runs in the trash keep theirs; erased runs do not. Partial uploads are deleted."""
+    """Uploads that no run uses are deleted after a day, as are partial ones; runs in the trash keep
+    theirs, erased runs do not.
+    """
     half = settings.data / "uploads" / "incoming" / "half"  # of a server that was killed
     half.parent.mkdir(parents=True)
     half.write_bytes(b"x")
@@ -190,7 +192,7 @@ def test_what_no_run_starts_from_goes_after_a_day(
 def test_the_command_uploads_initial_weights(
     database: Database, address: str, script: TestClient, tmp_path: Path
 ) -> None:
-    """`submit --weights FILE` uploads them; a missing file is rejected before anything is sent."""
+    """`submit --weights FILE` uploads the file; a missing one is rejected before the upload."""
     offer_weights(database)
     token = script.headers["authorization"].removeprefix("Bearer ")
     environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
@@ -210,7 +212,7 @@ def test_the_command_uploads_initial_weights(
 def test_only_users_can_check_for_an_upload(
     settings: Settings, script: TestClient, stranger: TestClient, browser: TestClient
 ) -> None:
-    """The check extends the upload's life by a day; it requires authentication."""
+    """A check for an upload extends its life by a day and requires authentication."""
     upload = script.put("/api/v1/uploads/net.pt", content=BODY).json()["upload"]
     path = settings.data / "uploads" / upload
     weights = {"weights": {"upload": upload}}
@@ -251,7 +253,7 @@ def small_disk(settings: Settings) -> Iterator[Path]:
 
 
 def test_an_upload_that_meets_a_full_disk_says_so(small_disk: Path, script: TestClient) -> None:
-    """The error has the needed and the free bytes, and no part of the file is left."""
+    """An upload of weights to a full disk gets the needed and free bytes, and leaves no file."""
     answer = script.put("/api/v1/uploads/net.pt", content=BODY)
     assert (answer.status_code, answer.json()["code"]) == (507, "storage_full")
     assert f"{len(BODY):,} bytes are needed" in answer.json()["detail"]

@@ -1,4 +1,4 @@
-"""Templates without the whitespace that no browser shows."""
+"""Compaction of templates: whitespace that no browser shows is removed."""
 
 from jinja2 import Environment
 
@@ -26,5 +26,5 @@ def render(source: str) -> str:
     ],
 )
 def test_only_whitespace_that_is_not_shown_is_removed(source: str, expected: str) -> None:
-    """What a browser shows between inline elements stays, and so do texts of `pre`."""
+    """Whitespace is kept where a browser shows it: between inline elements and in `pre`."""
     assert render(source) == expected

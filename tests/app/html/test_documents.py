@@ -1,4 +1,4 @@
-"""Help: the documents as pages, and words that lead into them."""
+"""Help: the documents as pages, and links from pages into them."""
 
 import re
 import shutil
@@ -38,7 +38,7 @@ class Seen(HTMLParser):
 
 
 def test_labels_that_guides_quote_are_on_pages() -> None:
-    """A quoted or emphasized label is in the sources of pages and commands."""
+    """A label that a guide quotes or emphasizes is in the sources of pages and commands."""
     spoken = " ".join(
         " ".join(path.read_text().split())
         for folder in ("app", "halfstep", "trainer")
@@ -57,7 +57,7 @@ def test_labels_that_guides_quote_are_on_pages() -> None:
 
 
 def test_help_is_behind_the_sign_in(stranger: TestClient, browser: TestClient) -> None:
-    """All documents of docs/ are there, each with its sections; unknown names get 404."""
+    """All documents of docs/ have pages behind the sign-in; unknown names get 404."""
     assert stranger.get("/help/amp").status_code in (303, 401)
     parts = ("tutorial", "how-to", "reference", "explanation")
     assert {path.stem for part in parts for path in (ROOT / "docs" / part).glob("*.md")} == set(
@@ -94,7 +94,7 @@ def test_every_link_leads_somewhere() -> None:
 
 
 def test_settings_that_the_glossary_names_are_settings() -> None:
-    """Each name is a setting of all runs, and links lead to its entry."""
+    """Each setting in the glossary is a setting of all runs, and links lead to its entry."""
     schema = RunConfig[RecipeConfig].model_json_schema()
     paths = set(
         re.findall(r"`([a-z_]+(?:\.\w+)?)`", (ROOT / "docs/reference/glossary.md").read_text())
@@ -113,7 +113,7 @@ def test_settings_that_the_glossary_names_are_settings() -> None:
 @pytest.mark.extended
 @pytest.mark.xdist_group("wheel")
 def test_wheel_brings_the_documents(tmp_path: Path) -> None:
-    """Help does not need the source: the wheel has what its page shows, word for word."""
+    """An installed wheel contains the help pages, word for word."""
     source = tmp_path / "source"
     for name in ("app", "db", "docs", "halfstep", "migrations", "trainer", "worker"):
         without = shutil.ignore_patterns("__pycache__", "*.egg-info")

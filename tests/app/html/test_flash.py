@@ -15,7 +15,7 @@ from db.tables import User
 def test_the_flash_cookie_is_as_secure_as_the_session(
     app: FastAPI, database: Database, ada: User, scheme: str, prefix: str
 ) -> None:
-    """The cookie is sent over TLS only, if it was set over TLS."""
+    """A flash cookie of a TLS request is sent over TLS only."""
     with database.writing() as session:
         secret, row = accounts.start_session(session, ada, by_link=True)
         token = row.csrf_token

@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Formatting of numbers for people."""
 
 import re
 from pathlib import Path
@@ -14,12 +14,12 @@ from tests.marks import looped
     ("value", "text"), [(2.0**19, "2<sup>19</sup>"), (2.0**-10, "2<sup>−10</sup>"), (None, "–")]
 )
 def test_a_scale_has_its_exponent_raised(value: float | None, text: str) -> None:
-    """The digits of a scale are those of number_formats."""
+    """A loss scale is shown as a power with the digits of number_formats."""
     assert formats.scale(value) == text
 
 
 def test_metrics_have_their_unit() -> None:
-    """A metric with a name of memory is in bytes, and NaN stays NaN."""
+    """A metric whose name means memory is shown in bytes, and NaN stays NaN."""
     assert formats.metric(3.52e8, "run/peak_memory_bytes") == "336 MiB"
     assert formats.metric(3.52e8, "run/seconds") == "3.52e8"
     assert [formats.metric(value, "a") for value in (None, float("nan"))] == ["–", "NaN"]
@@ -40,7 +40,7 @@ def test_metrics_have_their_unit() -> None:
 def test_a_name_keeps_its_end_and_the_values_of_settings(
     name: str, stays: str, gives_way: str
 ) -> None:
-    """What two runs differ in is mostly at the end, or a value."""
+    """A shortened run name keeps its end and the values of settings, where names mostly differ."""
     parts = formats.name_parts(name)
     assert "".join(part for part, _ in parts) == name
     assert "".join(part for part, is_cut in parts if not is_cut) == stays
@@ -48,7 +48,7 @@ def test_a_name_keeps_its_end_and_the_values_of_settings(
 
 
 def test_sparkline_leaves_gaps() -> None:
-    """A loss that is not finite interrupts the line."""
+    """A non-finite loss leaves a gap in the sparkline."""
     drawn = formats.sparkline([1.0, None, "Infinity", 2.0, 3.0])
     assert drawn.count("M") == 2
     assert formats.sparkline([None, 1.0]) == ""
@@ -69,7 +69,7 @@ def test_templates_show_states_by_their_labels() -> None:
 
 
 def test_code_between_backticks_is_marked_and_escaped() -> None:
-    """A source line may hold anything; a backtick without another one is a backtick."""
+    """A source line between backticks is marked and escaped; a single backtick stays a backtick."""
     assert formats.with_code("In `a < b` (t.py:3)") == "In <code>a &lt; b</code> (t.py:3)"
     assert formats.with_code("a ` <b>") == "a ` &lt;b&gt;"
     assert formats.with_code("from 2^19 to `2^4` <b>, 2^-3") == (

@@ -1,4 +1,4 @@
-"""Notes as HTML."""
+"""Markdown of notes rendered as HTML."""
 
 import re
 from html.parser import HTMLParser
@@ -32,8 +32,8 @@ class Seen(HTMLParser):
 
 
 def test_what_people_use_is_there() -> None:
-    """Headings below the page's own, lists, code and tables are rendered; a line break
-    stays one.
+    """Lists, code and tables are rendered, headings below the page's own level, and a line break as
+    such.
     """
     html = markdown("# Why\n\na *b* **c** `d`\ne\n\n- x\n\n|m|n|\n|-|-|\n|1|2|\n\n~~no~~")
     for piece in ("<h2>Why</h2>", "<em>b</em>", "<br", "<li>x</li>", "<td>1</td>", "<s>no</s>"):
@@ -41,7 +41,7 @@ def test_what_people_use_is_there() -> None:
 
 
 def test_task_lists_and_images_of_artifacts() -> None:
-    """Items with [ ] and [x] have a box; an artifact's image is shown, another stays a link."""
+    """[ ] and [x] become checkboxes; an artifact's image is shown, other images stay links."""
     html = markdown(
         "- [ ] a *b*\n- [x] c\n- [y] d\n\n[ ] e\n\n![loss <map>](/runs/3/artifacts/7/download)"
     )
@@ -79,7 +79,7 @@ def test_task_lists_and_images_of_artifacts() -> None:
     ],
 )
 def test_nothing_in_a_note_acts(text: str) -> None:
-    """Only a few elements and attributes are allowed, only links to pages, and nothing is
+    """Notes may have few HTML elements and attributes, and only links to pages; nothing is
     fetched.
     """
     check(text)
@@ -87,7 +87,7 @@ def test_nothing_in_a_note_acts(text: str) -> None:
 
 @given(st.text(alphabet="<>[]()!&#:;\"'`*_|~-=\\\n\t/ javscripth1", max_size=200))
 def test_nothing_acts_whatever_is_typed(text: str) -> None:
-    """No input creates an element that acts or a link that is not allowed."""
+    """No note creates an element that acts or a link that is not allowed."""
     check(text)
 
 

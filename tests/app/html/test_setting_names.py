@@ -1,4 +1,4 @@
-"""Names of settings in heads of tables."""
+"""Names of settings in table headings."""
 
 from app.html.formats import setting_name
 from tests.marks import looped
@@ -15,5 +15,7 @@ from tests.marks import looped
     ],
 )
 def test_a_part_that_says_nothing_comes_with_its_group(path: str, name: str) -> None:
-    """The last part of a path is enough unless it is ambiguous, like "enabled"."""
+    """The last part of a setting's path is its heading, unless that is ambiguous, like
+    "enabled".
+    """
     assert setting_name(path) == name

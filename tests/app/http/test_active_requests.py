@@ -34,7 +34,7 @@ BIG = 32 << 20  # more than sockets hold
 
 
 def _user(database: Database, name: str) -> tuple[User, dict[str, str], ApiToken]:
-    """Return a user with a role in a project, and a token."""
+    """Make a user with a role in a project, and a token."""
     with database.writing() as session:
         user = accounts.make_user(session, name)
         projects.set_role(session, user, PROJECT, MEMBER)
@@ -43,7 +43,7 @@ def _user(database: Database, name: str) -> tuple[User, dict[str, str], ApiToken
 
 
 def _ends(answer: httpx2.Response) -> bool:
-    """Read to the end, which only an answer that is broken off has."""
+    """Return whether a response is cut off before its end."""
     try:
         for _piece in answer.iter_raw():
             pass
@@ -75,8 +75,8 @@ def test_long_requests_end_with_their_authorization(
     settings: Settings, database: Database, ada: User, offered: None, address: str
 ) -> None:
     """Removal, deactivation, revocation, a new password, sign-out or loss of the role ends the
-    user's open streams and downloads and rejects a running upload. Those of others continue,
-    and any number of requests takes two queries.
+    user's open streams and downloads and rejects a running upload, with two queries. Those of
+    others continue.
     """
     with database.writing() as session:
         projects.make(session, PROJECT)
@@ -147,8 +147,8 @@ def test_open_requests_of_a_user_are_limited(
     address: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One stream above the limit gets 429 and when to try again; when one ends there is room.
-    Others have their own limit.
+    """A stream above the limit gets 429 and a time to retry, until another one ends; each user
+    has a separate limit.
     """
     monkeypatch.setattr(active_requests, "MOST_OF_USER", {"stream": 2})
     path = f"/api/v1/runs/{running.id}/live"
@@ -170,9 +170,7 @@ def test_open_requests_of_a_user_are_limited(
 
 
 def test_turns_have_a_queue_with_an_end() -> None:
-    """Only so many passwords are verified and so many requests wait at once; one more is
-    rejected.
-    """
+    """Only a number of passwords are verified and of requests wait at once; more are rejected."""
 
     async def play() -> None:
         queue, gate, inside = active_requests.Queue(2, 4, "passwords"), asyncio.Event(), []
@@ -198,7 +196,7 @@ def test_turns_have_a_queue_with_an_end() -> None:
 
 
 def test_requests_that_wait_are_counted_by_what_they_came_with(app: FastAPI) -> None:
-    """One token cannot fill the queue before the turns of all."""
+    """One token cannot fill the queue of waiting requests for all others."""
     flights = app.state.active_requests
     for _ in range(active_requests.MOST_REQUESTS):
         flights.queue("a")
@@ -212,7 +210,7 @@ def test_requests_that_wait_are_counted_by_what_they_came_with(app: FastAPI) -> 
 def test_one_client_has_one_count_whatever_it_sends(
     app: FastAPI, database: Database, ada: User, browser: TestClient, script: TestClient
 ) -> None:
-    """Valid tokens and sessions in any spelling count once; invented ones for their address."""
+    """A client's valid tokens and sessions in any spelling count once; others by address."""
     token = script.headers["authorization"].split()[1]
     session = browser.cookies[cookie_name(app.state.settings)]
     spellings = [
@@ -261,7 +259,7 @@ def _client_of(app: FastAPI, headers: dict[str, str], address: str = "192.0.2.1"
 
 @pytest.mark.one_database
 def test_a_stream_begins_again_when_its_user_sees_another_project() -> None:
-    """Its browser reconnects and gets runs of that project too; a download goes on."""
+    """Granting a user another project ends open streams, so that browsers reconnect."""
     before, now = (
         Grants(1, False, dict.fromkeys(names, PERMISSIONS_OF[MEMBER]))
         for names in ((PROJECT,), (PROJECT, "speech"))

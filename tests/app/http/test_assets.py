@@ -18,7 +18,7 @@ def test_files_are_kept_for_ever_under_their_fingerprint(stranger: TestClient) -
 
 
 def test_every_import_is_in_the_import_map() -> None:
-    """Scripts import each other by names that the map knows, plotly.js among them."""
+    """Every module that a script imports is in the import map, plotly.js among them."""
     names = json.loads(Assets().import_map)["imports"]
     assert "plotly" in names
     for script in STATIC.rglob("*.js"):

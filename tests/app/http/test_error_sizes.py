@@ -1,4 +1,4 @@
-"""The size of answers to invalid requests: bounded, whatever is sent."""
+"""Responses to invalid requests have a bounded size, whatever is sent."""
 
 import json
 from typing import Any
@@ -42,7 +42,7 @@ BODIES: dict[str, tuple[str, str, Any]] = {
 
 @looped("name", BODIES)
 def test_an_answer_to_an_invalid_body_is_short(running: Run, script: TestClient, name: str) -> None:
-    """The number and the length of its error messages are bounded."""
+    """The number and the length of the error messages for an invalid body are bounded."""
     method, path, body = BODIES[name]
     answer = script.request(method, f"/api/v1/{path}", json=body)
     assert 400 <= answer.status_code < 500, answer.text[:500]
@@ -52,7 +52,7 @@ def test_an_answer_to_an_invalid_body_is_short(running: Run, script: TestClient,
 
 @looped("path", ["runs/new", "sweeps/new", "runs/new/command", "sweeps/command"])
 def test_a_page_for_an_invalid_form_is_short(running: Run, browser: TestClient, path: str) -> None:
-    """Fields that the form does not have are not shown again."""
+    """The page of an invalid form does not show fields that the form does not have."""
     form = {f"training.setting{number}": "x" for number in range(900)}
     usual = browser.post(f"/{path}", data={"recipe": "digits"})
     answer = browser.post(f"/{path}", data={"recipe": "digits", **form, "n" * 300_000: "1"})
@@ -61,7 +61,7 @@ def test_a_page_for_an_invalid_form_is_short(running: Run, browser: TestClient, 
 
 
 def test_only_first_errors_are_reported() -> None:
-    """The rest is reported as a number, and applying the bound twice changes nothing."""
+    """Errors beyond the first ones are only counted, and applying the limit twice is harmless."""
     many = {f"{number}{'p' * 500}": "t" * 5000 for number in range(1000)}
     few = bound(many)
     assert list(few)[-1] == FURTHER
@@ -75,7 +75,7 @@ def test_only_first_errors_are_reported() -> None:
 
 
 def test_the_client_reports_a_part_of_an_older_servers_errors() -> None:
-    """The client also bounds the errors of an older server, which sends all of them."""
+    """The client shortens the errors of an older server, which sends all of them."""
     body = {"detail": "x", "errors": dict.fromkeys(UNKNOWN, "unknown field")}
     answer = httpx2.Response(422, content=json.dumps(body).encode())
     error = error_of(answer)

@@ -60,7 +60,7 @@ configured = trying(
 
 @pytest.fixture
 def people(database: Database, ada: User) -> dict[str, User]:
-    """Ada, who is the operator, and one of each role."""
+    """Ada, who is an admin, and a user of each role."""
     found = {"operator": ada}
     with database.writing() as session:
         for role in (VIEWER, MEMBER, MAINTAINER):
@@ -90,7 +90,7 @@ def _headers(database: Database, people: dict[str, User], name: str, kind: str) 
 def test_every_response_is_documented(
     app: FastAPI, settings: Settings, database: Database, people: dict[str, User], running: Run
 ) -> None:
-    """No response is a 5xx or has a status that is missing in the description, for any user.
+    """Every response has a documented status that is no 5xx, for any user.
 
     The server's memory does not grow during a long test.
     """

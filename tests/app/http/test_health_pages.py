@@ -1,4 +1,4 @@
-"""Health checks, while the database is well, locked or away."""
+"""Health checks with a database that works, is locked or is unreachable."""
 
 from fastapi.testclient import TestClient
 from sqlalchemy import text
@@ -17,7 +17,7 @@ def test_health_needs_no_sign_in(stranger: TestClient) -> None:
 def test_a_locked_database_is_not_ready_and_the_server_is_alive(
     stranger: TestClient, database: Database
 ) -> None:
-    """A writer that holds the database delays neither check; SQLite's is reported as locked."""
+    """A locked database delays neither health check; SQLite's is reported as locked."""
     with database.writing() as session:
         session.execute(text("UPDATE projects SET share = 1"))
         assert stranger.get("/healthz").json() == {"status": "ok"}
@@ -29,7 +29,7 @@ def test_a_locked_database_is_not_ready_and_the_server_is_alive(
 
 
 def test_a_database_that_is_away_is_not_ready(settings: Settings) -> None:
-    """Liveness does not depend on it, and readiness gives no address or password away."""
+    """Without a database the server is alive but not ready, and shows no address or password."""
     away = Database("postgresql+psycopg://boss@127.0.0.1:1/prod?password=sesame")
     with TestClient(create_app(settings, away), base_url="http://localhost") as client:
         assert client.get("/healthz").status_code == 200

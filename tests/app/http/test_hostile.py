@@ -1,4 +1,4 @@
-"""Deliberately malformed input: each gets an error that names the problem, never a 500."""
+"""Deliberately malformed input gets an error that names the problem, never a 500."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ FIELDS = {"recipe": "digits", "precision": "fp16", "priority": "0", "devices_per
 
 @pytest.mark.parametrize("path", ["/runs", "/api/v1/runs"])
 def test_a_filter_is_bounded(browser: TestClient, path: str) -> None:
-    """SQLite rejects a pattern of 50,000 bytes; a search has at most 1,000 characters."""
+    """A filter has at most 1,000 characters; SQLite would reject a pattern of 50,000 bytes."""
     assert browser.get(path, params={"filter": "_" * 1000}).status_code == 200
     answer = browser.get(path, params={"filter": "_" * 26_000})
     assert answer.status_code == 422
@@ -57,7 +57,7 @@ def test_a_form_states_the_range_of_a_number(
 def test_a_form_field_of_any_length_is_answered(
     running: Run, browser: TestClient, path: str, form: dict[str, str]
 ) -> None:
-    """Buttons and small forms answer a field of any length by a client error."""
+    """Buttons and small forms answer an overlong field by a client error."""
     assert 400 <= browser.post(f"/{path}", data=form).status_code < 500
 
 
@@ -78,7 +78,9 @@ def test_a_form_field_of_any_length_is_answered(
 def test_a_number_of_any_length_is_answered(
     running: Run, script: TestClient, path: str, body: bytes
 ) -> None:
-    """JSON holds numbers that Python, or PostgreSQL, cannot."""
+    """JSON numbers that Python or PostgreSQL cannot represent are answered without a server
+    error.
+    """
     headers = {"content-type": "application/json"}
     assert 400 <= script.post(f"/api/v1/{path}", content=body, headers=headers).status_code < 500
 
@@ -87,7 +89,7 @@ def test_a_number_of_any_length_is_answered(
 def test_json_is_no_deeper_than_people_write_it(
     running: Run, script: TestClient, path: str
 ) -> None:
-    """The response is 413 before anything recurses into it; brackets within a text do not count."""
+    """Deeply nested JSON is answered by 413 before parsing; brackets within texts do not count."""
     text = {"config": "]" + "[" * 1000, "note": '\\"[[' * 100}
     body = json.dumps({"recipe": "digits", **text})[:-1].encode()
     headers = {"content-type": "application/json"}
@@ -105,7 +107,7 @@ def test_json_is_no_deeper_than_people_write_it(
 
 
 def test_a_configuration_holds_no_file(running: Run, script: TestClient) -> None:
-    """A text of 900 kB is refused by the name of its field, wherever a configuration comes in."""
+    """A text of 900 kB in any configuration is refused by the name of its field."""
     config = {"training": {"dataset": "x" * 900_000}}
     watched = {"id": "0" * 32, "attempt": 1, "name": "w", "started": "2026-01-01T00:00:00Z"}
     for path, body in (
@@ -123,7 +125,7 @@ def test_a_configuration_holds_no_file(running: Run, script: TestClient) -> None
 def test_invisible_characters_in_names(
     database: Database, ada: User, running: Run, browser: TestClient, tmp_path: Path
 ) -> None:
-    """In names of runs and sweeps they become blanks; in names that only users type they
+    """Invisible characters become blanks in names of runs and sweeps; names that only users type
     are rejected.
     """
     wild, seen = "\x1b[31mbest\u202egnp\u200b", "[31mbest gnp"
@@ -157,7 +159,7 @@ def publish(database: Database, run: Run, key: str, body: bytes) -> None:
 def test_a_key_that_names_no_file_of_the_store_is_not_found(
     database: Database, running: Run, script: TestClient, key: str
 ) -> None:
-    """Such a key is answered by 404, not by a server error, and nothing is sent."""
+    """An artifact key that names no file of the store is answered by 404, and nothing is sent."""
     publish(database, running, key, b"secret")
     answer = script.get("/runs/1/artifacts/1/download")
     assert answer.status_code == 404
@@ -167,7 +169,7 @@ def test_a_key_that_names_no_file_of_the_store_is_not_found(
 def test_the_list_shows_a_run_of_an_earlier_version(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """A stored number of 401 digits does not break the list."""
+    """A stored number of 401 digits, by an earlier version, does not break the list."""
     config = {"precision": "fp16", "training": {"steps": 5, "device_memory_gib": 10**400}}
     submit(database, ada, config=config)
     assert browser.get("/runs").status_code == 200

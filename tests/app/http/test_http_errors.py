@@ -1,4 +1,4 @@
-"""Errors as answers."""
+"""HTTP responses for errors."""
 
 import re
 
@@ -17,7 +17,9 @@ from tests.marks import looped
 
 
 def test_every_error_of_the_database_layer_has_a_status() -> None:
-    """No error of db.errors can reach a person as an Internal Server Error."""
+    """Every error class of db.errors has an HTTP status, so none becomes an Internal Server
+    Error.
+    """
     known = [
         each
         for each in vars(errors).values()
@@ -53,7 +55,7 @@ def test_api_answers_json_and_pages_answer_html(browser: TestClient) -> None:
 def test_files_that_an_upgrade_removes_are_not_needed(
     browser: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server continues with the templates and scripts of its start."""
+    """A server keeps its templates and scripts in memory, so an upgrade may remove the files."""
 
     def refuse(path: object, *_: object, **__: object) -> None:
         raise FileNotFoundError(path)
@@ -68,7 +70,7 @@ def test_files_that_an_upgrade_removes_are_not_needed(
 def test_an_unexpected_error_is_a_response_like_others(
     app: FastAPI, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The response has the headers of every response and no details, and the error is logged."""
+    """An unexpected error gets a response with the usual headers and no details, and is logged."""
 
     @app.get("/api/v1/broken")
     @app.get("/broken")
@@ -95,7 +97,9 @@ def test_bad_parameters_are_named(script: TestClient) -> None:
 
 
 def test_an_unused_parameter_is_rejected(script: TestClient, stranger: TestClient) -> None:
-    """A mistyped limit would be no limit; without a sign-in that is reported first."""
+    """An unknown query parameter is rejected, since a mistyped limit would have no effect; without
+    a sign-in that comes first.
+    """
     answer = script.get("/api/v1/runs?limt=3&limit=3&statu=failed")
     allowed = "allowed: before, filter, limit, sort, values"
     assert (answer.status_code, answer.json()["errors"]) == (
@@ -108,9 +112,7 @@ def test_an_unused_parameter_is_rejected(script: TestClient, stranger: TestClien
 
 
 def test_bodies_hold_no_field_that_nothing_reads(browser: TestClient) -> None:
-    """Unknown fields are rejected: a mistyped kind would create a token without limits. Uploads
-    of watched runs may be of a later version.
-    """
+    """Unknown fields are rejected, such as a mistyped kind, except in uploads of later versions."""
     known = browser.get("/api/v1/openapi.json").json()
     bodies = {
         each["$ref"].rpartition("/")[2]
@@ -129,14 +131,14 @@ def test_bodies_hold_no_field_that_nothing_reads(browser: TestClient) -> None:
 
 
 def test_a_body_without_its_type_is_named(script: TestClient) -> None:
-    """The error names the header to send."""
+    """A body without a Content-Type gets an error that names the header to send."""
     answer = script.post("/api/v1/runs", content='{"recipe": "digits"}')
     assert answer.status_code == 422
     assert "send the header Content-Type: application/json" in answer.json()["errors"]["body"]
 
 
 def test_a_body_that_is_not_json_is_named(script: TestClient) -> None:
-    """The error says that the body is invalid JSON, and its position is not named as a field."""
+    """Invalid JSON is reported as such, without its position as the name of a field."""
     answer = script.post("/api/v1/runs", content="{", headers={"Content-Type": "application/json"})
     assert answer.status_code == 422
     [(field, said)] = answer.json()["errors"].items()
@@ -146,7 +148,7 @@ def test_a_body_that_is_not_json_is_named(script: TestClient) -> None:
 def test_strangers_learn_nothing_about_a_silent_database(
     settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Pages say that the database does not answer; the log says which and why, without secrets."""
+    """Pages say only that the database does not answer; the log has its reason, without secrets."""
     silent = Database("postgresql+psycopg://boss@127.0.0.1:1/prod?password=sesame")
     origin = {"origin": "http://localhost"}
     with TestClient(create_app(settings, silent), base_url="http://localhost") as client:
@@ -176,7 +178,7 @@ def test_strangers_learn_nothing_about_a_silent_database(
 def test_no_address_is_an_internal_error(
     running: Run, browser: TestClient, path: str, field: str, message: str
 ) -> None:
-    """Page and API have the parameter, its value and the allowed values; for a path the value."""
+    """An invalid address is answered with the parameter, its value and the allowed values."""
     answer = browser.get(f"/api/v1/{path}")
     assert answer.status_code == 422
     assert message in answer.json()["errors"][field]
@@ -187,7 +189,7 @@ def test_no_address_is_an_internal_error(
 
 @looped("wrong", ["x", "", "0", "²", "9" * 30, "\0"])
 def test_ticked_runs_must_be_numbers(browser: TestClient, wrong: str) -> None:
-    """The bulk action names the value that is no run's number."""
+    """The bulk action names a value that is no run number."""
     answer = browser.post("/runs/cancellation", data={"run": wrong})
     assert answer.status_code == 422
     assert "a run id" in answer.text

@@ -1,4 +1,4 @@
-"""Lists of the API, a page at a time."""
+"""Pagination of the API's lists."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ STEPS = [1, 2, 4, 8, 9]
 
 @pytest.fixture
 def recorded(database: Database, running: Run, ada: User) -> Run:
-    """A run with five elements of everything that its lists can have."""
+    """A run with five elements in each of its lists."""
     steps = make_steps([1.0] * 9, skipped=STEPS)
     metrics = [make_metric(step, 0.5) for step in STEPS]
     replays = [{**make_replay(step), "event": "replay"} for step in STEPS]
@@ -71,7 +71,9 @@ def recorded(database: Database, running: Run, ada: User) -> Run:
 def test_pages_of_a_list_hold_all_of_it_once(
     recorded: Run, script: TestClient, address: str, name: str, cursor: str
 ) -> None:
-    """Each page has the requested length, the total, and a link to the next one."""
+    """Each page of a list has the requested length, the total and a link to the next; together they
+    hold each element once.
+    """
     script.get(f"/api/v1/{address}")  # a token's first use is noted, after the answer
     whole = script.get(f"/api/v1/{address}").json()
     assert len(whole[name]) == whole["total"] >= 5
@@ -90,7 +92,7 @@ def test_pages_of_a_list_hold_all_of_it_once(
 
 
 def test_an_unknown_cursor_is_rejected(recorded: Run, script: TestClient) -> None:
-    """The error names the allowed values."""
+    """The error for an unknown cursor names the allowed values."""
     for cursor in ("1", "1-2-3", "x-1", f"1-{'9' * 30}", f"1-{2**63}"):
         answer = script.get("/api/v1/runs/1/events", params={"after": cursor})
         assert answer.status_code == 422
@@ -99,7 +101,7 @@ def test_an_unknown_cursor_is_rejected(recorded: Run, script: TestClient) -> Non
 
 @pytest.mark.slow
 def test_runs_are_sorted_as_requested(database: Database, ada: User, script: TestClient) -> None:
-    """Upwards or downwards, equals by id, those without a loss last; pages follow the order."""
+    """Runs are sorted in either direction, equal ones by id, those without a loss last."""
     losses = (("b", 0, 2.0), ("a", 5, None), ("c", 0, 1.0), ("a", 1, None))
     for name, priority, _loss in losses:
         submit(database, ada, name=name, priority=priority)

@@ -31,7 +31,7 @@ OTHERS = ["", "text/json", "text/plain; application/json", "application/jsonline
 def test_the_audit_log_has_the_details_of_json_in_any_spelling(
     database: Database, ada: User, browser: TestClient, kind: str
 ) -> None:
-    """Each media type that the route accepts as JSON is parsed for the audit log."""
+    """JSON of any accepted media type is audited with its details."""
     answer = browser.put(
         "/api/v1/projects/roles",
         content=b'{"user": "ada", "role": "viewer", "project": ""}',
@@ -45,7 +45,7 @@ def test_the_audit_log_has_the_details_of_json_in_any_spelling(
 def test_the_audit_log_has_the_details_of_forms_in_any_spelling(
     database: Database, ada: User, browser: TestClient, kind: str
 ) -> None:
-    """The fields of a page's form are parsed, and its CSRF token is found too."""
+    """A form of any accepted media type is audited with its fields, and its CSRF token is found."""
     token = browser.headers.pop("x-csrf-token")
     answer = browser.post(
         "/projects/roles",
@@ -71,9 +71,7 @@ def test_nested_json_is_rejected_in_any_spelling(
 def test_json_in_another_encoding_is_rejected(
     running: Run, script: TestClient, encoding: str
 ) -> None:
-    """Bytes of another encoding could hide brackets from the nesting limit: U+0122 contains
-    that of a quote.
-    """
+    """JSON in another encoding is rejected, since it could hide brackets from the nesting limit."""
     text = f'{{"\u0122": "", "recipe": "digits", "config": {"[" * 800}{"]" * 800}}}'
     headers = {"content-type": "application/json"}
     for body in (text, text.replace("\u0122", "x"), '{"recipe": "digits"}'):
@@ -85,14 +83,14 @@ def test_json_in_another_encoding_is_rejected(
 def test_nested_text_of_another_type_is_no_error_of_the_server(
     running: Run, script: TestClient, kind: str
 ) -> None:
-    """Text of another media type is not parsed."""
+    """Nested text of another media type is not parsed, and no server error."""
     body = b'{"recipe": "digits", "config": %s%s}' % (b"[" * 500, b"]" * 500)
     answer = script.post("/api/v1/runs", content=body, headers={"content-type": kind})
     assert answer.status_code == 422
 
 
 def test_types_are_told_apart() -> None:
-    """A form is no JSON, and any other type is neither."""
+    """A form is not taken for JSON, and other types are neither."""
     for kinds, expected in ((JSON, (True, False)), (FORMS, (False, True)), (OTHERS, (False,) * 2)):
         for kind in kinds:
             headers = Headers({"content-type": kind})

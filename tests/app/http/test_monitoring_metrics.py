@@ -44,7 +44,7 @@ def read_metrics(client: TestClient) -> dict[tuple[str, ...], float]:
 def test_a_scrape_has_the_metrics_of_the_service(
     database: Database, ada: User, running: Run, settings: Settings, stranger: TestClient
 ) -> None:
-    """The metrics cover queue, devices, runs, steps and this process."""
+    """Metrics cover queue, devices, runs, steps and the server process."""
     record(database, running, make_steps([1.0] * 9, skipped=[3]))
     submit(database, ada)
     settings.data.mkdir(exist_ok=True)
@@ -65,9 +65,7 @@ def test_a_scrape_has_the_metrics_of_the_service(
 def test_operators_see_queue_workers_backups_and_disk(
     database: Database, ada: User, running: Run, settings: Settings, stranger: TestClient
 ) -> None:
-    """Figures are by project and worker, requests by group of routes, and streams of this
-    server.
-    """
+    """Metrics are labelled by project, worker and group of routes, and include open streams."""
     submit(database, ada)
     settings.data.mkdir(exist_ok=True)
     assert stranger.get("/nowhere").status_code == 404
@@ -102,7 +100,7 @@ def test_operators_see_queue_workers_backups_and_disk(
 def test_a_worker_whose_machine_is_gone_alerts_for_a_week(
     database: Database, running: Run, stranger: TestClient
 ) -> None:
-    """Its silence is no series any more, and the alert ends."""
+    """A worker whose machine is gone has no time series after a week, so its alert ends."""
     name = "halfstep_worker_silence_seconds"
     for days, is_listed in ((6, True), (8, False)):
         with database.writing() as session:
@@ -111,7 +109,7 @@ def test_a_worker_whose_machine_is_gone_alerts_for_a_week(
 
 
 def test_groups_of_routes_are_few(app: FastAPI) -> None:
-    """No route begins with a parameter."""
+    """No route begins with a parameter, so routes form few groups."""
     groups = {group_of(path) for _method, path, _endpoint in routes_of(app)}
     assert {"runs", "api runs"} <= groups
     assert not [group for group in groups if "{" in group]
@@ -120,8 +118,8 @@ def test_groups_of_routes_are_few(app: FastAPI) -> None:
 def test_only_its_token_opens_it(
     app: FastAPI, stranger: TestClient, script: TestClient, browser: TestClient
 ) -> None:
-    """No other token and no session of a browser opens it, and its token opens nothing else.
-    Without a token it is off.
+    """Only the metrics token opens the metrics, and it opens nothing else; without a configured
+    token they are disabled.
     """
     assert stranger.get("/metrics").status_code == 401
     assert script.get("/metrics").status_code == 401
@@ -134,7 +132,7 @@ def test_only_its_token_opens_it(
 
 
 def test_an_unreachable_database_is_reported(settings: Settings) -> None:
-    """The scrape succeeds, so that an alert can report the database."""
+    """With an unreachable database the scrape still succeeds, so that an alert can report it."""
     silent = Database("postgresql+psycopg://boss@127.0.0.1:1/prod")
     with TestClient(create_app(settings, silent), base_url="http://localhost") as client:
         found = read_metrics(client)

@@ -1,4 +1,6 @@
-"""Behind a proxy: who is believed about addresses and TLS. One of the proxies is a real nginx."""
+"""Proxies: whose headers about addresses and TLS are trusted. One of the proxies is a real
+nginx.
+"""
 
 import html
 import re
@@ -28,7 +30,7 @@ CLIENT = "127.0.0.2"  # of loopback, and not the proxy's
 
 @pytest.fixture
 def ada_signs_in(database: Database, ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ada has a password, and a wrong one may be tried once."""
+    """Give Ada a password, of which one wrong guess is allowed."""
     monkeypatch.setitem(FREE_ATTEMPTS, "name", 1)
     with database.writing() as session:
         accounts.set_password(session, session.get_one(User, ada.id), PASSWORD)
@@ -49,7 +51,7 @@ def _tries(client: httpx2.Client, password: str, forwarded: str = "", count: int
 
 @pytest.mark.parametrize("text", ["*", "proxy.example", "10.0.0.1/8", "10.0.0.0/33"])
 def test_a_proxy_is_an_address_or_a_network(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """Other values are rejected at the start with the allowed values."""
+    """A trusted proxy is an address or a network; other values are rejected at the start."""
     monkeypatch.setenv("HALFSTEP_TRUSTED_PROXIES", f"127.0.0.1, {text}")
     with pytest.raises(Invalid, match=r"HALFSTEP_TRUSTED_PROXIES.*allowed: addresses or networks"):
         Settings.read()
@@ -71,7 +73,7 @@ def test_only_a_trusted_proxy_is_believed(
         )
     behind = settings.model_copy(update={"trusted_proxies": f"10.0.0.0/8, {CLIENT}"})
     with serving(behind, database) as (_server, address), _client(address) as client:
-        forged = "8.8.8.8, 192.0.2.1, 10.1.2.3"  # the last two said by proxies of ours
+        forged = "8.8.8.8, 192.0.2.1, 10.1.2.3"  # the last two by our proxies
         assert _tries(client, "wrong", forged, free + 1) == [401] * free + [429]
         assert _tries(client, PASSWORD, "192.0.2.1") == [429]
         assert _tries(client, PASSWORD, "192.0.2.1, 192.0.2.2") == [303]
@@ -81,9 +83,8 @@ def test_only_a_trusted_proxy_is_believed(
 def test_a_real_nginx_ends_tls(
     tmp_path: Path, settings: Settings, database: Database, ada_signs_in: None
 ) -> None:
-    """With the documented configuration the cookie is secure and bound to the host, HSTS is
-    sent, the audit log and throttling use the client's address even if the client forges one,
-    and live streams are not buffered.
+    """With the documented nginx configuration the cookie is secure and bound to the host, HSTS is
+    sent, the client's real address is used even if it forges one, and streams are not buffered.
     """
     behind = settings.model_copy(update={"trusted_proxies": "127.0.0.1"})
     with (
@@ -124,7 +125,7 @@ def test_a_real_nginx_ends_tls(
 def test_a_real_nginx_serves_below_a_path(
     tmp_path: Path, settings: Settings, database: Database, ada_signs_in: None, strips: bool
 ) -> None:
-    """Each page, script, redirect and cookie is below the path, and no link leads out of it."""
+    """Behind nginx each page, script, redirect and cookie stays below the path."""
     port = free_port()
     address = f"https://127.0.0.1:{port}/halfstep"
     behind = settings.model_copy(

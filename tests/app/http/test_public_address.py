@@ -1,4 +1,4 @@
-"""Links to hand out: to the public address, or with a warning that they open only here."""
+"""Links to copy have the public address, or a warning that they work on this machine only."""
 
 import pytest
 from fastapi import FastAPI
@@ -15,7 +15,7 @@ HERE = "Links to localhost open only on this machine: for others, set HALFSTEP_P
 
 
 def post_links(database: Database, ada: User, browser: TestClient) -> list[str]:
-    """Return the pages with a link to a run, an invitation, and the channels of alerts."""
+    """Return the pages with a link to a run, with an invitation, and with the alert channels."""
     run = submit(database, ada)
     shared = browser.post("/links", data={"runs": str(run.id), "days": "7"})
     invited = browser.post("/people", data={"name": "Bob", "project": "", "role": "member"})
@@ -25,7 +25,9 @@ def post_links(database: Database, ada: User, browser: TestClient) -> list[str]:
 def test_a_link_that_opens_only_on_this_machine_says_so(
     database: Database, ada: User, browser: TestClient
 ) -> None:
-    """A browser of the server's machine is told so; alerts have their own notice."""
+    """A link that works on the server's machine only has a warning; alerts have their own
+    notice.
+    """
     shared, invited, alerts = post_links(database, ada, browser)
     assert HERE in shared
     assert HERE in invited
@@ -35,7 +37,7 @@ def test_a_link_that_opens_only_on_this_machine_says_so(
 def test_links_have_the_public_address(
     app: FastAPI, database: Database, ada: User, settings: Settings
 ) -> None:
-    """Links have it even for a browser of the server's machine, and there is no warning."""
+    """Links have the public address, even for a browser on the server's machine, and no warning."""
     app.state.settings = settings.model_copy(update={"public_url": "https://lab.example/h/"})
     shared, invited, alerts = post_links(database, ada, browser_of(app, database, ada))
     assert "https://lab.example/h/shared#" in shared
@@ -45,5 +47,5 @@ def test_links_have_the_public_address(
 
 @pytest.mark.parametrize("url", ["https://lab.example", "http://10.0.0.2:8000"])
 def test_other_addresses_are_not_local(url: str) -> None:
-    """Names and addresses of a network may be reached by others."""
+    """Links with names and addresses of a network have no warning."""
     assert explain_local(url) == ""

@@ -9,7 +9,7 @@ GENERATOR = Path(".ci/response_types.py")
 
 
 def test_the_committed_types_are_current() -> None:
-    """`make response-types` was run after the last change of a response's schema."""
+    """`make response-types` was run after the last change to a response schema."""
     assert response_types.__file__ is not None
     committed = Path(response_types.__file__).read_text(encoding="utf-8")
     assert runpy.run_path(str(GENERATOR))["source"]() == committed

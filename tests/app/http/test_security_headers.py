@@ -1,4 +1,4 @@
-"""Headers of every answer, and the names that the server goes by."""
+"""Security headers of every response, and the host names that the server accepts."""
 
 import pytest
 from starlette.testclient import TestClient
@@ -8,7 +8,7 @@ from tests.marks import looped
 
 @pytest.mark.parametrize("path", ["/sign-in", "/healthz", "/nowhere", "/api/v1/runs"])
 def test_every_answer_permits_only_this_server(stranger: TestClient, path: str) -> None:
-    """Scripts, frames and forms of other places are shut out on every answer, errors too."""
+    """Every response, also an error, forbids scripts, frames and forms of other sites."""
     headers = stranger.get(path).headers
     policy = headers["content-security-policy"]
     assert "default-src 'none'" in policy
@@ -53,7 +53,9 @@ def test_the_import_map_has_a_fresh_nonce(stranger: TestClient) -> None:
     ],
 )
 def test_only_names_of_ours_are_answered(stranger: TestClient, host: str, status: int) -> None:
-    """A foreign name that resolves to this machine is rejected; a numeric address is not."""
+    """A foreign host name that resolves to this machine is rejected; a numeric address is
+    accepted.
+    """
     assert stranger.get("/sign-in", headers={"host": host}).status_code == status
 
 

@@ -29,7 +29,7 @@ PUBLIC = ["8.8.8.8", "1.1.1.1"]
 
 
 def _embedding(text: str) -> list[str]:
-    """Return the IPv6 addresses that contain an IPv4 address, by the ways to do so."""
+    """Return IPv6 addresses that contain an IPv4 address, one for each way of embedding."""
     number = int(IPv4Address(text))
     return [
         str(IPv6Address(value))
@@ -56,9 +56,7 @@ def test_a_special_range_is_not_public(text: str) -> None:
 
 @looped("text", [*PRIVATE, *PUBLIC])
 def test_an_address_within_another_is_not_public(text: str) -> None:
-    """An IPv6 address that embeds an IPv4 address is not public, because networks decide
-    where it leads.
-    """
+    """An IPv6 address with an embedded IPv4 address is not public, since networks may route it."""
     for address in _embedding(text):
         assert not is_public(address), address
 
@@ -66,7 +64,9 @@ def test_an_address_within_another_is_not_public(text: str) -> None:
 @looped("text", PRIVATE)
 @looped("prefix", ["2606:4700::5efe", "2606:4700::200:5efe"])
 def test_an_isatap_address_is_as_public_as_the_one_within(prefix: str, text: str) -> None:
-    """By RFC 5214 a router sends such a packet to the embedded address."""
+    """An ISATAP address is as public as the embedded address, to which RFC 5214 routes the
+    packet.
+    """
     assert not is_public(f"{prefix}:{text}")
     assert is_public(f"{prefix}:8.8.8.8")
 
@@ -84,5 +84,5 @@ def test_an_isatap_address_is_as_public_as_the_one_within(prefix: str, text: str
     ],
 )
 def test_addresses_beside_special_ranges_are_public(address: str) -> None:
-    """A range ends where its registry states."""
+    """Addresses next to a special range are public."""
     assert is_public(address)

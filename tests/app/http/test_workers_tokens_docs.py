@@ -1,4 +1,4 @@
-"""Workers, tokens and the API's own description."""
+"""Workers, tokens and the API description."""
 
 from pathlib import Path
 
@@ -8,10 +8,10 @@ from db.database import Database
 
 
 def test_workers_and_recipes_are_listed(offered: None, script: TestClient) -> None:
-    """A worker's devices and its recipes' schemas are there for scripts."""
+    """The API lists workers with devices, and recipes with schemas."""
     (worker,) = script.get("/api/v1/workers").json()["workers"]
     assert (worker["name"], worker["alive"]) == ("w1", True)
-    assert worker["is_sandboxed"] is False  # which it has not said
+    assert worker["is_sandboxed"] is False  # not reported
     (recipe,) = script.get("/api/v1/recipes").json()
     assert recipe["schema"]["properties"]["precision"]["enum"] == ["fp16", "bf16", "fp32"]
 
@@ -19,7 +19,7 @@ def test_workers_and_recipes_are_listed(offered: None, script: TestClient) -> No
 def test_token_is_shown_once_and_works_until_revoked(
     browser: TestClient, script: TestClient, stranger: TestClient
 ) -> None:
-    """A new token opens the API; the list does not show it; revoked, it opens nothing."""
+    """A new token opens the API until it is revoked, and the list does not show it."""
     made = browser.post("/api/v1/tokens", json={"name": "ci"}).json()
     bearer = {"Authorization": f"Bearer {made['token']}"}
     assert stranger.get("/api/v1/runs", headers=bearer).status_code == 200
@@ -29,14 +29,14 @@ def test_token_is_shown_once_and_works_until_revoked(
 
 
 def test_a_token_needs_a_name_and_a_kind_that_there_is(browser: TestClient) -> None:
-    """An empty name is refused under the field's own name, and so is another kind."""
+    """A token with an empty name or an unknown kind is refused under the name of the field."""
     assert "name" in browser.post("/api/v1/tokens", json={"name": " "}).json()["errors"]
     wrong = {"name": "ci", "kind": "root"}
     assert "kind" in browser.post("/api/v1/tokens", json=wrong).json()["errors"]
 
 
 def test_docs_show_every_operation(browser: TestClient, database: Database) -> None:
-    """The page for people has every path of the description for tools."""
+    """The documentation page has every path of the OpenAPI description."""
     paths = browser.get("/api/v1/openapi.json").json()["paths"]
     page = browser.get("/api/v1/docs").text
     for path in paths:
@@ -44,7 +44,7 @@ def test_docs_show_every_operation(browser: TestClient, database: Database) -> N
 
 
 def test_the_reference_names_every_resource(browser: TestClient) -> None:
-    """The first segment of each path is in the table of docs/reference/client.md."""
+    """The first segment of each API path is in the table of docs/reference/client.md."""
     reference = (Path(__file__).parents[3] / "docs/reference/client.md").read_text()
     table = reference.partition("## HTTP API")[2].partition("\n## ")[0]
     paths = browser.get("/api/v1/openapi.json").json()["paths"]

@@ -13,7 +13,7 @@ from app.live.live import MESSAGES_WAITING, Live, Update
 
 
 class Story:
-    """Numbers from 1 to `last`, sent to clients without them; records the cursors."""
+    """A subject that sends the numbers from 1 to `last` to each client, and records cursors."""
 
     def __init__(self) -> None:
         self.last = 0
@@ -47,7 +47,7 @@ def _run(play: Callable[[Live, Story], Awaitable[None]]) -> None:
 
 
 def test_a_viewer_gets_new_rows_and_a_cursor() -> None:
-    """Updates arrive as they come; the id of each is a cursor."""
+    """Updates arrive as they happen, and the id of each is a cursor."""
 
     async def play(live: Live, story: Story) -> None:
         stream = await _open(live, story, "3")
@@ -61,9 +61,7 @@ def test_a_viewer_gets_new_rows_and_a_cursor() -> None:
 
 
 def test_viewers_at_the_same_cursor_share_one_look() -> None:
-    """Two viewers at the same cursor cost one poll; one that is behind catches up by
-    itself first.
-    """
+    """Viewers at the same cursor share a poll; one that is behind catches up separately first."""
 
     async def play(live: Live, story: Story) -> None:
         story.last = 4
@@ -82,7 +80,7 @@ def test_viewers_at_the_same_cursor_share_one_look() -> None:
 
 
 def test_slow_viewer_is_sent_away_and_comes_back_by_its_cursor() -> None:
-    """A backlog is bounded, and a reconnect loses nothing."""
+    """A slow viewer is disconnected at a backlog limit, and loses nothing when it reconnects."""
 
     async def play(live: Live, story: Story) -> None:
         slow, quick = await _open(live, story), await _open(live, story)
@@ -117,7 +115,7 @@ def test_the_last_update_ends_the_stream_and_the_task() -> None:
 
 
 def test_a_run_without_viewers_costs_nothing() -> None:
-    """The task ends with its last viewer, and starts again for the next."""
+    """A run's polling task ends with its last viewer, and starts again for the next."""
 
     async def play(live: Live, story: Story) -> None:
         story.last = 1
@@ -153,7 +151,7 @@ class Watched:
 
 
 def test_a_watched_subject_is_polled_when_it_is_woken() -> None:
-    """A subject is also polled when a viewer comes, and its task ends with the last viewer."""
+    """A watched subject is polled when woken and for a new viewer, until the last viewer leaves."""
 
     async def play(live: Live, story: Story) -> None:
         watched = Watched()
@@ -182,8 +180,8 @@ def test_a_watched_subject_is_polled_when_it_is_woken() -> None:
 
 
 def test_a_viewer_that_has_been_sent_away_is_not_watched_for() -> None:
-    """A viewer that does not read its last update keeps nothing busy until its connection
-    closes.
+    """A subject is not polled for a viewer that was disconnected and has not read its last
+    update.
     """
 
     async def play(live: Live, story: Story) -> None:
@@ -202,7 +200,7 @@ def test_a_viewer_that_has_been_sent_away_is_not_watched_for() -> None:
 
 
 def test_a_viewer_that_comes_during_a_poll_of_a_watched_subject_is_not_forgotten() -> None:
-    """The subject is polled again for the viewer, without a change."""
+    """A watched subject is polled again for a viewer that connects during a poll."""
 
     async def play(live: Live, story: Story) -> None:
         watched, is_polling, has_come = Watched(), Event(), Event()
@@ -232,7 +230,7 @@ def test_a_viewer_that_comes_during_a_poll_of_a_watched_subject_is_not_forgotten
 
 
 def test_closing_ends_every_stream() -> None:
-    """A server that stops neither waits for open pages nor accepts new streams."""
+    """A server that stops ends open streams and accepts no new ones."""
 
     async def play(live: Live, story: Story) -> None:
         stream = await _open(live, story)
@@ -247,7 +245,7 @@ def test_closing_ends_every_stream() -> None:
 
 
 def test_streams_outlive_an_outage_of_the_database() -> None:
-    """While the database is down nothing is sent; afterwards everything is."""
+    """A stream sends nothing while the database is down, and everything afterwards."""
 
     async def play(live: Live, story: Story) -> None:
         failures = iter([True, True])
@@ -270,7 +268,7 @@ async def _all(stream: Stream) -> list[ServerSentEvent]:
 
 
 def test_one_viewers_error_ends_its_own_stream_only(caplog: pytest.LogCaptureFixture) -> None:
-    """A cursor that raises ends only its own stream."""
+    """An error in one viewer's poll ends only that stream."""
 
     async def play(live: Live, story: Story) -> None:
         story.last = 1

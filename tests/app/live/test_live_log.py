@@ -1,4 +1,4 @@
-"""The log of a run in training, as it can be downloaded."""
+"""The downloadable log of a running run."""
 
 import gzip
 import json
@@ -51,7 +51,7 @@ def test_a_log_is_downloaded_while_it_is_written(
     script: TestClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Complete parts and the growing one are sent in their order, each once."""
+    """Complete parts of a log and the growing one are sent in order, each once."""
     address = f"/runs/{running.id}/log/download"
     assert script.get(address).status_code == 404
     for number in range(1, 4):
@@ -74,7 +74,7 @@ def test_a_log_is_downloaded_while_it_is_written(
 def test_a_part_that_grows_while_it_is_sent_is_sent_as_it_was(
     settings: Settings, running: Run, log: LogFile
 ) -> None:
-    """The part is sent up to its length at the time of the request."""
+    """A growing log part is sent up to its length at the time of the request."""
     log.write(b"before\n")
     log.flush()
     [part] = live_parts(settings, running.id)
@@ -128,7 +128,7 @@ def test_nodes_have_parts_of_their_own(settings: Settings, running: Run) -> None
 
 
 def test_a_link_in_a_log_is_not_published(settings: Settings, running: Run, tmp_path: Path) -> None:
-    """The worker does not read files outside the run's folder that the run linked."""
+    """The worker publishes no file outside the run's folder, even if the run links to it."""
     secret = tmp_path / "secret"
     secret.write_text("of somebody else")
     part = settings.run_folder(running.id) / "log" / "attempt-0001-000001.txt"
@@ -145,7 +145,7 @@ def test_the_link_to_the_log_comes_with_its_first_line_and_its_parts(
     log: LogFile,
     browser: TestClient,
 ) -> None:
-    """An open page gets the link by the live stream."""
+    """An open page gets the link to the log with the first line or part, by the live stream."""
     link = f'href="/runs/{running.id}/log/download"'
     assert link not in browser.get(f"/runs/{running.id}").text
     look = run_updates.of_run(database, settings, running.id)

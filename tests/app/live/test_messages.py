@@ -9,7 +9,7 @@ STATIC = Path(__file__).parents[3] / "app" / "static"
 
 
 def test_scripts_read_fields_that_are_sent() -> None:
-    """Scripts that follow a stream call its message `message`, and so does the series of a run."""
+    """Scripts that follow a stream read only message fields that the server sends."""
     sent = {field for each in Message.__subclasses__() for field in each.__struct_fields__}
     scripts = [path.read_text() for path in STATIC.rglob("*.js")]
     follows = re.compile(r"follow\(\s*`|message\.steps")

@@ -1,4 +1,4 @@
-"""States of watched runs: one query for all of them, and no change is missed."""
+"""States of watched runs are read by one query, and no change is missed."""
 
 import asyncio
 import threading
@@ -23,20 +23,20 @@ pytestmark = [pytest.mark.slow, pytest.mark.sql_sample]
 
 
 class Noted(RunStates):
-    """Reads without a pause, and records the runs of each query."""
+    """States that are read without a pause, with the runs of each query recorded."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database, seconds=0)
         self.queries: list[set[int]] = []
 
     async def read(self, run_ids: set[int]) -> None:
-        """Wait until a query of these runs has begun and been evaluated from now on."""
+        """Wait until a query of these runs has started and been evaluated after this call."""
         before = len(self.queries)
         while run_ids not in self.queries[before:-1]:
             await asyncio.sleep(0)
 
     async def has_stopped(self) -> None:
-        """Wait until nothing is read."""
+        """Wait until no query is running."""
         while self._reading is not None and not self._reading.done():
             await asyncio.sleep(0)
 
@@ -60,7 +60,7 @@ def _is_running(state: State | None) -> bool:
 def test_runs_that_are_watched_at_once_share_a_query(
     database: Database, ada: User, offered: None
 ) -> None:
-    """One query reads the states of all runs that are still watched."""
+    """A single query reads the states of all watched runs."""
     run_ids = [start_run(database, ada).id for _ in range(3)]
     states = Noted(database)
 
@@ -86,12 +86,12 @@ def test_runs_that_are_watched_at_once_share_a_query(
 def test_a_run_that_is_watched_during_a_query_is_part_of_the_next_one(
     database: Database, ada: User, offered: None
 ) -> None:
-    """The state of such a run is not taken for unknown."""
+    """A run that is watched during a query is part of the next one, not reported as unknown."""
     runs_watched = [start_run(database, ada).id for _ in range(2)]
     has_begun, is_watched = threading.Event(), threading.Event()
 
     class Slow(Noted):
-        """Each query waits until the second run is watched."""
+        """States whose queries each wait until the second run is watched."""
 
         def _query(self, run_ids: set[int]) -> dict[int, State]:
             has_begun.set()
@@ -122,11 +122,11 @@ def test_a_run_that_is_watched_during_a_query_is_part_of_the_next_one(
 def test_a_failed_query_is_logged_and_repeated(
     database: Database, running: Run, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Streams survive an outage of the database and any other error of the query."""
+    """Streams survive a failed query, whether by an outage or another error; it is logged."""
     errors = [error]
 
     class Failing(Noted):
-        """The first query fails."""
+        """States whose first query fails."""
 
         def _query(self, run_ids: set[int]) -> dict[int, State]:
             if errors:
@@ -143,8 +143,8 @@ def test_a_failed_query_is_logged_and_repeated(
 
 
 def test_an_error_that_is_no_outage_wakes_the_streams(database: Database, running: Run) -> None:
-    """The streams' own polls raise the error too and end them; otherwise it would be
-    logged forever.
+    """An error other than an outage wakes the streams, whose own polls raise it and end them;
+    otherwise it would be logged forever.
     """
 
     class Failing(Noted):
@@ -160,7 +160,7 @@ def test_an_error_that_is_no_outage_wakes_the_streams(database: Database, runnin
 
 
 def test_a_change_is_seen_and_an_idle_run_is_not_polled(database: Database, running: Run) -> None:
-    """A cursor of all recorded data has no changes until a step, or the end, is recorded."""
+    """A run's cursor has no changes until a step, or the end, is recorded."""
     states = Noted(database)
     watching = run_updates.watching_run(states, running.id)
 
@@ -189,7 +189,7 @@ def test_a_change_is_seen_and_an_idle_run_is_not_polled(database: Database, runn
 def test_a_queued_run_and_an_unknown_one_are_always_polled(
     database: Database, ada: User, running: Run
 ) -> None:
-    """The pending reason of the first changes with other runs; the poll of the second fails."""
+    """A queued run is always polled, since its reason may change; an unknown run's poll fails."""
     states, run = Noted(database), submit(database, ada)
 
     async def play() -> None:

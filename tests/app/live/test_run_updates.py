@@ -1,4 +1,4 @@
-"""Messages of live streams, from rows of both databases."""
+"""Messages of live streams, made from rows of both databases."""
 
 import json
 import re
@@ -32,7 +32,7 @@ def _told(found: run_updates.Update | None) -> tuple[dict[str, Any], str]:
 def test_updates_of_a_run_have_the_new_rows(
     database: Database, settings: Settings, running: Run
 ) -> None:
-    """Steps, events and metrics come once, with the parts of the page that they change."""
+    """New steps, events and metrics are sent once, with the parts of the page that they change."""
     look = run_updates.of_run(database, settings, running.id)
     record(database, running, make_steps([1.0] * 5, skipped=[2]), events=make_events([2]))
     first, cursor = _told(look(""))
@@ -59,7 +59,7 @@ def test_updates_of_a_run_have_the_new_rows(
 def test_a_message_holds_what_changed_however_much_there_is(
     database: Database, settings: Settings, running: Run
 ) -> None:
-    """One step, one skip or one file is one row, without the rest of its table."""
+    """One step, one skip or one file is sent as one row, without the rest of its table."""
     look = run_updates.of_run(database, settings, running.id)
     skipped = range(1, 151)
     record(database, running, make_steps([1.0] * 200, skipped=skipped), events=make_events(skipped))
@@ -114,7 +114,7 @@ def test_the_end_is_sent_once_and_closes_the_stream(
 def test_a_queued_run_has_a_pending_reason(
     database: Database, settings: Settings, ada: User
 ) -> None:
-    """Position and reason change by actions on other runs; page and row follow."""
+    """Position and reason of a queued run change with other runs; page and row are updated."""
     clock = count(step=run_updates.PLACES_SECONDS)
     first, second = submit(database, ada), submit(database, ada)
     looks = [
@@ -156,7 +156,7 @@ def _save(session: Session, run: Run, step: int) -> None:
 def test_the_list_sends_changed_rows(
     database: Database, settings: Settings, running: Run, ada: User
 ) -> None:
-    """A step, a new run, a new place in the queue and an end each change a row, and no other."""
+    """A step, a new run, a new position in the queue and an end each send the changed row only."""
     clock = count(step=run_updates.PLACES_SECONDS)
     look = run_updates.of_list(database, settings, lambda: next(clock))
     waiting = submit(database, ada)
@@ -236,8 +236,8 @@ def test_a_cursor_that_makes_no_sense_is_none(
 def test_the_poll_of_a_run_that_was_deleted_for_good_fails(
     database: Database, settings: Settings, running: Run
 ) -> None:
-    """The stream of a deleted run ends; that of a run that the viewer no longer sees is ended
-    by its permission.
+    """The stream of a run that was deleted for good ends; a stream whose viewer lost permission is
+    ended by the server.
     """
     hidden = Grants(0, False, {})
     assert run_updates.of_run(database, settings, running.id, grants=hidden)("") is None
@@ -248,7 +248,9 @@ def test_the_poll_of_a_run_that_was_deleted_for_good_fails(
 def test_the_list_is_updated_when_the_first_worker_starts_and_the_last_stops(
     database: Database, settings: Settings
 ) -> None:
-    """An empty list is updated too, and an up-to-date client gets no message."""
+    """The list is updated when the first worker starts and the last one stops, even if it is empty;
+    an up-to-date client gets no message.
+    """
     time = [0.0]
     look = run_updates.of_list(database, settings, lambda: time[0])
 
@@ -280,7 +282,7 @@ def test_the_list_is_updated_when_the_first_worker_starts_and_the_last_stops(
 def test_a_client_receives_the_parts_that_it_requests(
     database: Database, settings: Settings, running: Run
 ) -> None:
-    """Omitted parts are not sent, except the run's status, which always is."""
+    """A client receives only the parts of an update that it requests, and always the status."""
     record(database, running, make_steps([1.0] * 5, skipped=[2]), events=make_events([2]))
     everything, cursor = _told(run_updates.of_run(database, settings, running.id)(""))
     assert everything.keys() >= {*run_updates.PARTS, "rows"}
@@ -294,7 +296,7 @@ def test_a_client_receives_the_parts_that_it_requests(
 
 
 def test_a_spike_is_sent_to_viewers(database: Database, settings: Settings, running: Run) -> None:
-    """A spike is sent for chart and table; steps without one send neither."""
+    """A spike updates chart and table; steps without a spike update neither."""
     look = run_updates.of_run(database, settings, running.id)
     record(database, running, make_steps([1.0] * 5))
     _first, cursor = _told(look(""))

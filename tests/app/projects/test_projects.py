@@ -1,4 +1,4 @@
-"""Projects that are renamed and deleted, and runs that go from one to another."""
+"""Renaming and deleting projects, and moving runs between them."""
 
 import html
 import re
@@ -68,7 +68,7 @@ def mel(database: Database, ada: User, offered: None) -> User:
 
 
 def furnish(session: Session, user: User, project: str) -> None:
-    """Let a project have what people make of one: a rule of retention, a preset, a note."""
+    """Add a retention rule, a preset and a note to a project."""
     session.add(RetentionRule(project=project, log_days=30.0, user_id=user.id))
     preset = {"recipe": "digits", "config": {}, "place": {}, "user_id": user.id}
     session.add(Preset(project=project, name="usual", **preset))
@@ -76,7 +76,7 @@ def furnish(session: Session, user: User, project: str) -> None:
 
 
 def furniture(session: Session) -> list[str]:
-    """Return the projects that have a rule of retention, a preset or a note, one each."""
+    """Return the projects that have a retention rule, a preset or a note."""
     return [
         *session.scalars(select(RetentionRule.project)),
         *session.scalars(select(Preset.project)),
@@ -87,8 +87,8 @@ def furniture(session: Session) -> list[str]:
 def test_a_project_is_renamed_with_all_that_is_of_it(
     app: FastAPI, database: Database, ada: User, mel: User, browser: TestClient
 ) -> None:
-    """Runs, roles, limits, tokens, rules, presets, note; the first has no other name, and no two
-    projects have names that look alike.
+    """Runs, roles, limits, tokens, rules, presets and the note follow a renamed project; the
+    Default project cannot be renamed, and no two names look alike.
     """
     run = submit(database, ada, project="vision")
     with database.writing() as session:
@@ -127,7 +127,7 @@ def test_a_project_is_renamed_with_all_that_is_of_it(
 def test_a_role_is_changed_in_its_row(
     app: FastAPI, database: Database, mel: User, browser: TestClient
 ) -> None:
-    """Who may grant roles has a select with the present one; others read it."""
+    """A user who may grant roles sees a select with the present role; others see its text."""
     row = re.compile(
         r'<form[^>]*action="/projects/roles"[^>]*>((?:(?!</form>).)*value="mel".*?)</form>'
     )
@@ -146,7 +146,7 @@ def test_a_role_is_changed_in_its_row(
 def test_each_project_has_a_link_to_its_runs(
     database: Database, ada: User, mel: User, browser: TestClient
 ) -> None:
-    """Also the Default project, whose name is empty."""
+    """Each project links to its own runs, also the Default project, whose name is empty."""
     submit(database, ada, name="of the first")
     submit(database, ada, name="of another", project="vision")
     links = re.findall(r'<a href="(/runs\?filter=[^"]+)">Runs</a>', browser.get("/projects").text)
@@ -160,7 +160,7 @@ def test_each_project_has_a_link_to_its_runs(
 def test_a_project_is_deleted_when_it_is_empty(
     app: FastAPI, database: Database, ada: User, mel: User, browser: TestClient
 ) -> None:
-    """Runs in the trash count as content; roles and tokens are deleted with the project."""
+    """A project is deleted with its roles and tokens if it has no runs, also none in the trash."""
     run = submit(database, ada, project="vision")
     with database.writing() as session:
         token, _row = accounts.make_api_token(session, mel, "its", project="vision")
@@ -189,8 +189,8 @@ def test_a_project_is_deleted_when_it_is_empty(
 def test_runs_are_moved_by_who_maintains_both_projects(
     app: FastAPI, database: Database, ada: User, mel: User
 ) -> None:
-    """Each run has its own result, and rejected ones have a reason; the audit log and the run's
-    history name the user. Forbidden destinations are rejected, and hidden ones do not exist.
+    """Moving runs gives each a result with a reason; audit log and history name the user.
+    Forbidden destinations are rejected, and hidden ones do not exist.
     """
     busy = start_run(database, ada, project="vision").id
     queued = submit(database, ada, project="vision").id
@@ -235,7 +235,7 @@ def test_runs_are_moved_by_who_maintains_both_projects(
 def test_who_looks_on_sees_no_more_of_a_run_that_is_moved_away(
     address: str, database: Database, ada: User, mel: User
 ) -> None:
-    """A stream of it ends, as its page does; and a watched run is sent to where it is by now."""
+    """A viewer's live stream of a run ends, and is 404, once the run is in a hidden project."""
     run_id = submit(database, ada, project="text").id
     with database.writing() as session:
         token, _row = accounts.make_api_token(session, mel, "script")
@@ -254,8 +254,8 @@ def test_who_looks_on_sees_no_more_of_a_run_that_is_moved_away(
 def test_a_watched_run_stays_where_it_was_moved(
     stranger: TestClient, database: Database, mel: User, tmp_path: Path
 ) -> None:
-    """The script cannot move the run back, and a token of the former project can no
-    longer send it.
+    """After a watched run was moved, its script cannot move it back, and a token of the former
+    project cannot send it.
     """
     with database.writing() as session:
         of_vision, _row = accounts.make_api_token(session, mel, "a", "write", project="vision")
@@ -363,8 +363,8 @@ def test_a_project_goes_with_sweeps_that_have_no_runs_left(
 def test_runs_submitted_meanwhile_are_included(
     database: Database, ada: User, mel: User, *, is_deleted: bool
 ) -> None:
-    """A project is not renamed under a submission that has begun: its run has the new name. And one
-    that comes while it is renamed waits, and is refused.
+    """A run whose submission began before a rename gets the new name; one that comes during the
+    rename waits, and is refused.
     """
     wanted = Submission(recipe="digits", project="vision")
 

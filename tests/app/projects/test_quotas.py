@@ -1,4 +1,4 @@
-"""Limits of projects and people, as operators set them and submissions meet them."""
+"""Limits of projects and users, set by admins and applied to submissions."""
 
 import pytest
 from fastapi import FastAPI
@@ -50,7 +50,7 @@ def test_an_admin_sets_limits(script: TestClient, browser: TestClient) -> None:
 def test_a_submission_beyond_a_quota_is_rejected(
     full: None, script: TestClient, browser: TestClient, database: Database
 ) -> None:
-    """API, form and comparison reject it with the field, and nothing of it is queued."""
+    """A submission beyond a quota is rejected with the field by API, form and comparison."""
     answer = script.post("/api/v1/runs", json=RUN)
     assert (answer.status_code, answer.json()["code"]) == (409, "over_quota")
     said = "Default project has 1 run in the queue, its limit"
@@ -67,7 +67,7 @@ def test_a_submission_beyond_a_quota_is_rejected(
 def test_a_user_has_so_many_queued(
     app: FastAPI, settings: Settings, script: TestClient, offered: None
 ) -> None:
-    """The setting limits a user's queued runs over all projects."""
+    """A setting limits a user's queued runs over all projects."""
     app.state.settings = settings.model_copy(update={"queued_per_user": 1})
     assert script.post("/api/v1/runs", json=RUN).status_code == 201
     answer = script.post("/api/v1/runs", json=RUN)
@@ -77,7 +77,7 @@ def test_a_user_has_so_many_queued(
 def test_a_sweep_waits_for_quota(
     full: None, database: Database, ada: User, browser: TestClient
 ) -> None:
-    """A sweep without quota does not fail, its page gives the reason, and it continues
+    """A sweep without quota waits instead of failing, its page gives the reason, and it continues
     automatically.
     """
     begin(database, ada)

@@ -38,7 +38,7 @@ PANEL = "```panel\nruns: {}\nmetrics: {}\n```"
 def test_panels_and_tables_name_runs_alike(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """By what their names do not share, also in the picture that loads first."""
+    """Runs are named by what their names do not share, also in the image that loads first."""
     for name in ("first-run bf16", "first-run fp16 without scaler"):
         run = start_run(database, ada, name=name)
         record(database, run, make_steps([2.0, 1.0]))
@@ -94,7 +94,9 @@ def link_to(client: TestClient, report_id: int) -> str:
 def test_a_report_is_written_by_members_and_two_editors_do_not_overwrite_each_other(
     app: FastAPI, database: Database, people: dict[str, User], seen: Run
 ) -> None:
-    """Viewers read it, others do not see it, and each change is in the audit log."""
+    """Members write a report, viewers read it, others do not see it; a conflicting edit overwrites
+    nothing, and changes are audited.
+    """
     scripts = {name: script_of(app, database, user) for name, user in people.items()}
     report_id = made(scripts["mel"], PANEL.format(seen.id, "loss"))
     path = f"/api/v1/reports/{report_id}"
@@ -146,7 +148,7 @@ REFUSED = [
 def test_a_panel_that_cannot_be_drawn_is_refused_with_its_field(
     browser: TestClient, offered: None
 ) -> None:
-    """The bounds of panels, runs, metrics and characters are errors, not truncations."""
+    """Panels, runs, metrics and texts above a report's limits are errors with the field."""
     for text, field in REFUSED:
         answer = browser.post("/api/v1/reports", json={"title": "t", "text": text})
         assert answer.status_code == 422
@@ -156,7 +158,7 @@ def test_a_panel_that_cannot_be_drawn_is_refused_with_its_field(
 def test_a_page_shows_what_the_reader_may_see_and_says_what_is_missing(
     app: FastAPI, database: Database, ada: User, people: dict[str, User], seen: Run
 ) -> None:
-    """Charts, tables and their images are readable without scripts; other runs are named only."""
+    """A report's charts, tables and images need no scripts; hidden runs are named only."""
     gone = start_run(database, ada, project="vision", name="gone run")
     hidden = submit(database, ada, project="speech", name="hidden run")
     with database.writing() as session:
@@ -187,7 +189,7 @@ def test_a_page_shows_what_the_reader_may_see_and_says_what_is_missing(
 def test_names_of_a_report_are_found_by_their_end_or_suggested(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """A setting goes by the last part of its path; a misspelt name is answered with the right."""
+    """A setting is found by the last part of its path; for a misspelt one another is suggested."""
     run = start_run(database, ada, config=CONFIG | {"recipe": {"learning_rate": 0.1}})
     record(database, run, make_steps([2.0]), events=[make_metric(1, 0.5, "val/accuracy")])
     text = "```runs\nruns: 1\ncolumns: learning_rate, optimizer.learning_rate\n```\n\n"
@@ -208,8 +210,8 @@ def test_a_link_opens_the_panels_of_a_report_and_nothing_else(
     seen: Run,
     stranger: TestClient,
 ) -> None:
-    """A link gives no access to other metrics, runs, images or pages, nor to runs that its
-    creator may not share; it can be revoked.
+    """A report's link opens no other metrics, runs, images or pages, nor runs hidden from its
+    creator; it can be revoked.
     """
     other = submit(database, ada, project="vision", name="other run")
     hidden = start_run(database, ada, project="speech", name="hidden run")
@@ -275,7 +277,7 @@ def test_an_editor_reads_no_hidden_run_through_the_link_of_another_user(
     seen: Run,
     stranger: TestClient,
 ) -> None:
-    """A link leaves out runs that the editor of a panel may not see, also after a later edit."""
+    """A report's link leaves out runs that a panel's editor may not see, also after an edit."""
     hidden = start_run(database, ada, project="speech", name="hidden run")
     record(database, hidden, make_steps([1.0]))
     mel = browser_of(app, database, people["mel"])
@@ -310,7 +312,9 @@ def test_an_editor_reads_no_hidden_run_through_the_link_of_another_user(
 def test_the_form_appends_panels_and_the_editor_keeps_what_was_typed(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """Selected runs are added to a new or existing report; a conflict shows the other text."""
+    """Selected runs are added to a new or existing report; an editing conflict shows the other
+    version and preserves the input.
+    """
     run = start_run(database, ada)
     assert (
         f'href="/reports/new?runs={run.id}&amp;metrics=loss'
@@ -428,7 +432,7 @@ def test_an_image_above_the_limit_is_not_stored(
     browser: TestClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The same image may be sent again."""
+    """An image above the limit is not stored, and can be sent again."""
     monkeypatch.setattr(report_images, "MOST", 1)
     report_id = made(browser, project="")
     path = f"/api/v1/reports/{report_id}/images"
@@ -454,7 +458,7 @@ def test_concurrent_images_are_recorded_once_and_up_to_the_limit(
     content: bytes,
     status: int,
 ) -> None:
-    """The same image is stored once, and the file of a rejected one is deleted."""
+    """Concurrent uploads store an equal image once, and delete one beyond the limit."""
     monkeypatch.setattr(report_images, "MOST", 1)
     report_id = made(browser, project="")
     sha256 = hashlib.sha256(PNG).hexdigest()

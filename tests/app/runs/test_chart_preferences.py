@@ -1,4 +1,4 @@
-"""Arrangements of charts: per user and recipe, within bounds."""
+"""Chart preferences: one arrangement per user and recipe, within limits."""
 
 import json
 import re
@@ -31,7 +31,7 @@ def test_an_arrangement_is_kept_per_user_and_recipe(
     browser: TestClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Another user and another recipe have none; the oldest go beyond the limit."""
+    """Other users and recipes have their own arrangements; the oldest are deleted at a limit."""
     path = "/api/v1/preferences"
     assert browser.get(path).json() == {"panels": None, "toolbar": None}
     assert browser.put(f"{path}/panels", json=PANELS).status_code == 204
@@ -66,8 +66,8 @@ OLD_PANELS = {
 def test_a_log_axis_of_the_loss_that_was_kept_for_all_runs_stays_until_a_recipe_is_arranged(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """The toolbar of an earlier version had the axis; panels that are arranged since have
-    their own.
+    """A log axis of the loss that an earlier version stored applies until the user arranges a
+    recipe's panels.
     """
     with database.writing() as session:
         old = {"x": "time", "loss": "log", "smooth": 0.5}
@@ -95,7 +95,9 @@ def test_a_log_axis_of_the_loss_that_was_kept_for_all_runs_stays_until_a_recipe_
 def test_an_arrangement_of_an_earlier_version_stays(
     database: Database, ada: User, browser: TestClient
 ) -> None:
-    """The earlier arrangement has no log axis of the loss and ignores no outliers."""
+    """An arrangement stored by an earlier version stays valid, without a log axis of the loss and
+    without ignored outliers.
+    """
     with database.writing() as session:
         chart_preferences.write(session, ada, "panels:digits", OLD_PANELS)
     panels = browser.get("/api/v1/preferences?recipe=digits").json()["panels"]
@@ -114,7 +116,7 @@ REFUSED: list[dict[str, object]] = [
 
 
 def test_an_arrangement_is_bounded(browser: TestClient) -> None:
-    """Any other value of the arrangement is rejected."""
+    """Unknown or out-of-range values in an arrangement are rejected."""
     for wrong in REFUSED:
         assert browser.put("/api/v1/preferences/panels", json=PANELS | wrong).status_code == 422
     assert browser.get("/api/v1/preferences?recipe=digits").json()["panels"] is None
@@ -123,7 +125,9 @@ def test_an_arrangement_is_bounded(browser: TestClient) -> None:
 def test_a_page_comes_with_the_arrangement_of_who_reads_it(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """Sizes are in its first response; a chart of another axis is not drawn by the server."""
+    """The first response has the stored panel sizes; a chart by another axis is left to the
+    script.
+    """
     run = start_run(database, ada)
     record(database, run, make_steps([1.0] * 5))
     assert 'data-arrangement="null" data-toolbar="null"' in browser.get("/runs/1").text

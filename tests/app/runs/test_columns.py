@@ -1,4 +1,4 @@
-"""The columns of the list of runs."""
+"""Columns of the list of runs."""
 
 from app.runs.columns import chosen, usual
 from db.tables import Run
@@ -14,8 +14,8 @@ def names(*some: Run, metrics: tuple[str, ...] = ()) -> list[str]:
 
 
 def test_the_usual_columns_go_by_the_listed_runs() -> None:
-    """The columns have the metric that most runs have and a differing setting, but no seed and
-    no number of steps.
+    """Default columns are the metric that most runs have and a differing setting, but not the seed
+    or the number of steps.
     """
     plain = names(run(), run())
     assert plain[:3] == ["name", "status", "step"]
@@ -33,7 +33,7 @@ def test_the_usual_columns_go_by_the_listed_runs() -> None:
 
 
 def test_settings_of_one_name_in_two_groups_have_no_default_column() -> None:
-    """Alike in all runs, they differ from each other; a column would show only one of them."""
+    """Settings that differ from each other but not between runs get no default column."""
     groups = {"checkpoints": {"every_steps": None}, "evaluation": {"every_steps": 100}}
     alike = [Run(config=CONFIG | groups) for _ in range(2)]
     other = Run(config=CONFIG | groups | {"evaluation": {"every_steps": 50}})
@@ -42,6 +42,6 @@ def test_settings_of_one_name_in_two_groups_have_no_default_column() -> None:
 
 
 def test_a_switch_without_its_group_is_no_default_column() -> None:
-    """A column "enabled" would not say what is enabled."""
+    """No default column is named "enabled", which would not say what is enabled."""
     runs = [Run(config=CONFIG | {"scaler": {"enabled": value}}) for value in (True, False)]
     assert "enabled" not in names(*runs)

@@ -12,8 +12,8 @@ from tests.app.runs.continue_run_made import end
 def test_a_cancelled_run_continues_from_its_last_checkpoint(
     database: Database, running: Run, browser: TestClient, script: TestClient
 ) -> None:
-    """The new run has settings, name and tags of the cancelled one, and cannot be repeated
-    before it has ended.
+    """A continued run has the settings, name and tags of the cancelled one, which cannot be
+    continued again before that run has ended.
     """
     address = f"/api/v1/runs/{running.id}/continuation"
     early = script.post(address)
@@ -40,7 +40,7 @@ def test_a_cancelled_run_continues_from_its_last_checkpoint(
 def test_a_continuation_is_not_called_by_an_earlier_step(
     database: Database, running: Run, script: TestClient, browser: TestClient
 ) -> None:
-    """The name of a fork has the step that the new run starts from."""
+    """The name of a fork has the step at which it starts."""
     end(database, running, Status.CANCELLED, 40)
     with database.writing() as session:
         session.get_one(Run, running.id).name = "base from step 7"
@@ -64,7 +64,7 @@ def test_a_repeated_request_queues_one_run(
 def test_without_a_checkpoint_nothing_can_be_continued(
     database: Database, ada: User, running: Run, browser: TestClient, script: TestClient
 ) -> None:
-    """The page does not show the button, and the API says why not."""
+    """Without a checkpoint the page has no button to continue, and the API returns the reason."""
     end(database, running, Status.FAILED)
     result = script.post(f"/api/v1/runs/{running.id}/continuation")
     assert result.status_code == 409

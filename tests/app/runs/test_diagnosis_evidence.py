@@ -29,9 +29,7 @@ def _timeline(page: str) -> list[tuple[str, str]]:
 def test_records_of_a_collapse_are_evidence(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """The evidence has the last loss, the skips to the end and the last checkpoint before
-    them, in order.
-    """
+    """A collapse's evidence has the last loss, the final skips and the checkpoint before them."""
     losses = [1.5] * 5 + [float("nan")] * 55
     skipped = [2, *range(6, 61)]
     steps = make_steps(losses, skipped=skipped)
@@ -76,7 +74,7 @@ def test_the_timeline_begins_with_the_first_skip(
     moments: list[tuple[int, str]],
     optimizers: int,
 ) -> None:
-    """The scale falls by skips, so it is not below 1 before they begin."""
+    """The timeline of a collapse begins with the first skip, and the scale falls below 1 later."""
     rows = make_steps([1.0] * steps, skipped=skipped)
     rows["scale"] = 0.5
     events = []
@@ -94,7 +92,9 @@ def test_the_timeline_begins_with_the_first_skip(
 def test_the_card_counts_the_same_skips_everywhere(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """A gradient that is undefined at a finite loss is counted besides other skips."""
+    """A gradient that is undefined at a finite loss is counted apart from skips with a non-finite
+    loss, on card and evidence alike.
+    """
     skipped = range(1, 26)
     rows = make_steps([1.0] * 3 + [float("nan")] * 22, skipped=skipped)
     rows["flags"][3:] |= NONFINITE_LOSS

@@ -23,7 +23,7 @@ DAY = 86400.0
 
 @pytest.fixture
 def listed(database: Database, ada: User, running: Run) -> None:
-    """Run 1 trains, 2 has failed long ago, 3 waits."""
+    """Run 1 is training, run 2 failed long ago, and run 3 is queued."""
     record(database, running, make_steps([3.0, 2.0, 0.25], skipped=[1]))
     record(database, running, events=[make_metric(1, 0.95), make_metric(3, 0.75)])
     training = CONFIG["training"] | {"batch_size": 32, "learning_rate": 0.1}
@@ -90,7 +90,7 @@ FOUND = {
 
 @pytest.mark.slow
 def test_each_word_means_what_it_says(listed: None, script: TestClient) -> None:
-    """Rows and their count are those that match all terms."""
+    """Listed runs and their count are those that match all filter terms."""
     found = {}
     for text in FOUND:
         answer = script.get("/api/v1/runs", params={"filter": text, "sort": "id"}).json()
@@ -131,7 +131,7 @@ WRONG = (
 
 
 def test_a_wrong_word_is_named_with_the_allowed_words(browser: TestClient) -> None:
-    """The API has the number of the term; the page marks it and keeps the text."""
+    """An invalid term is named with the allowed values; the page marks it and keeps the text."""
     for text, numbers, message in WRONG:
         answer = browser.get("/api/v1/runs", params={"filter": text})
         assert (answer.status_code, answer.json()["words"]) == (422, numbers)
@@ -143,7 +143,7 @@ def test_a_wrong_word_is_named_with_the_allowed_words(browser: TestClient) -> No
 
 
 def test_an_unknown_run_name_is_reported(listed: None, browser: TestClient) -> None:
-    """An unknown name is no error, since a later run may have it: nothing matches, with a note."""
+    """A filter by an unknown run name matches nothing, with a note: a later run may have it."""
     query = {"filter": "val/acuracy>0.5", "sort": "-batchsize"}
     answer = browser.get("/api/v1/runs", params=query).json()
     assert answer["notes"] == [
@@ -178,9 +178,7 @@ SORTED = {
 
 @pytest.mark.slow
 def test_runs_are_sorted_by_anything(listed: None, script: TestClient) -> None:
-    """Runs are sorted by columns, settings and metrics, page by page; those without a
-    value are last.
-    """
+    """Runs can be sorted by any column, setting or metric; those without a value are last."""
     found, paged = {}, {}
     for sort in SORTED:
         answer = script.get("/api/v1/runs", params={"sort": sort}).json()
@@ -194,7 +192,7 @@ def test_runs_are_sorted_by_anything(listed: None, script: TestClient) -> None:
 
 
 def test_values_of_settings_and_metrics_are_reported(listed: None, script: TestClient) -> None:
-    """Requested names are returned with each run that has them."""
+    """Requested settings and metrics are returned with each run that has them."""
     answer = script.get("/api/v1/runs?sort=id&values=batch_size,val/accuracy,lr,fused").json()
     assert [run["values"] for run in answer["runs"]] == [
         {"batch_size": 64.0, "val/accuracy": 0.75, "fused": "true"},
@@ -206,7 +204,9 @@ def test_values_of_settings_and_metrics_are_reported(listed: None, script: TestC
 def test_a_metric_named_as_a_column_is_listed_by_its_prefix(
     listed: None, database: Database, running: Run, script: TestClient, browser: TestClient
 ) -> None:
-    """The prefix works in filter, order, values and columns, and `loss` stays the column."""
+    """A metric named like a column is selected by its prefix in filter, order, values and columns;
+    `loss` stays the column.
+    """
     record(database, running, events=[make_metric(3, 41.5, "loss"), make_metric(3, 7.5, "status")])
     query = {"filter": "metrics.loss>40 loss<1", "sort": "-metrics.status"}
     answer = script.get("/api/v1/runs", params=query | {"values": "metrics.loss"}).json()
@@ -264,14 +264,16 @@ def test_a_filter_is_read_in_time_that_grows_with_its_length(text: str) -> None:
 
 @given(text=st.text(min_size=1, max_size=30).filter(lambda text: not filters.flaw(text)))
 def test_a_text_that_is_quoted_is_read_as_it_is(text: str) -> None:
-    """A quoted text is parsed as it is, so any tag can be a filter."""
+    """A quoted text is taken literally, so any tag can be used as a filter."""
     if text.strip():
         [term] = filters.read(f"tag:{filters.quote(text)}", me="ada")
         assert term.condition == filters.Text("tag", text.strip())
 
 
 def test_terms_are_told_apart_for_the_list() -> None:
-    """Key and value of each valid one, and the filter without it; invalid text stays text."""
+    """Each valid filter term is returned with its key and value and with the filter without it;
+    invalid text stays text.
+    """
     text = '-status:failed lr>0.1 nonsense:1 "two words"'
     with pytest.raises(BadFilter) as raised:
         filters.read(text, me="ada")

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.sql_sample
 
 @pytest.fixture
 def some(database: Database, ada: User) -> None:
-    """Five runs with three batch sizes, one of them named so that a filter must quote it."""
+    """Five runs with three batch sizes; the name of one needs quotes in a filter."""
     for number, (size, tags) in enumerate(
         ((8, "a b"), (8, '"q"'), (16, ""), (None, "x,y"), (8, "x")), start=1
     ):
@@ -37,7 +37,7 @@ def some(database: Database, ada: User) -> None:
 def test_each_groups_filter_lists_its_runs(
     database: Database, some: None, script: TestClient, ada: User
 ) -> None:
-    """The filter of a group lists as many runs as the group has, whatever they are grouped by."""
+    """A group's filter lists as many runs as the group has, for any grouping."""
     for by in ("batch_size", "tag", "recipe", "project", "owner", "sweep", "source", "enabled"):
         query = {"group": by, "filter": "digits", "values": "loss,val/accuracy"}
         answer = script.get("/api/v1/runs/groups", params=query).json()
@@ -62,7 +62,9 @@ def test_each_groups_filter_lists_its_runs(
 def test_a_setting_may_have_the_name_of_a_column_or_a_metric(
     database: Database, script: TestClient, ada: User
 ) -> None:
-    """Each group's filter lists the runs with this setting, and completion has its whole name."""
+    """A setting with the name of a column or metric can be grouped by: filters list its runs, and
+    completion has its whole name.
+    """
     configs: list[dict[str, Any]] = [
         {"status": "alive", "loss": "mse", "id": 7, "name": "a", "lr": 0.1},
         {"status": "alive", "loss": "l1", "id": 8, "name": "b", "lr": 0.2},
@@ -86,8 +88,8 @@ def test_a_setting_may_have_the_name_of_a_column_or_a_metric(
 def test_a_row_for_each_group_with_mean_spread_and_best(
     database: Database, some: None, browser: TestClient
 ) -> None:
-    """A group links to its runs; columns sort; groups need no query each; an unknown name is an
-    error.
+    """A group's row has mean, spread and best value and links to its runs; groups need no extra
+    queries, and an unknown name is an error.
     """
     address = "/runs?group=batch_size&columns=name,loss,val/accuracy,owner&sort=-loss"
     with collect_queries(database) as statements:
@@ -113,7 +115,7 @@ def test_a_row_for_each_group_with_mean_spread_and_best(
 def test_a_group_says_its_value_once_and_rounded(
     database: Database, ada: User, some: None, browser: TestClient
 ) -> None:
-    """The grouped setting has no column of its own, and equal values no deviation."""
+    """The grouped setting gets no column of its own, and equal values get no deviation."""
     page = browser.get("/runs?group=batch_size&columns=name,batch_size,steps").text
     table = page.partition("<thead")[2].partition("</table>")[0]
     assert table.count('data-column="batch_size"') == 1
@@ -143,7 +145,7 @@ def test_a_group_has_the_range_of_its_loss_scales(
 def test_groups_whose_runs_share_seeds_lead_to_their_parity(
     database: Database, ada: User, script: TestClient, browser: TestClient
 ) -> None:
-    """All groups together have a link, and so have groups whose runs differ in a further
+    """All groups together link to their parity, and so do groups whose runs also differ in another
     setting.
     """
     for tag, precision, rate, seeds in (
@@ -185,7 +187,7 @@ def test_groups_whose_runs_share_seeds_lead_to_their_parity(
 def test_groups_that_parity_does_not_compare_have_no_link(
     database: Database, ada: User, script: TestClient, name: str
 ) -> None:
-    """A comparison of all of their runs would compare their precisions."""
+    """Groups have no parity link if comparing all their runs would compare precisions."""
     with database.writing() as session:
         bob = accounts.make_user(session, "bob")
     for number in range(8):
@@ -214,7 +216,7 @@ def test_many_runs_lead_to_no_parity(
     name: str,
     limit: int,
 ) -> None:
-    """Groups with more runs than a comparison has, or than a page reads, have no link."""
+    """Groups with more runs than a comparison allows, or than a page reads, have no parity link."""
     monkeypatch.setattr(grouping, name, limit)
     for tag in ("one", "two"):
         for rate in (0.1, 0.2):

@@ -15,9 +15,7 @@ from tests.db.telemetry.telemetry_made import (
 
 
 def test_the_scaler_card_counts_skips_and_culprits(database: Database, running: Run) -> None:
-    """The card has the skips of the latest steps, skips in a row, and skips by overflowed
-    parameter.
-    """
+    """The scaler card has recent skips, skips in a row, and skips by overflowed parameter."""
     skipped = [2, 3, 4, 90]
     events = [*make_events(skipped[:-1]), make_skip(90, "model.0.bias", "model.2.bias")]
     record(database, running, make_steps([1.0] * 100, skipped=skipped), events=events)
@@ -32,7 +30,7 @@ def test_the_scaler_card_counts_skips_and_culprits(database: Database, running: 
 def test_a_card_of_many_skips_says_that_it_covers_the_latest(
     database: Database, running: Run
 ) -> None:
-    """The longest sequence of skips may be longer than the part that was read."""
+    """A card of many skips says that it covers the latest, since longer sequences may exist."""
     skipped = range(1, 301)
     events = make_events(list(skipped))
     record(database, running, make_steps([1.0] * 300, skipped=skipped), events=events)
@@ -56,8 +54,8 @@ def test_a_card_of_many_skips_says_that_it_covers_the_latest(
 def test_the_metric_of_the_tiles_stands_for_the_run(
     database: Database, running: Run, names: list[str], expected: str | None
 ) -> None:
-    """An evaluation comes before other metrics, whatever the spelling; one of many classes, and
-    what only counts, is none.
+    """The tile shows an evaluation metric rather than others, in any spelling, but no metric of a
+    single class and no counter.
     """
     events = [make_metric(1, 0.5, name) for name in names]
     record(database, running, make_steps([1.0]), events=events)
@@ -67,7 +65,7 @@ def test_the_metric_of_the_tiles_stands_for_the_run(
 
 
 def test_the_scale_grows_no_more_after_the_last_step(database: Database, running: Run) -> None:
-    """The note has the step of the next growth only if the run gets there."""
+    """The note on the scale's next growth is shown only if the run reaches that step."""
     record(database, running, make_steps([1.0] * 10))
     notes = []
     for total in (100_000, 12):
@@ -82,7 +80,7 @@ def test_the_scale_grows_no_more_after_the_last_step(database: Database, running
 def test_the_metric_of_the_tiles_is_a_loss_if_there_is_one(
     database: Database, running: Run
 ) -> None:
-    """The tile has the metric with its step, and the norm says whether it was clipped."""
+    """A tile has the metric with its step, and the gradient norm says whether it was clipped."""
     events = [make_metric(3, 0.9, "a/accuracy"), make_metric(2, 0.5, "val/loss")]
     record(database, running, make_steps([1.0] * 4), events=events)
     with database.reading() as session:

@@ -1,4 +1,4 @@
-"""The list of runs, and its bulk action."""
+"""The list of runs and its bulk actions."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +23,7 @@ def test_a_newcomer_sees_the_next_step(browser: TestClient) -> None:
 
 
 def test_row_shows_where_a_run_is(database: Database, running: Run, browser: TestClient) -> None:
-    """Status, steps, scale, skips, owner and the loss as a line are in the row."""
+    """A row of the list has status, steps, scale, skips, owner and a sparkline of the loss."""
     record(database, running, make_steps([3.0, 2.0, 1.5], skipped=[1]))
     page = browser.get("/runs").text
     assert 'data-status="running"' in page
@@ -35,7 +35,7 @@ def test_row_shows_where_a_run_is(database: Database, running: Run, browser: Tes
 def test_what_a_run_does_not_have_is_a_dash_in_the_list_and_on_its_page(
     database: Database, ada: User, browser: TestClient
 ) -> None:
-    """Skipped and applied steps before the first step, and the health of a run without a
+    """Skipped and applied steps before the first step, and the loss-scale health of a run without a
     scale, are dashes.
     """
     submit(database, ada)
@@ -50,7 +50,7 @@ def test_what_a_run_does_not_have_is_a_dash_in_the_list_and_on_its_page(
 def test_a_share_of_all_steps_is_stated_as_all(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """A share of 100 % fits where the decimal of 100.0 % would be cut off."""
+    """A share of all steps is shown as "100 %", because "100.0 %" would be cut off."""
     record(database, running, make_steps([1.0, 1.0], skipped=[1, 2]))
     assert "<small>100 %</small>" in browser.get("/runs/1").text
 
@@ -76,7 +76,7 @@ def test_a_run_that_lost_its_loss_says_so(
 def test_a_run_that_applied_nothing_says_so(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """A run whose steps were all skipped is no success, whatever its last loss was."""
+    """A run whose steps were all skipped is not shown as a success."""
     record(database, running, make_steps([1.0, 1.0], skipped=[1, 2]), events=make_events([1, 2]))
     with database.writing() as session:
         queue.end(session, running.id, running.attempt, Status.FINISHED)
@@ -89,7 +89,7 @@ def test_a_run_that_applied_nothing_says_so(
 def test_a_run_that_a_rule_has_stopped_is_no_error_in_the_code(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """A stop by a rule is configured, so no error is shown."""
+    """A run that a configured rule stopped shows no error."""
     record(database, running, make_steps([1.0]))
     with database.writing() as session:
         reason = "step 1 was skipped although the loss scale, 16, is at its floor"
@@ -106,7 +106,7 @@ def test_a_run_that_a_rule_has_stopped_is_no_error_in_the_code(
 def test_queued_run_shows_place_and_reason(
     database: Database, ada: User, running: Run, browser: TestClient
 ) -> None:
-    """The reason says what the run waits for."""
+    """A queued run shows its position and the reason why it waits."""
     for _ in range(2):
         submit(database, ada)
     page = browser.get("/runs").text
@@ -115,7 +115,7 @@ def test_queued_run_shows_place_and_reason(
 
 
 def test_filter_stays_in_the_form(database: Database, ada: User, browser: TestClient) -> None:
-    """The filter comes from the address, is applied, and is shown again."""
+    """The filter in the URL is applied and shown in the form."""
     for name in ("alpha", "beta"):
         submit(database, ada, name=name)
     page = browser.get("/runs", params={"filter": 'alp -"x y"'}).text
@@ -165,7 +165,7 @@ def test_selected_runs_are_cancelled_together(
 def test_a_run_that_no_worker_can_take_says_so(
     database: Database, ada: User, browser: TestClient
 ) -> None:
-    """Its cell has the reason instead of a place in the queue."""
+    """The row of a run that no worker can take has the reason instead of a queue position."""
     submit(database, ada)
     cell = browser.get("/runs").text.partition('class="queue-place"')[2].partition("</div>")[0]
     assert ">no worker reports at the moment</span>" in cell
@@ -175,7 +175,7 @@ def test_a_run_that_no_worker_can_take_says_so(
 def test_waiting_runs_are_put_in_another_order(
     database: Database, ada: User, running: Run, browser: TestClient
 ) -> None:
-    """A row's buttons move it to the front or change its priority, and lead back to the list."""
+    """A row's buttons move a queued run to the front or change its priority, and redirect back."""
     for _ in range(3):
         submit(database, ada)
     page = browser.get("/runs").text
@@ -198,7 +198,7 @@ def test_waiting_runs_are_put_in_another_order(
 
 
 def list_queued(database: Database) -> list[int]:
-    """The ids of waiting runs, next first."""
+    """Return the ids of queued runs, next first."""
     with database.reading() as session:
         return list(pending_reasons.Queue.read(session).places)
 
@@ -207,8 +207,8 @@ def list_queued(database: Database) -> list[int]:
 def test_two_who_cancel_the_same_runs_in_opposite_orders_do_not_wait_for_each_other(
     database: Database, ada: User, browser: TestClient
 ) -> None:
-    """Both requests lock by id, whatever order the runs were ticked in, so the second
-    waits for the first.
+    """Two requests that cancel the same runs in opposite orders lock them by id, so neither
+    deadlocks.
     """
     ids = [str(submit(database, ada).id) for _ in range(40)]
     together = threading.Barrier(2)
@@ -230,7 +230,7 @@ def test_two_who_cancel_the_same_runs_in_opposite_orders_do_not_wait_for_each_ot
 def test_the_learning_rate_of_a_script_has_its_column(
     database: Database, ada: User, browser: TestClient
 ) -> None:
-    """It is found under either name, as in a filter."""
+    """The column of a script's learning rate is found as lr and as learning_rate."""
     submit(database, ada)
     with database.writing() as session:
         run = session.get_one(Run, 1)

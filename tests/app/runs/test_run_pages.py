@@ -1,4 +1,4 @@
-"""The page of one run, as the server draws it before any script."""
+"""The page of one run, as the server renders it before any script runs."""
 
 import html
 import re
@@ -48,7 +48,7 @@ def test_steps_without_an_optimizer_are_not_applied(
 
 
 def test_no_skipped_step_is_no_alarm(running: Run, browser: TestClient) -> None:
-    """Only a high share of skipped steps has the error colour."""
+    """The share of skipped steps has the error colour only if it is high."""
     assert "<b data-skip-count>0 skipped steps<" in browser.get("/runs/1").text
 
 
@@ -57,7 +57,7 @@ def test_a_retry_in_fp32_counts_as_applied(
 ) -> None:
     """A skip with a successful retry counts once as skipped and once as applied.
 
-    Catches steps minus skips, and a count of retries that were not finite either.
+    This catches counts of steps minus skips, and counts of retries that were not finite either.
     """
     config = CONFIG | {"scaler": {"retry_in_fp32": True}}
     run = start_run(database, ada, config=config)
@@ -77,7 +77,7 @@ def test_a_retry_in_fp32_counts_as_applied(
 def test_a_page_continues_from_its_own_state(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """The cursor on the page is of the same snapshot as the page: there is no news since."""
+    """The page's cursor is of the same snapshot as the page, so there are no updates since."""
     record(database, running, make_steps([1.0] * 3), events=[make_metric(3, 0.5)])
     page = browser.get("/runs/1").text
     cursor = page.partition('data-cursor="')[2].partition('"')[0]
@@ -87,7 +87,7 @@ def test_a_page_continues_from_its_own_state(
 
 
 def test_skips_name_their_culprits(database: Database, running: Run, browser: TestClient) -> None:
-    """A skip shows the scale before and after, and the last parameter in forward order first."""
+    """A skip shows the scale before and after it, and its last culprit in forward order first."""
     event = {
         "event": "scaler",
         "kind": "skip",
@@ -107,7 +107,7 @@ def test_skips_name_their_culprits(database: Database, running: Run, browser: Te
 def test_failed_run_shows_its_traceback(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """The error and its kind are at the top."""
+    """A failed run's page begins with the error and its kind."""
     with database.writing() as session:
         error = "Traceback …\nValueError: batch_size is 5000"
         queue.end(
@@ -121,7 +121,7 @@ def test_failed_run_shows_its_traceback(
 def test_banner_and_history_of_a_failed_command_have_one_sentence(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """The exit code comes first, and the history names the kind of failure."""
+    """For a failed command banner and history have one sentence with the exit code."""
     with database.writing() as session:
         session.get_one(Run, 1).source = "command"
         reason = "the command exited with code 3; last line: hello"
@@ -137,7 +137,7 @@ def test_banner_and_history_of_a_failed_command_have_one_sentence(
 def test_what_could_not_be_started_is_no_error_in_the_code(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """The reason is shown once."""
+    """The reason why a run could not be started is shown once, and not as an error in the code."""
     reason = "there is no program pyhton in the PATH of this worker"
     with database.writing() as session:
         queue.end(
@@ -169,7 +169,7 @@ def test_checkpoint_can_be_downloaded_and_loaded(
 def test_a_checkpoint_shows_how_its_save_went(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """The page has duration, throughput and stall, or nothing if the event is incomplete."""
+    """A checkpoint has its save's duration, throughput and stall, or none if one is missing."""
     files = [{**HONEST["checkpoint"]["files"][0], "size_bytes": 5_000_000}]
     events = [HONEST["checkpoint"] | {"step": step, "files": files} for step in (400, 800)]
     del events[1]["stall_seconds"]
@@ -193,7 +193,7 @@ def test_log_and_configuration(database: Database, running: Run, browser: TestCl
 
 
 def test_buttons_ask_and_lead_back(running: Run, browser: TestClient) -> None:
-    """Each button works as a plain form too."""
+    """Each button of a run works as a plain form and redirects to the run."""
     for action in ("checkpoints", "pause", "cancellation", "kill"):
         answer = browser.post(f"/runs/1/{action}")
         assert (answer.status_code, answer.headers["location"]) == (303, "/runs/1")
@@ -205,7 +205,7 @@ def test_buttons_ask_and_lead_back(running: Run, browser: TestClient) -> None:
 def test_line_that_loads_names_the_file_as_it_is_downloaded(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """A recipe that is a path gives the same cleaned name in the header and on the page."""
+    """The line that loads a checkpoint has the cleaned file name of its download."""
     run = submit(database, ada, recipe="/my recipes/a'b.py:Net")
     with database.writing() as session:
         row = CheckpointFile(
@@ -227,8 +227,8 @@ def test_line_that_loads_names_the_file_as_it_is_downloaded(
 def test_a_state_in_shards_is_one_row(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """The row has the size of all its files; it can be resumed from, but its parts cannot
-    be downloaded.
+    """A sharded state is one row with the size of all its files; it can be resumed from, but its
+    parts cannot be downloaded.
     """
     event = in_shards(40, ranks=8)
     with database.writing() as session:
@@ -245,7 +245,7 @@ def test_a_state_in_shards_is_one_row(
 def test_parent_and_child_link_each_other(
     database: Database, ada: User, running: Run, browser: TestClient
 ) -> None:
-    """A run names the one that it started from; that one's checkpoint names who started from it."""
+    """A run names its parent, and the parent's checkpoint names the runs that started from it."""
     file = {"kind": "checkpoint", "path": "", "size_bytes": 1, "sha256": "aa"}
     event = {"step": 40, "reason": "interval", "request": None, "files": [file]}
     with database.writing() as session:
@@ -261,7 +261,7 @@ def test_parent_and_child_link_each_other(
 def test_codes_for_a_terminal_are_not_shown(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """A red line of stderr is text like any other."""
+    """ANSI colour codes in stderr are removed from the log."""
     line = {"number": 1, "attempt": 1, "time": 1.0, "stream": "stderr"}
     with database.writing() as session:
         lines = [line | {"text": "\x1b[1;31mWarning\x1b[0m: \x1b[2Kslow"}]
@@ -279,7 +279,7 @@ WORKLOAD = {"event": "workload", "step": 0, "examples": 128, "tokens": 4096, "de
 def test_updates_appear_within_a_second(
     database: Database, running: Run, browser: TestClient, script: TestClient
 ) -> None:
-    """The page has examples, tokens and the share of the device's peak; unknown ones are
+    """The page has examples, tokens and the share of the device's peak per second; unknown ones are
     left out.
     """
     steps = make_steps([1.0] * 10)
@@ -320,7 +320,7 @@ def test_a_page_without_spikes_says_what_was_examined(
     config: dict[str, Any],
     words: str,
 ) -> None:
-    """A spike within the first window, or without detection, is not excluded."""
+    """Without spikes the page says which steps detection does not cover."""
     with database.writing() as session:
         run = session.get_one(Run, running.id)
         run.config = {**run.config, **config}
@@ -334,7 +334,9 @@ def test_a_page_without_spikes_says_what_was_examined(
 def test_a_run_without_skips_explains_them_by_its_scaler(
     database: Database, running: Run, browser: TestClient, precision: str, words: str
 ) -> None:
-    """bf16 has no scaler, so nothing is said about its scale."""
+    """For a bf16 run without skips the page says nothing about a scale, because bf16 has no
+    scaler.
+    """
     with database.writing() as session:
         run = session.get_one(Run, running.id)
         run.precision, run.config = precision, {**run.config, "precision": precision}
@@ -365,7 +367,7 @@ def test_spikes_are_listed_with_the_step_of_the_rollback(
 
 
 def test_the_tab_in_the_address_is_shown_first(running: Run, browser: TestClient) -> None:
-    """One panel is marked as shown, by the address; every one is in the page, with or without."""
+    """The tab in the address is shown first, and every panel is in the page."""
     for query, shown in (("", "charts"), ("?tab=log", "log"), ("?tab=<b>", "charts")):
         page = browser.get(f"/runs/1{query}").text
         assert page.count(" data-shown>") == 1
@@ -377,8 +379,8 @@ def test_the_tab_in_the_address_is_shown_first(running: Run, browser: TestClient
 def test_changed_settings_are_next_to_the_facts(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """The number of changed settings is on the tab of the configuration, and the API has each
-    with its default.
+    """The configuration tab shows the number of changed settings, and the API has each with its
+    default.
     """
     changed = {"batch_size": 96, "steps": 401}
     config = {**CONFIG, "training": {**CONFIG["training"], **changed}, "strange": {"field": 1}}
@@ -393,10 +395,10 @@ def test_changed_settings_are_next_to_the_facts(
 
 
 def test_the_environment_is_shown(database: Database, running: Run, browser: TestClient) -> None:
-    """The page has machine, versions and git, the API the texts, and neither has any before the
-    start.
+    """The page has machine, versions and git state once the run has started, and the API has their
+    texts.
 
-    A changed recipe is noted, but not an equal or unknown one.
+    A recipe that changed since is noted, but not an equal or unknown one.
     """
     assert "It is recorded when the run starts" in browser.get("/runs/1").text
     assert browser.get("/api/v1/runs/1/environment").status_code == 404

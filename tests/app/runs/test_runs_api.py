@@ -48,7 +48,7 @@ def test_submit_fills_in_defaults(offered: None, script: TestClient) -> None:
 def test_the_time_left_is_known_after_ten_steps(
     database: Database, running: Run, script: TestClient
 ) -> None:
-    """The first steps are no measure of the others."""
+    """The time left is known from the tenth step on, because the first steps are not typical."""
     record(database, running, make_steps([3.0] * 9))
     assert script.get("/api/v1/runs/1").json()["seconds_left"] is None
     record(database, running, make_steps([3.0], first=10))
@@ -58,7 +58,7 @@ def test_the_time_left_is_known_after_ten_steps(
 
 
 def nest(depth: int) -> list[object]:
-    """A list within a list, and so on."""
+    """Return a list nested this deep."""
     return [nest(depth - 1)] if depth else []
 
 
@@ -100,7 +100,9 @@ def nest(depth: int) -> list[object]:
 def test_bad_submission_names_each_field(
     offered: None, script: TestClient, body: object, field: str, message: str
 ) -> None:
-    """422 maps the path of a field to its value and the allowed values, and nothing is queued."""
+    """An invalid submission gets 422 with the path of each field, its value and the allowed values,
+    and nothing is queued.
+    """
     headers = {"content-type": "application/json"}
     text = json.dumps(body)  # spells out what UTF-8 cannot hold
     answer = script.post("/api/v1/runs", content=text, headers=headers)
@@ -110,7 +112,7 @@ def test_bad_submission_names_each_field(
 
 
 def test_all_mistakes_come_at_once(offered: None, script: TestClient) -> None:
-    """Three mistakes give three errors."""
+    """Three mistakes in one submission give three errors."""
     config = {"precision": "fp8", "training": {"steps": 0}}
     body = {"recipe": "digits", "priority": 500, "config": config}
     errors = script.post("/api/v1/runs", json=body).json()["errors"]
@@ -143,7 +145,9 @@ def test_all_mistakes_come_at_once(offered: None, script: TestClient) -> None:
 def test_contradictions_come_at_once_with_other_mistakes(
     database: Database, script: TestClient, config: dict[str, Any], fields: set[str]
 ) -> None:
-    """Each is at its field; what only follows from another mistake is not reported."""
+    """Contradictory settings are reported together with other mistakes, each at its field;
+    consequences of a mistake are not.
+    """
     schema = config_schema(Own)
     recipe = {"name": "own", "title": "Own", "description": "", "schema": schema}
     add_worker(database, "w1", [recipe], [CPU])
@@ -171,14 +175,16 @@ def test_list_is_filtered_and_paged(
 def test_queued_run_says_what_it_waits_for(
     database: Database, ada: User, script: TestClient
 ) -> None:
-    """The place in the queue and the reason are in the run."""
+    """A queued run in the API has its position and pending reason."""
     submit(database, ada)
     run = script.get("/api/v1/runs/1").json()
     assert (run["ahead"], run["waiting"]) == (0, "no worker reports at the moment")
 
 
 def test_actions_ask_the_training(database: Database, running: Run, script: TestClient) -> None:
-    """Checkpoint, pause and cancel are requested from a running run; its history names the user."""
+    """Checkpoint, pause and cancel are requested from a running run, whose history names
+    the user.
+    """
     address = f"/api/v1/runs/{running.id}"
     assert script.post(f"{address}/checkpoints").status_code == 202
     assert script.post(f"{address}/pause").json()["status"] == "pausing"
@@ -192,7 +198,7 @@ def test_actions_ask_the_training(database: Database, running: Run, script: Test
 def test_paused_run_is_resumed_and_moved_forward(
     database: Database, ada: User, script: TestClient
 ) -> None:
-    """A run that waits can be held, released and given another priority."""
+    """A queued run can be paused, resumed and given another priority."""
     submit(database, ada)
     script.post("/api/v1/runs/1/pause")
     assert script.post("/api/v1/runs/1/resumption").json()["status"] == "queued"
@@ -217,7 +223,7 @@ def test_a_repeated_submission_queues_one_run(offered: None, script: TestClient)
 def test_pages_of_the_list_lead_to_each_other(
     database: Database, ada: User, script: TestClient
 ) -> None:
-    """Each page has the total, and the start of the next one."""
+    """Each page of the list has the total and the start of the next page."""
     for _ in range(5):
         submit(database, ada)
     seen, before = [], None
@@ -234,7 +240,7 @@ def test_pages_of_the_list_lead_to_each_other(
 
 @pytest.mark.slow
 def test_known_data_are_not_sent_again(database: Database, ada: User, script: TestClient) -> None:
-    """A response has an ETag, and is compressed for clients that accept it."""
+    """By its ETag a client avoids an unchanged response; responses can be compressed."""
     submit(database, ada)
     path = "/api/v1/runs/1/config"
     first = script.get(path)
@@ -250,8 +256,8 @@ def test_known_data_are_not_sent_again(database: Database, ada: User, script: Te
 
 @pytest.mark.slow
 def test_the_description_names_permissions_and_errors(script: TestClient) -> None:
-    """The OpenAPI description has the ways to sign in, the bounds of submitted fields, and one
-    form of all errors.
+    """The OpenAPI description has the ways to sign in, the limits of fields and a single error
+    format.
     """
     description = script.get("/api/v1/openapi.json").json()
     assert description["components"]["securitySchemes"]["token"]["scheme"] == "bearer"

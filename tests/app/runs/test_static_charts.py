@@ -22,14 +22,14 @@ def _chart(page: str, row: str) -> str:
 
 
 def _points(path: str) -> list[tuple[int, int]]:
-    """Return the corners of a line of straight pieces."""
+    """Return the vertices of a polyline."""
     return [(int(x), int(y)) for x, y in re.findall(r"[ML](\d+) (-?\d+)", path)]
 
 
 def test_page_has_the_charts_of_the_run(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """Loss, validation loss and scale are SVG in the response, with each skip and last values."""
+    """The response has SVG charts of losses and scale, with skips and last values."""
     losses = [2.0 - 1.5 * (step + 1) / STEPS for step in range(STEPS)]
     losses[2345] = 4.0
     record(
@@ -61,7 +61,7 @@ def test_page_has_the_charts_of_the_run(
 def test_loss_that_is_logged_again_is_drawn_once(
     first: int, database: Database, running: Run, browser: TestClient
 ) -> None:
-    """Scripts count their steps from 1 or from 0."""
+    """A loss that a script also logs, with steps counted from 0 or 1, is drawn once."""
     losses = [3.0, 2.0, 1.0]
     logged = [make_metric(step, loss, "train/loss") for step, loss in enumerate(losses, first)]
     record(database, running, make_steps(losses), events=logged)
@@ -73,7 +73,7 @@ def test_loss_that_is_logged_again_is_drawn_once(
 def test_each_logged_loss_has_a_color_of_its_own(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """A training loss of evaluations beside the validation loss is told from it."""
+    """A training loss that evaluations log is drawn in another colour than the validation loss."""
     names = ["val/loss", "train/loss", "test/loss"]
     logged = [make_metric(3, 5.0, name) for name in names]
     record(database, running, make_steps([3.0, 2.0, 1.0]), events=logged)
@@ -85,7 +85,7 @@ def test_each_logged_loss_has_a_color_of_its_own(
 def test_charts_of_another_view_are_left_to_the_scripts(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """The server draws all steps by step only: a zoom or another axis would change under it."""
+    """The server draws charts by step only; zoomed views and other axes are left to the scripts."""
     record(database, running, make_steps([1.0] * 10))
     assert "data-static-chart" in browser.get("/runs/1?tab=charts").text
     for query in ("x=time", "range=1,5", "y.loss=0,1", "smooth=0.5", "ylog=lr"):
@@ -99,7 +99,7 @@ def test_charts_of_another_view_are_left_to_the_scripts(
 def test_any_loss_can_be_drawn(
     losses: list[float], database: Database, running: Run, browser: TestClient
 ) -> None:
-    """One step, non-finite, equal, negative and extreme values are drawn."""
+    """A chart is drawn for a single step and for non-finite, equal, negative and extreme losses."""
     record(database, running, make_steps(losses, skipped=[1]))
     page = browser.get("/runs/1")
     assert page.status_code == 200
@@ -109,7 +109,7 @@ def test_any_loss_can_be_drawn(
 
 
 def test_page_without_steps_has_no_chart_yet(running: Run, browser: TestClient) -> None:
-    """The panels are empty before the first step."""
+    """A run without steps has empty chart panels."""
     assert '<svg class="lines"' not in browser.get("/runs/1").text
 
 
@@ -138,15 +138,17 @@ def test_run_without_scaler_has_its_gradient_norm(
 def test_a_logarithmic_axis_has_at_least_three_labels(
     low: float, high: float, ticks: list[float]
 ) -> None:
-    """Labels are powers of ten, 1, 2 and 5 of each, or those of a linear axis."""
+    """A logarithmic axis has at least three labels: powers of ten, their multiples by 2 and 5, or
+    those of a linear axis.
+    """
     assert _log_ticks(low, high) == pytest.approx(ticks)
 
 
 def test_values_that_are_not_finite_are_marked(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """Such values are marked at the edges, with their signs in the legend; the last loss
-    is shown as NaN.
+    """Values that are not finite are marked at the chart's edges, with their signs in the legend; a
+    last loss of NaN is shown as NaN.
     """
     nan, inf = float("nan"), float("inf")
     events = [make_metric(1, -inf, "val/loss"), make_metric(4, 1.0, "val/loss")]
@@ -164,7 +166,7 @@ def test_values_that_are_not_finite_are_marked(
 def test_buckets_with_values_that_are_not_finite_are_marked(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """There is at most one mark for each hundredth of the axis."""
+    """Non-finite values get at most one mark for each hundredth of the axis."""
     losses = [1.0] * (STEPS // 2) + [float("nan")] * (STEPS // 2)
     record(database, running, make_steps(losses))
     chart = _chart(browser.get("/runs/1").text, "loss")

@@ -29,7 +29,7 @@ def end(database: Database, run: Run, status: Status, reason: str | None = None)
 
 
 def tiles(page: str) -> list[str]:
-    """Return the labels of the tiles."""
+    """Return the labels of the page's tiles."""
     facts = page.partition('<dl class="facts"')[2].partition("</dl>")[0]
     return [re.sub("<[^>]*>", "", each).strip() for each in re.findall(r"<dt.*?</dt>", facts)]
 
@@ -82,8 +82,8 @@ def list_shown(page: str) -> list[str]:
 def test_a_run_without_steps_shows_only_tabs_and_tools_that_it_can_have(
     database: Database, command: Run, browser: TestClient
 ) -> None:
-    """The page has only the note before the first number, then metrics, then tabs and
-    tools of steps.
+    """Before its first number a run without steps has only a note, then tabs and tools of metrics,
+    and after its first step those of steps.
     """
     address = f"/runs/{command.id}"
     page = browser.get(address).text
@@ -101,7 +101,7 @@ def test_a_run_without_steps_shows_only_tabs_and_tools_that_it_can_have(
 def test_a_script_that_only_logs_numbers_shows_them(
     database: Database, command: Run, browser: TestClient
 ) -> None:
-    """The latest numbers of the script are the tiles until its first step."""
+    """For a script that only logs numbers the tiles show them until its first step."""
     events = [make_metric(1, 0.5, "val/acc"), make_metric(1, 2.0, "x")]
     record(database, command, events=events)
     page = browser.get(f"/runs/{command.id}").text

@@ -1,4 +1,4 @@
-"""Saved views of the list, which belong to their user."""
+"""Saved views of the list, each of which belongs to a user."""
 
 import re
 
@@ -12,7 +12,7 @@ from tests.app.conftest import submit
 
 
 def test_a_view_is_saved_shown_and_deleted(browser: TestClient) -> None:
-    """A view links to its filter, order and columns; its deletion leads there too, so that it
+    """A saved view links to its filter, order and columns; deleting it redirects there, so that it
     can be saved again.
     """
     view = {"name": " slow ", "filter": "status:ended", "sort": "-duration", "columns": "name,lr"}
@@ -41,7 +41,7 @@ def test_a_view_is_saved_shown_and_deleted(browser: TestClient) -> None:
 def test_views_are_private_and_bounded(
     database: Database, browser: TestClient, script: TestClient, ada: User
 ) -> None:
-    """Other users cannot see or delete them; names, filters and their number are bounded."""
+    """A user's views are hidden from others; names, filters and their number are limited."""
     with database.writing() as session:
         grace = accounts.user_named(session, "grace")
         hers = views.save(session, grace, "hers", filter="", sort="-id", columns="")

@@ -32,14 +32,14 @@ FILE = {
 
 @pytest.fixture
 def watched(stranger: TestClient, database: Database, ada: User, tmp_path: Path) -> Uploader:
-    """A run that was begun and sent nothing yet."""
+    """A watched run that began and has sent nothing yet."""
     uploader = Uploader(stranger, write_token(database, ada), tmp_path / "spool")
     uploader.begin()
     return uploader
 
 
 def tell(uploader: Uploader) -> None:
-    """Send some steps, a skip, a metric, a checkpoint and an image, without their files."""
+    """Send steps, a skip, a metric, and events of a checkpoint and an image without the files."""
     with uploader.spool() as spool:
         spool.event(event_of(make_skip(2, "head.weight")))
         spool.steps(make_steps([1.0] * 3, skipped=[2]))
@@ -59,7 +59,7 @@ def silent_for(database: Database, seconds: float) -> None:
 
 
 def test_the_page_of_a_run_without_telemetry(watched: Uploader, browser: TestClient) -> None:
-    """A page exists for any configuration, without precision, length and steps."""
+    """A watched run has a page for any configuration, also without precision, length and steps."""
     page = browser.get("/runs/1").text
     assert "watched on gpu-7 · digits<span data-precision hidden>" in page
     assert "<code>precision</code>" in page
@@ -68,7 +68,7 @@ def test_the_page_of_a_run_without_telemetry(watched: Uploader, browser: TestCli
 
 
 def test_an_ended_run_without_steps_waits_for_none(watched: Uploader, browser: TestClient) -> None:
-    """A script that only logs values, or that failed before its first step, waits for no steps."""
+    """An ended run that made no step is not shown as waiting for one."""
     assert "<b>Waiting.</b>" in browser.get("/runs/1").text
     assert watched.end(status="finished", step=0).status_code == 200
     page = browser.get("/runs/1").text
@@ -79,7 +79,7 @@ def test_an_ended_run_without_steps_waits_for_none(watched: Uploader, browser: T
 def test_a_script_that_logs_only_numbers_has_no_empty_charts(
     watched: Uploader, browser: TestClient
 ) -> None:
-    """The panels of loss and loss scale are left out until the script takes a step."""
+    """For a script that only logs, the panels of loss and loss scale are left out."""
     assert 'data-row="loss"' in browser.get("/runs/1").text  # either may come
     with watched.spool() as spool:
         spool.event(event_of(make_metric(1, 0.5, "reward")))
@@ -94,7 +94,7 @@ def test_a_script_that_logs_only_numbers_has_no_empty_charts(
 def test_the_page_of_a_watched_run_has_all_its_telemetry(
     watched: Uploader, browser: TestClient
 ) -> None:
-    """The page shows all telemetry of the run, and no button that could not work."""
+    """A watched run's page has all its telemetry, and no button that needs a worker."""
     tell(watched)
     page = browser.get("/runs/1").text
     for text in (
@@ -128,7 +128,7 @@ def test_the_page_of_a_watched_run_has_all_its_telemetry(
 def test_any_configuration_has_a_page(
     watched: Uploader, browser: TestClient, script: TestClient, config: Any
 ) -> None:
-    """Any configuration is shown unchanged and not interpreted."""
+    """Any configuration of a watched run is shown unchanged, without interpretation."""
     watched.begin(id="f" * 32, config=config)
     tell(watched)
     for path in ("runs/2", "runs", *(f"api/v1/runs/2/{part}" for part in PARTS)):
@@ -163,7 +163,7 @@ def test_impossible_requests_are_rejected(
 def test_silence_is_reported_without_a_cause(
     watched: Uploader, database: Database, browser: TestClient, script: TestClient
 ) -> None:
-    """A run without reports is running, as far as known."""
+    """A silent run is shown as running when it last reported, without a guess at the cause."""
     assert "No contact" not in browser.get("/runs/1").text
     silent_for(database, 43)
     for path in ("/runs/1", "/runs"):
@@ -185,7 +185,7 @@ def test_silence_is_reported_without_a_cause(
 def test_viewers_are_notified_of_silence(
     watched: Uploader, database: Database, settings: Settings
 ) -> None:
-    """The page's stream and the list's report its begin and its end."""
+    """The streams of page and list report when a run falls silent and when it reports again."""
     look, of_list = (
         run_updates.of_run(database, settings, 1),
         run_updates.of_list(database, settings),
@@ -209,9 +209,7 @@ def test_viewers_are_notified_of_silence(
 def test_the_queue_passes_a_watched_run_by(
     watched: Uploader, database: Database, ada: User, offered: None
 ) -> None:
-    """Workers claim the queued runs, whatever device memory the watched run's
-    configuration names.
-    """
+    """Workers ignore a watched run in the queue, and claim queued runs."""
     watched.begin(id="e" * 32, config={"training": {"device_memory_gib": "much"}})
     queued = submit(database, ada)
     with database.writing() as session:
@@ -261,7 +259,7 @@ def test_an_unknown_loss_is_not_called_nan(
 def test_only_a_cause_of_a_failure_is_its_diagnosis(
     watched: Uploader, browser: TestClient, event: dict[str, Any], is_first: bool
 ) -> None:
-    """Its error comes first; advice on a script that raised for another reason is folded."""
+    """A failed script's error comes first; advice that does not explain it is folded."""
     with watched.spool() as spool:
         spool.event(event_of(event))
         spool.steps(make_steps([1.0] * 100))

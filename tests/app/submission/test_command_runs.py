@@ -1,4 +1,4 @@
-"""Commands by API, form and page."""
+"""Commands by the API, forms and pages."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def commanded(database: Database) -> None:
 def test_a_command_is_queued_and_comes_back_as_it_was_submitted(
     key: None, script: TestClient
 ) -> None:
-    """Parameters without a value have their default; those undeclared are what their value is."""
+    """Missing parameters get their default; an undeclared one has the type of its value."""
     command = COMMAND | {"secrets": ["API_KEY"]}
     answer = script.post("/api/v1/runs", json={"command": command, "config": {"name": "it"}})
     assert answer.status_code == 201, answer.text
@@ -62,7 +62,7 @@ def test_a_command_is_queued_and_comes_back_as_it_was_submitted(
 def test_who_may_not_submit_commands_is_not_offered_any(
     app: FastAPI, database: Database, ada: User, commanded: None
 ) -> None:
-    """Neither by the cards of the forms nor by the palette; a permission brings them."""
+    """Neither cards nor palette offer commands to a user without the permission to submit them."""
     with database.writing() as session:
         bob = accounts.make_user(session, "bob")
         projects.set_role(session, bob, projects.DEFAULT, "member")
@@ -114,7 +114,7 @@ def test_who_may_not_submit_commands_is_not_offered_any(
 def test_invalid_commands_are_rejected_by_field(
     script: TestClient, changes: dict[str, Any], field: str | None, message: str
 ) -> None:
-    """The errors have path, value and allowed values."""
+    """Errors of an invalid command have path, value and allowed values."""
     body = {"command": COMMAND | changes, "config": {"name": "it"}}
     answer = script.post("/api/v1/runs", json=body)
     assert answer.status_code == 422, answer.text
@@ -132,15 +132,13 @@ def test_invalid_commands_are_rejected_by_field(
     ],
 )
 def test_a_value_is_what_its_parameter_allows(script: TestClient, value: Any, message: str) -> None:
-    """A value must match its parameter's schema, like a recipe's configuration."""
+    """A parameter's value must match its schema, as a recipe's configuration must."""
     body = {"command": COMMAND, "config": {"lr": value, "name": "it"}}
     assert message in script.post("/api/v1/runs", json=body).json()["detail"]
 
 
 def test_other_things_that_a_command_is_not(script: TestClient, offered: None) -> None:
-    """A command has no recipe and no checkpoint to start from, and ranks only where
-    torchrun starts them.
-    """
+    """A command with a recipe, a parent checkpoint, or ranks without torchrun is rejected."""
     for body, message in (
         ({"recipe": "digits", "command": {"line": "true"}}, "allowed: one of the two"),
         ({"command": {"line": "true"}, "parent_id": 1}, "cannot start from a checkpoint"),
@@ -178,7 +176,9 @@ FORM = {
 def test_the_form_queues_a_command_and_a_clone_has_what_it_had(
     key: None, commanded: None, database: Database, browser: TestClient
 ) -> None:
-    """Each placeholder has its kind, value and bounds; a ticked secret is named."""
+    """The form has each placeholder with its kind, value and bounds; a clone has the command's
+    values and selected secrets.
+    """
     assert "/runs/new/command" in browser.get("/runs/new").text
     answer = browser.post("/runs/new/command", data=FORM | {"command.secrets": "API_KEY"})
     assert (answer.status_code, answer.headers.get("location")) == (303, "/runs/1"), answer.text
@@ -228,7 +228,7 @@ def test_errors_appear_at_their_fields_and_input_is_preserved(
     path: str,
     message: str,
 ) -> None:
-    """Invalid fields are named, the input is preserved, and nothing is queued."""
+    """An invalid command form is shown again with its input and errors; nothing is queued."""
     answer = browser.post("/runs/new/command", data=FORM | changes)
     assert answer.status_code == 422
     assert f'<a href="#{path}">' in answer.text
@@ -241,7 +241,7 @@ def test_errors_appear_at_their_fields_and_input_is_preserved(
 def test_the_page_shows_the_command_without_secrets(
     key: None, commanded: None, database: Database, browser: TestClient
 ) -> None:
-    """Hostile text is escaped, and there are no buttons for actions of a recipe's loop."""
+    """The page of a command escapes hostile text, and has no buttons of a recipe's loop."""
     line = "python train.py '{name}' '<script>alert(1)</script>'"
     command = {"line": line, "git": "https://host/it", "commit": "abcdef0", "secrets": ["API_KEY"]}
     body = {"command": command, "config": {"name": "</code><b>"}}
@@ -280,7 +280,9 @@ def test_the_page_shows_the_command_without_secrets(
 def test_configuration_of_the_script_and_parameters_of_the_command(
     commanded: None, database: Database, browser: TestClient
 ) -> None:
-    """Page, comparison and filter have both; submitting again uses the parameters."""
+    """Page, comparison and filter show the script's configuration and the command's parameters; a
+    resubmission uses the parameters.
+    """
     for lr, width in ((0.1, 8), (0.2, 16)):
         given = {"command": COMMAND, "config": {"lr": lr, "name": "it"}}
         run_id = browser.post("/api/v1/runs", json=given).json()["id"]
@@ -302,7 +304,7 @@ def test_configuration_of_the_script_and_parameters_of_the_command(
 def test_secrets_are_set_listed_and_deleted_and_never_shown(
     settings: Settings, browser: TestClient, script: TestClient
 ) -> None:
-    """Page and API set and delete secrets; neither shows a value, not even a rejected one."""
+    """Page and API set and delete secrets; neither shows a value, even a rejected one."""
     settings.data.mkdir()
     form = {"name": "KEY_A", "value": "open-sesame\r\nsecond line"}
     assert browser.post("/secrets", data=form).status_code == 303
@@ -330,7 +332,7 @@ def test_secrets_are_set_listed_and_deleted_and_never_shown(
 
 
 def test_an_invalid_key_is_named(settings: Settings, script: TestClient) -> None:
-    """The message names the file, so that an admin can repair it."""
+    """The error for an invalid encryption key names its file, so that an admin can repair it."""
     settings.data.mkdir()
     settings.secrets_key.write_text("no key")
     answer = script.put("/api/v1/secrets/KEY", json={"value": "open-sesame"})

@@ -1,4 +1,4 @@
-"""Configurations against a recipe's schema."""
+"""Validation of configurations against a recipe's schema."""
 
 from typing import Any
 
@@ -66,7 +66,7 @@ def test_omitted_settings_get_their_defaults() -> None:
     ],
 )
 def test_an_error_names_field_value_and_allowed_values(path: str, value: Any, message: str) -> None:
-    """Each bad value is found under its own path, and nothing else is."""
+    """Each invalid value is reported under its own path, and nothing else is."""
     config = with_defaults(SCHEMA, {})
     put(config, path, value)
     found = mistakes(SCHEMA, config)
@@ -76,7 +76,7 @@ def test_an_error_names_field_value_and_allowed_values(path: str, value: Any, me
 
 @looped("text", ["", "off", None])
 def test_a_setting_that_may_be_empty_is_switched_off_by_a_word(text: str | None) -> None:
-    """Of other settings the word is a mistake."""
+    """ "off" or an empty text clears a setting that may be empty, and is an error for any other."""
     config = {"training": {"max_grad_norm": text, "steps": text}}
     whole = with_defaults(SCHEMA, config)
     assert whole["training"]["max_grad_norm"] is None
@@ -96,12 +96,12 @@ def test_a_number_may_be_a_power_of_two() -> None:
 
 
 def test_a_group_that_is_no_object_is_a_mistake() -> None:
-    """A group that is no object is reported as a mistake, and does not raise."""
+    """A value other than an object for a group of settings is reported as a mistake."""
     assert "training" in mistakes(SCHEMA, with_defaults(SCHEMA, {"training": 3}))
 
 
 def test_a_valid_configuration_is_converted_to_the_types_of_the_schema() -> None:
-    """2.0 is a whole number in JSON Schema and becomes 2; other values stay."""
+    """2.0, a whole number in JSON Schema, becomes 2; values of other types stay."""
     fields = {
         "count": {"type": "integer"},
         "keep": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
@@ -129,5 +129,5 @@ def test_a_valid_configuration_is_converted_to_the_types_of_the_schema() -> None
     ],
 )
 def test_allowed_values_are_short(rules: dict[str, Any], allowed: str) -> None:
-    """A bound with an exponent is a power of two, and a pattern with an example is the example."""
+    """An allowed bound with an exponent is shown as a power of two, a pattern by its example."""
     assert Property("a.b", "a", rules).allowed == allowed

@@ -19,7 +19,9 @@ ASKED = {"recipe": "digits", "precision": "fp16", "steps": 600, "batch_size": 8}
 def test_a_cost_has_numbers_and_sentences(
     database: Database, ada: User, offered: None, script: TestClient
 ) -> None:
-    """Time from the slowest to the fastest similar run, and the size of its checkpoints."""
+    """The estimate has the time of the slowest and the fastest similar run, and the size of its
+    checkpoints, as numbers and text.
+    """
     estimate = script.get("/api/v1/estimates", params=ASKED).json()
     assert (estimate["sentences"], estimate["seconds"], estimate["checkpoint_bytes"]) == (
         [],
@@ -42,8 +44,8 @@ def test_a_cost_has_numbers_and_sentences(
 def test_runs_of_other_sizes_are_not_alike(
     database: Database, ada: User, offered: None, script: TestClient
 ) -> None:
-    """Checkpoints of other sizes are ignored, and the sentence names their sizes; rates
-    do not matter.
+    """Runs whose checkpoints have another size are not used for the estimate, which names their
+    sizes; learning rates do not matter.
     """
     add_finished(database, ada, 2.0, 8, 1_000_000)
     settings = {"width": 64, "name": "tanh", "rate": 0.1}
@@ -74,7 +76,7 @@ def test_runs_of_other_sizes_are_not_alike(
 def test_a_recipe_offered_only_by_drained_workers_has_a_sentence(
     database: Database, offered: None, script: TestClient
 ) -> None:
-    """The sentence is that of the queue after submission."""
+    """The estimate for a recipe that only drained workers offer has the queue's pending reason."""
     with database.writing() as session:
         worker = session.get_one(Worker, 1)
         workers.drain(session, worker.id)
@@ -85,9 +87,7 @@ def test_a_recipe_offered_only_by_drained_workers_has_a_sentence(
 def test_memory_is_estimated_after_a_worker_has_counted(
     database: Database, offered: None, script: TestClient
 ) -> None:
-    """The estimate is shown next to the device's memory, with half-precision copies if
-    there are any.
-    """
+    """A memory estimate is shown next to the device's memory, with half-precision copies if any."""
     assert script.get("/api/v1/estimates", params=ASKED).json()["memory_bytes"] is None
     counted = {"weight_bytes": 4 * 2**30, "gradient_bytes": 2**30, "optimizer_bytes": 2 * 2**30}
     for cast_bytes, words in (
@@ -112,7 +112,7 @@ def test_memory_is_estimated_after_a_worker_has_counted(
 def test_invalid_requests_are_rejected(
     offered: None, script: TestClient, changes: dict[str, Any], status: int
 ) -> None:
-    """Invalid parameters are rejected with their field."""
+    """Invalid parameters of an estimate are rejected by field."""
     answer = script.get("/api/v1/estimates", params=ASKED | changes)
     assert answer.status_code == status
     assert next(iter(changes)) in answer.text
@@ -121,7 +121,9 @@ def test_invalid_requests_are_rejected(
 def test_speed_and_memory_of_each_precision_are_those_measured(
     database: Database, ada: User, offered: None, script: TestClient, browser: TestClient
 ) -> None:
-    """They are medians of runs with the same batch size; nothing is guessed for another one."""
+    """Speed and memory of a precision are medians of runs with the same batch size, without
+    extrapolation to another one.
+    """
     for speed, peak in ((2.0, 2.0**30), (5.0, 2.0**31), (4.0, None)):
         run_id = add_finished(database, ada, speed, 64)
         if peak is not None:

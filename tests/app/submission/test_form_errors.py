@@ -1,4 +1,4 @@
-"""Errors of the forms of runs and sweeps: each has the label of its field, and a link to it."""
+"""Errors in the forms of runs and sweeps have the label of their field and a link to it."""
 
 import re
 
@@ -51,7 +51,7 @@ ERROR = re.compile(r'<li>\s*<a href="#(.+?)">(.+?)</a>', re.S)
 def test_errors_name_fields_by_their_labels(
     offered: None, browser: TestClient, address: str, form: dict[str, str]
 ) -> None:
-    """No error names a path, and each link leads to an element of the page."""
+    """Form errors name no paths, and each links to an element of the page."""
     answer = browser.post(address, data=form)
     assert answer.status_code == 422
     errors = ERROR.findall(answer.text)
@@ -64,7 +64,7 @@ def test_errors_name_fields_by_their_labels(
 def test_a_fork_with_too_few_steps_says_so_at_the_field(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """The field is marked, and the text says that the steps are the total."""
+    """A fork with too few steps gets an error at the field: the steps are the total."""
     with database.writing() as session:
         checkpoints.publish(session, running.id, 1, checkpoint_of(make_saved(10)), ["key-10"])
     fork = FORM | {"training.steps": "5", "parent_id": str(running.id), "parent_step": "10"}

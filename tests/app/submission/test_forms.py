@@ -1,4 +1,4 @@
-"""The form that is generated from a schema, and how it is parsed."""
+"""The form generated from a schema, and how it is parsed."""
 
 from copy import deepcopy
 from typing import Any
@@ -30,7 +30,7 @@ def _make_form(config: dict[str, Any]) -> dict[str, str]:
     ],
 )
 def test_what_the_form_shows_is_what_it_sends(changes: dict[str, Any]) -> None:
-    """A configuration that is filled into the form is sent unchanged, with its types."""
+    """A configuration that fills the form is sent unchanged, with its types."""
     config = with_defaults(SCHEMA, changes)
     back = read(SCHEMA, _make_form(config))
     assert back == config
@@ -38,9 +38,7 @@ def test_what_the_form_shows_is_what_it_sends(changes: dict[str, Any]) -> None:
 
 
 def test_a_title_with_a_gap_has_its_value_there() -> None:
-    """In the summary of a closed group the value fills the gap of the title; other titles are
-    followed by their value.
-    """
+    """A value is shown within its title if that has a gap for it, otherwise after the title."""
     schema = deepcopy(SCHEMA)
     schema["properties"]["training"]["properties"]["batch_size"]["title"] = "Every … steps"
     groups = {group.name: group for group in field_sets(schema, CONFIG, {})}
@@ -55,7 +53,7 @@ def test_a_title_with_a_gap_has_its_value_there() -> None:
 
 @looped("typed", ["many", "", "1e999", "1.5", "0x10", "0,5"])
 def test_input_is_preserved(typed: str) -> None:
-    """Invalid input stays in its field, with the error."""
+    """Invalid form input stays in its field, with the error."""
     posted = _make_form(CONFIG) | {"training.steps": typed}
     config = read(SCHEMA, posted)
     groups = field_sets(SCHEMA, config, {"training.steps": "wrong"})
@@ -73,7 +71,7 @@ def test_whole_numbers_may_be_written_as_floats() -> None:
 
 
 def test_inputs_have_the_kind_of_their_setting() -> None:
-    """Numbers and switches have controls of their own."""
+    """Numbers and switches have input elements of their own type."""
     inputs = {
         each.source.path: each for group in field_sets(SCHEMA, CONFIG, {}) for each in group.inputs
     }
@@ -83,7 +81,9 @@ def test_inputs_have_the_kind_of_their_setting() -> None:
 
 
 def test_advanced_groups_open_for_their_errors() -> None:
-    """The scaler's group is closed until something in it differs or is wrong."""
+    """The group of scaler settings opens if a value in it differs from the default or is
+    invalid.
+    """
 
     def is_open(config: dict[str, Any], errors: dict[str, str]) -> bool:
         return next(g.is_open for g in field_sets(SCHEMA, config, errors) if g.name == "scaler")

@@ -55,7 +55,9 @@ def submit(script: TestClient, **weights: Any) -> Any:
 def test_weights_are_named_by_run_and_step_or_by_path(
     database: Database, saved: Run, script: TestClient, weights: dict[str, Any], kept: Any
 ) -> None:
-    """Without a step the newest one is stored, so that it stays the same."""
+    """Weights are named by run and step or by path; without a step the newest step is stored, so
+    later ones do not change it.
+    """
     answer = submit(script, **weights)
     assert answer.status_code == 201, answer.text
     with database.reading() as session:
@@ -77,7 +79,7 @@ def test_weights_are_named_by_run_and_step_or_by_path(
 def test_errors_are_at_their_fields(
     saved: Run, script: TestClient, weights: dict[str, Any], field: str, message: str
 ) -> None:
-    """The submission reports them, not the start of the run."""
+    """Invalid initial weights are reported at submission, not when the run starts."""
     answer = submit(script, **weights)
     assert answer.status_code == 422
     assert message in str(answer.json())
@@ -87,7 +89,7 @@ def test_errors_are_at_their_fields(
 def test_an_expired_upload_is_reported_before_a_run_waits_for_it(
     settings: Settings, saved: Run, script: TestClient, browser: TestClient
 ) -> None:
-    """API, form and sweep report it; a new run keeps its upload for another day."""
+    """API, form and sweep report an expired upload; a new run extends an upload by a day."""
     upload = f"{'0' * 64}/net.pt"
     place = settings.data / uploads.key(upload)
     place.parent.mkdir(parents=True)
@@ -110,8 +112,8 @@ def test_an_expired_upload_is_reported_before_a_run_waits_for_it(
 
 
 def test_a_checkpoints_weights_fill_the_form(saved: Run, browser: TestClient) -> None:
-    """The table of checkpoints links to the filled form; a fork has its checkpoint's weights
-    and names none.
+    """The table of checkpoints links to a form with their weights filled in; a fork has its
+    checkpoint's weights and names none.
     """
     address = "/runs/new?from=1&amp;weights_step=20"
     assert address in browser.get("/runs/1").text
@@ -130,7 +132,9 @@ def test_a_checkpoints_weights_fill_the_form(saved: Run, browser: TestClient) ->
 def test_the_page_lists_what_did_not_fit(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """Each weight is listed with its state, and the number of the others if there are many."""
+    """Weights that did not fit are listed with their state; if there are many, the rest is
+    counted.
+    """
     assert 'id="weights"' not in browser.get("/runs/1").text
     event = make_weights(missing=["model.head.bias"], unexpected=["<b>"]) | {"unexpected_count": 9}
     record(database, running, events=[event])

@@ -1,4 +1,4 @@
-"""The form of a new run, without a script in the browser."""
+"""The form of a new run, in a browser without scripts."""
 
 from copy import deepcopy
 from typing import Any
@@ -19,7 +19,7 @@ from tests.marks import looped
 
 
 def test_form_is_drawn_from_the_schema(offered: None, browser: TestClient) -> None:
-    """Every field has its title, help text and default."""
+    """Every field of the schema has its title, help text and default in the form."""
     page = browser.get("/runs/new", params={"recipe": "digits"}).text
     assert 'name="training.batch_size" value="64"' in page
     assert "Examples a step." in page
@@ -27,16 +27,14 @@ def test_form_is_drawn_from_the_schema(offered: None, browser: TestClient) -> No
 
 
 def test_without_workers_it_says_so(browser: TestClient) -> None:
-    """No recipe can be offered, and the page says what to start."""
+    """Without workers the page says that no recipe can be offered, and what to start."""
     assert "halfstep worker" in browser.get("/runs/new").text
 
 
 def test_a_viewer_gets_a_sentence_in_place_of_the_form(
     app: FastAPI, database: Database, offered: None
 ) -> None:
-    """The forms of a run and of a sweep are replaced by the reason, so that nothing is
-    filled in in vain.
-    """
+    """Viewers get the reason instead of the forms of runs and sweeps."""
     with database.writing() as session:
         viewer = accounts.make_user(session, "viola")
         projects.set_role(session, viewer, projects.DEFAULT, VIEWER)
@@ -52,7 +50,7 @@ def test_a_viewer_gets_a_sentence_in_place_of_the_form(
 
 
 def test_submitting_queues_the_run(database: Database, offered: None, browser: TestClient) -> None:
-    """A form as it was drawn becomes a run with the recipe's configuration."""
+    """Submitting an unchanged form queues a run with the recipe's configuration."""
     answer = browser.post("/runs", data=FORM | {"name": "first", "tags": "a"})
     assert (answer.status_code, answer.headers["location"]) == (303, "/runs/1")
     with database.reading() as session:
@@ -88,7 +86,7 @@ def test_errors_appear_at_their_fields_and_input_is_preserved(
     path: str,
     message: str,
 ) -> None:
-    """The form is shown again with the entered values and the errors; nothing is queued."""
+    """An invalid form is shown again with the entered values and the errors; nothing is queued."""
     answer = browser.post("/runs", data=FORM | {"name": "kept"} | changes)
     assert answer.status_code == 422
     assert message in answer.text.replace("&#39;", "'")
@@ -102,7 +100,7 @@ def test_errors_appear_at_their_fields_and_input_is_preserved(
 
 
 def test_all_mistakes_are_shown_at_once(offered: None, browser: TestClient) -> None:
-    """Mistakes of the queue's fields and of the recipe's are found together."""
+    """Mistakes in the queue's fields and in the recipe's are reported together."""
     changes = {"priority": "high", "training.steps": "0"}
     page = browser.post("/runs", data=FORM | changes).text
     assert '<a href="#priority">' in page
@@ -128,7 +126,9 @@ def test_clone_has_what_the_other_run_had(
 def test_a_checkpoint_to_start_from_must_exist(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """A run can start from another's checkpoint; a missing checkpoint is an error."""
+    """The form accepts a checkpoint of another run to start from; a missing checkpoint is
+    an error.
+    """
     page = browser.get("/runs/new", params={"from": 1, "step": 40}).text
     assert 'name="parent_step" value="40"' in page
     answer = browser.post("/runs", data=FORM | {"parent_id": "1", "parent_step": "40"})
@@ -139,7 +139,7 @@ def test_a_checkpoint_to_start_from_must_exist(
 def test_a_number_that_is_too_small_is_reported_at_its_field(
     offered: None, browser: TestClient
 ) -> None:
-    """The form is shown again with the entered values and the allowed ones."""
+    """After a number that is too small the form has the entered values and the allowed ones."""
     form = {"recipe": "digits", "precision": "fp16", "training.steps": "-3"}
     answer = browser.post("/runs", data=form)
     assert answer.status_code == 422
@@ -148,7 +148,7 @@ def test_a_number_that_is_too_small_is_reported_at_its_field(
 
 
 def test_enter_starts_no_run(offered: None, browser: TestClient) -> None:
-    """The button that a browser presses for Enter is one that cannot be pressed."""
+    """Pressing Enter starts no run, because the form's first button is disabled."""
     page = browser.get("/runs/new", params={"recipe": "digits"}).text
     form = page.partition("data-run-form")[2].partition("</form>")[0]
     assert form.index("<button disabled hidden>") < form.index("Start run</button>")
@@ -162,8 +162,9 @@ def test_enter_starts_no_run(offered: None, browser: TestClient) -> None:
 def test_another_recipe_takes_over_changed_settings(
     database: Database, browser: TestClient
 ) -> None:
-    """Common fields that the user changed stay; values that it does not allow are named and left
-    out."""
+    """Choosing another recipe keeps the common fields that the user changed; values that it does
+    not allow are named and left out.
+    """
     other = deepcopy(SCHEMA)
     fields = other["properties"]["training"]["properties"]
     fields["batch_size"] |= {"maximum": 100, "default": 8}
@@ -185,7 +186,7 @@ def test_another_recipe_takes_over_changed_settings(
 
 
 def test_errors_use_labels(offered: None, browser: TestClient) -> None:
-    """The summary takes the focus; the field is marked as invalid, with the message."""
+    """The error summary uses labels and takes the focus; the invalid field has the message."""
     wrong = {"training.steps": "0", "after_id": "77", "training.max_grad_norm": "-1"}
     page = browser.post("/runs", data=FORM | wrong).text
     assert ": -1 is not valid; allowed: " in page  # as it was typed, not -1.0
@@ -196,7 +197,7 @@ def test_errors_use_labels(offered: None, browser: TestClient) -> None:
 
 
 def test_an_emptied_number_is_not_one_in_silence(offered: None, browser: TestClient) -> None:
-    """An empty required number is an error with the allowed values; a form may omit it."""
+    """An emptied required number is an error, although a form may omit the field."""
     typed = {"recipe": "digits", "precision": "fp16", "training.steps": "5"}
     typed |= {"training.batch_size": "8", "scaler.init_scale": "2"}
     page = browser.post("/runs", data={**typed, "nodes": "", "devices_per_node": " "})

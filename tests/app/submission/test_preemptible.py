@@ -27,7 +27,9 @@ def preemptible(database: Database) -> list[bool]:
 def test_it_is_off_by_default_and_kept_by_what_repeats_a_run(
     database: Database, ada: User, offered: None, script: TestClient, browser: TestClient
 ) -> None:
-    """API, form, clone, preset, comparison and sweep have it; the run's page says so."""
+    """Preemption is off by default; API, form, clone, preset, comparison and sweep keep it, and the
+    run's page shows it.
+    """
     for body in ({"recipe": "digits"}, RUN):
         run = script.post("/api/v1/runs", json=body).json()
         assert run["preemptible"] == body.get("preemptible", False)
@@ -54,7 +56,7 @@ def test_it_is_off_by_default_and_kept_by_what_repeats_a_run(
 
 @pytest.mark.parametrize("kind", ["command", "lab"])
 def test_only_trainings_may_be_preempted(offered: None, script: TestClient, kind: str) -> None:
-    """A command or a measurement would start again from its beginning."""
+    """Commands and measurements cannot be preempted, since they would start from the beginning."""
     body = {
         "command": {"command": {"line": "true"}},
         "lab": {"recipe": "digits", "config": {"lab": {"task": "precision_plan"}}},
@@ -66,7 +68,7 @@ def test_only_trainings_may_be_preempted(offered: None, script: TestClient, kind
 def test_a_preempted_run_says_so_wherever_it_is_shown(
     database: Database, ada: User, script: TestClient, browser: TestClient, offered: None
 ) -> None:
-    """Its state in history, list and page while it stops, and the reason why it waits."""
+    """History, list and page show that a run is being preempted, and why it is queued again."""
     low = start_run(database, ada, preemptible=True)
     high = submit(database, ada, priority=1)
     preemption.preempt_due(database, runs_per_user=0, devices_per_user=0)
@@ -84,7 +86,7 @@ def test_a_preempted_run_says_so_wherever_it_is_shown(
 def test_commands_have_it(
     database: Database, token: str, address: str, offered: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Runs, presets and sweeps are submitted with --preemptible."""
+    """Runs, presets and sweeps can be submitted with --preemptible by the command line."""
     monkeypatch.setenv("HALFSTEP_URL", address)
     monkeypatch.setenv("HALFSTEP_TOKEN", token)
     for line in (

@@ -1,4 +1,4 @@
-"""Presets, notes and retention rules by API: permissions and audit log."""
+"""Presets, notes and retention rules by the API: permissions and audit log."""
 
 import pytest
 from fastapi import FastAPI
@@ -19,7 +19,7 @@ RULE = {"scope": "in:vision", "log_days": 5}
 
 @pytest.fixture
 def scripts(app: FastAPI, database: Database, offered: None) -> dict[str, TestClient]:
-    """A script of each role in a project, and one without a role there."""
+    """Clients of each role in a project, and one without a role in it."""
     with database.writing() as session:
         projects.make(session, "vision")
         people = {role: accounts.make_user(session, role) for role in ("maintainer", "member")}
@@ -33,7 +33,7 @@ def scripts(app: FastAPI, database: Database, offered: None) -> dict[str, TestCl
 def test_roles_allow_what_they_do_on_the_pages(
     database: Database, ada: User, scripts: dict[str, TestClient]
 ) -> None:
-    """Members write, maintainers set rules, viewers read notes; an outsider finds nothing."""
+    """Members write, maintainers set rules and viewers read notes; an outsider gets 404."""
     submit(database, ada, project="vision")
     rejections = {"maintainer": 0, "member": 0, "viewer": 403, "outsider": 404}
     for name, refused in rejections.items():
@@ -66,7 +66,7 @@ def test_roles_allow_what_they_do_on_the_pages(
 def test_a_token_for_one_project_sets_no_rule_for_all(
     app: FastAPI, database: Database, ada: User
 ) -> None:
-    """API and page reject it, even if the token is an admin's."""
+    """A token of one project cannot set the instance's retention rule, even an admin's token."""
     with database.writing() as session:
         token, _row = accounts.make_api_token(session, ada, "one", project="")
     headers = {"Authorization": f"Bearer {token}"}

@@ -1,4 +1,4 @@
-"""Presets of the new-run form: saved, chosen, replaced and deleted, and by which users."""
+"""Presets of the new-run form: saving, choosing, replacing and deleting, and who may."""
 
 import re
 
@@ -32,8 +32,8 @@ FORM = {
 def test_what_the_form_holds_is_saved_and_fills_it_again(
     database: Database, offered: None, browser: TestClient
 ) -> None:
-    """Only values that differ from the defaults are saved, so that defaults may change; the
-    form gets no name, and nothing is queued.
+    """A preset stores only values that differ from the defaults, so that defaults may change; it
+    fills the form except for the name.
     """
     saved = browser.post("/presets", data=FORM)
     assert saved.headers["location"] == "/runs/new?preset=1"
@@ -60,8 +60,8 @@ def test_what_the_form_holds_is_saved_and_fills_it_again(
 
 
 def test_invalid_presets_are_not_saved(offered: None, browser: TestClient) -> None:
-    """Errors are at their fields with the input preserved; a missing name and too many presets
-    are errors too.
+    """Errors of a preset are at their fields with the input preserved; a missing name and too many
+    presets are errors too.
     """
     wrong = browser.post("/presets", data=FORM | {"training.steps": "0", "priority": "x"})
     assert wrong.status_code == 422
@@ -78,7 +78,7 @@ def test_invalid_presets_are_not_saved(offered: None, browser: TestClient) -> No
 def test_presets_are_of_who_may_submit_to_their_project(
     app: FastAPI, database: Database, browser: TestClient, offered: None
 ) -> None:
-    """A viewer neither saves nor chooses them, and who does not see the project finds none."""
+    """Viewers can neither save nor choose presets; presets of a hidden project are not found."""
     with database.writing() as session:
         projects.make(session, "vision")
         people = {name: accounts.make_user(session, name) for name in ("member", "viewer", "other")}

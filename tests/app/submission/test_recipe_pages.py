@@ -45,7 +45,9 @@ def offer(database: Database) -> None:
 
 
 def test_each_recipe_is_listed_with_its_source(database: Database, browser: TestClient) -> None:
-    """A recipe has title, name and result of the check; one that failed to load has the reason."""
+    """The list of recipes has title, name and check result, or the reason why one failed to
+    load.
+    """
     assert "No worker is up" in browser.get("/recipes").text
     offer(database)
     page = " ".join(html.unescape(browser.get("/recipes").text).split())
@@ -67,8 +69,8 @@ def test_each_recipe_is_listed_with_its_source(database: Database, browser: Test
 
 
 def test_a_recipes_own_page_has_its_settings(database: Database, browser: TestClient) -> None:
-    """The page has path, default and allowed values; recipes are also found by path,
-    unknown ones are not.
+    """A recipe's page has the path, default and allowed values of each setting; recipes are also
+    found by path, unknown ones are not.
     """
     offer(database)
     page = browser.get("/recipes/mine").text
@@ -87,7 +89,9 @@ def test_a_recipes_own_page_has_its_settings(database: Database, browser: TestCl
 
 
 def test_workers_with_other_versions_are_reported(database: Database, browser: TestClient) -> None:
-    """One entry names both workers, and says that they differ."""
+    """Workers with other versions of a recipe are named in one entry, which says that they
+    differ.
+    """
     offer(database)
     add_worker(database, "w2", [{**MINE, "schema": {**SCHEMA, "title": "newer"}}], [CPU])
     page = browser.get("/recipes").text
@@ -98,7 +102,7 @@ def test_workers_with_other_versions_are_reported(database: Database, browser: T
 def test_a_declared_name_replaces_the_path(
     database: Database, ada: User, browser: TestClient, script: TestClient
 ) -> None:
-    """A run submitted by path gets the name; a fork of a run with the path keeps the path."""
+    """A run submitted by a recipe's path gets its name; a fork keeps its parent's path."""
     offer(database)
     body = {"recipe": f"{FILE}:Mine", "config": CONFIG}
     queued = script.post("/api/v1/runs", json=body).json()

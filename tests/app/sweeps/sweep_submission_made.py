@@ -34,7 +34,7 @@ def finish(
 
 
 def members(database: Database, sweep_id: int) -> list[tuple[int, dict[str, Any], str, Any]]:
-    """Number, settings, state and value of each trial."""
+    """Return number, settings, state and value of each trial."""
     with database.reading() as session:
         query = select(Trial).where(Trial.sweep_id == sweep_id).order_by(Trial.number)
         return [(row.number, row.params, row.state, row.value) for row in session.scalars(query)]

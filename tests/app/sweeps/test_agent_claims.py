@@ -1,4 +1,4 @@
-"""Points of a sweep that agents take: none twice, and none lost with an agent."""
+"""Points of a sweep that agents claim: none is claimed twice, and none lost with an agent."""
 
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -59,14 +59,14 @@ def take_point(database: Database, ada: User, sweep_id: int, agent: str = A) -> 
 
 
 def expire(database: Database, sweep_id: int) -> None:
-    """Let every lease of a sweep expire."""
+    """Expire every lease of a sweep."""
     with database.writing() as session:
         mine = (Trial.sweep_id == sweep_id, Trial.lease_expires_at.is_not(None))
         session.execute(update(Trial).where(*mine).values(lease_expires_at=now() - 1))
 
 
 def arrive(database: Database, ada: User, run: Run, **changes: Any) -> None:
-    """Begin a run's upload, as its script's uploader does."""
+    """Begin the upload of a run, as its script's uploader does."""
     values: dict[str, Any] = {"name": "n", "project": "", "config": run.config, "tags": ""}
     values |= {"host": "", "started_at": 0.0, "versions": {}}
     with database.writing() as session:
@@ -83,7 +83,7 @@ def end(database: Database, ada: User, run: Run, score: float) -> None:
 
 
 def test_agents_take_each_point_once(database: Database, ada: User) -> None:
-    """Eight at once, until there is none; each has a run with the point's settings."""
+    """Eight concurrent agents claim each point once, and each point's run has its settings."""
     sweep_id = begin(database, ada)
 
     def work(number: int) -> list[tuple[float, int]]:
@@ -103,7 +103,9 @@ def test_agents_take_each_point_once(database: Database, ada: User) -> None:
 
 @pytest.mark.sql
 def test_a_dead_agents_point_goes_to_the_next(database: Database, ada: User) -> None:
-    """Under the same number; the first agent's run accepts nothing more, nor its claim."""
+    """After an agent dies, the next one gets its point under the same number, and the dead
+    agent's run accepts nothing more.
+    """
     sweep_id = begin(database, ada)
     first, old = take_point(database, ada, sweep_id)
     arrive(database, ada, old)
@@ -124,7 +126,7 @@ def test_a_dead_agents_point_goes_to_the_next(database: Database, ada: User) -> 
 
 
 def test_a_run_that_never_arrived_cannot_arrive_later(database: Database, ada: User) -> None:
-    """Its point has another run."""
+    """A run whose lease expired before its upload cannot start once its point has another run."""
     sweep_id = begin(database, ada)
     _trial, old = take_point(database, ada, sweep_id)
     expire(database, sweep_id)
@@ -134,7 +136,7 @@ def test_a_run_that_never_arrived_cannot_arrive_later(database: Database, ada: U
 
 
 def test_a_returned_point_is_free_at_once(database: Database, ada: User) -> None:
-    """After Ctrl-C of an agent the next one takes its point."""
+    """After an agent's Ctrl-C the next agent gets its point at once."""
     sweep_id = begin(database, ada)
     trial, _run = take_point(database, ada, sweep_id)
     with database.writing() as session:
@@ -145,7 +147,7 @@ def test_a_returned_point_is_free_at_once(database: Database, ada: User) -> None
 def test_a_killed_script_gives_its_point_back_and_a_finished_one_does_not(
     database: Database, ada: User
 ) -> None:
-    """Also if the uploader has reported the end, and the agent has not."""
+    """A killed script returns its point, and a finished one keeps it until the agent reports."""
     sweep_id = begin(database, ada, space={"lr": [0.1, 0.2]})
     _killed, run = take_point(database, ada, sweep_id)
     arrive(database, ada, run)
@@ -165,7 +167,7 @@ def test_a_killed_script_gives_its_point_back_and_a_finished_one_does_not(
 
 @pytest.mark.sql
 def test_results_decide_the_best_trial(database: Database, ada: User) -> None:
-    """By the value that the watched run logged; the sweep ends with its last run."""
+    """The metric that watched runs log decides the best trial; the last run ends the sweep."""
     sweep_id = begin(database, ada, space={"lr": [0.1, 0.2]})
     for score in (0.5, 0.9):
         trial, run = take_point(database, ada, sweep_id)
@@ -184,7 +186,7 @@ def test_results_decide_the_best_trial(database: Database, ada: User) -> None:
 
 
 def test_an_upload_that_comes_later_keeps_its_point(database: Database, ada: User) -> None:
-    """For ten minutes a script's end waits for its run; then the point is free."""
+    """After its script ends a point stays claimed for ten minutes, until its run is uploaded."""
     sweep_id = begin(database, ada, space={"lr": [0.1]})
     trial, run = take_point(database, ada, sweep_id)
     with database.writing() as session:
@@ -199,7 +201,7 @@ def test_an_upload_that_comes_later_keeps_its_point(database: Database, ada: Use
 
 
 def test_a_script_that_watches_nothing_has_failed(database: Database, ada: User) -> None:
-    """Its trial is a failed one; the next point goes on."""
+    """The trial of a script that uploads no run fails, and the sweep continues."""
     sweep_id = begin(database, ada)
     trial, run = take_point(database, ada, sweep_id)
     with database.writing() as session:
@@ -211,7 +213,7 @@ def test_a_script_that_watches_nothing_has_failed(database: Database, ada: User)
 
 
 def test_neither_workers_nor_the_queue_take_an_agents_run(database: Database, ada: User) -> None:
-    """Nor does an agent take a run of a recipe's sweep."""
+    """Workers do not claim an agent's run, nor do agents claim a run of a recipe's sweep."""
     worker_id = offer_digits(database)
     sweep_id = begin(database, ada)
     take_point(database, ada, sweep_id)
@@ -222,7 +224,7 @@ def test_neither_workers_nor_the_queue_take_an_agents_run(database: Database, ad
 
 
 def test_a_paused_or_cancelled_sweep_gives_no_points(database: Database, ada: User) -> None:
-    """A cancelled one ends the runs of its agents."""
+    """A paused sweep gives agents no points; cancelling it ends their runs."""
     sweep_id = begin(database, ada)
     trial, run = take_point(database, ada, sweep_id)
     with database.writing() as session:
@@ -238,7 +240,7 @@ def test_a_paused_or_cancelled_sweep_gives_no_points(database: Database, ada: Us
 
 @pytest.mark.sql
 def test_weak_points_of_agents_are_pruned(database: Database, ada: User) -> None:
-    """Values of the metric decide; the agent is told, and what arrives later is refused."""
+    """A weak trial is pruned: its agent is notified, and what it uploads later is refused."""
     space = {"lr": "uniform(0, 1)"}
     pruner = {"kind": "hyperband", "first": 2, "factor": 2}
     sweep_id = begin(database, ada, space=space, kind="random", runs=9, pruner=pruner)
@@ -267,7 +269,7 @@ def test_weak_points_of_agents_are_pruned(database: Database, ada: User) -> None
 
 
 def test_checks_become_sparse_with_many_values(database: Database, ada: User) -> None:
-    """A trial is checked at each of its first values, and later once in a hundredth of them."""
+    """A trial is checked at each of its first values, and later at sparser ones."""
     sweep_id = begin(database, ada, pruner={"kind": "median"})
     _trial, run = take_point(database, ada, sweep_id)
     arrive(database, ada, run)
@@ -282,7 +284,7 @@ def test_checks_become_sparse_with_many_values(database: Database, ada: User) ->
 
 
 def test_a_failed_point_goes_to_an_agent_again(database: Database, ada: User) -> None:
-    """An agent gets a failed point once a user has requested it."""
+    """An agent gets a failed point again once a user has requested it."""
     sweep_id = begin(database, ada, space={"lr": [0.1]})
     trial, run = take_point(database, ada, sweep_id)
     with database.writing() as session:
@@ -303,7 +305,7 @@ def log(database: Database, run: Run, scores: list[float]) -> None:
 
 
 def test_what_agents_cannot_do_is_named(database: Database, ada: User) -> None:
-    """The error says that a recipe needs workers, not agents."""
+    """The error for a recipe's sweep says that it needs workers, not agents."""
     with pytest.raises(Invalid, match="with a recipe or a command"):
         begin(database, ada, recipe="digits")
 
@@ -311,7 +313,7 @@ def test_what_agents_cannot_do_is_named(database: Database, ada: User) -> None:
 def test_the_audit_log_records_claims_that_give_a_point(
     database: Database, ada: User, script: TestClient
 ) -> None:
-    """An agent that waits polls, which changes nothing."""
+    """The audit log records a claim that got a point, but not the polls of a waiting agent."""
     sweep_id = begin(database, ada, space={"lr": [0.1]})
     path = f"/api/v1/sweeps/{sweep_id}/claims"
     states = [script.post(path, json={"agent": agent}).json()["state"] for agent in (A, B, B)]
@@ -325,7 +327,7 @@ def test_the_audit_log_records_claims_that_give_a_point(
 def test_only_a_token_that_may_upload_takes_a_point(
     app: FastAPI, database: Database, ada: User, kind: str
 ) -> None:
-    """An agent's script uploads its run with the same token; a refused one takes no point."""
+    """A claim needs a token that may upload, since the agent's script uploads with it."""
     sweep_id = begin(database, ada)
     client = client_of(app, database, ada, kind=kind)
     response = client.post(f"/api/v1/sweeps/{sweep_id}/claims", json={"agent": A})

@@ -1,4 +1,4 @@
-"""Sweeps of a command: what its placeholders take, and who may have it queued."""
+"""Sweeps of a command: values of its placeholders, and permission to queue it."""
 
 import re
 from typing import Any
@@ -32,7 +32,7 @@ SWEEP: dict[str, Any] = {
 
 
 def make_given(**changes: Any) -> dict[str, Any]:
-    """The sweep with other fields, those of its command as well."""
+    """Make the sweep with other fields, also those of its command."""
     command = SWEEP["command"] | changes.pop("command", {})
     return SWEEP | {"command": command} | changes
 
@@ -46,8 +46,7 @@ def rejection(database: Database) -> str | None:
 def test_a_grid_over_placeholders_is_submitted_as_commands(
     database: Database, script: TestClient
 ) -> None:
-    """Each point once, named by its differing values, which are unchanged; more values make more
-    points."""
+    """A grid submits each point once, named by its differing values; more values add points."""
     begun = script.post("/api/v1/sweeps", json=make_given())
     assert begun.status_code == 201, begun.text
     sweep = begun.json()
@@ -78,7 +77,7 @@ def test_a_grid_over_placeholders_is_submitted_as_commands(
 def test_points_are_drawn_for_placeholders(
     database: Database, script: TestClient, kind: str
 ) -> None:
-    """Values are within their bounds, and whole numbers stay whole."""
+    """Points drawn for placeholders are within their bounds, and whole numbers stay whole."""
     space = {"lr": "loguniform(1e-4, 0.1)", "batch": "integers(1, 64)"}
     answer = script.post(
         "/api/v1/sweeps", json=make_given(kind=kind, space=space, runs=3, at_once=3)
@@ -113,7 +112,7 @@ def test_points_are_drawn_for_placeholders(
 def test_invalid_sweeps_are_rejected_by_field(
     database: Database, script: TestClient, changes: dict[str, Any], field: str, message: str
 ) -> None:
-    """The path, the value, and the allowed values; nothing is begun."""
+    """An invalid sweep is rejected with path, value and allowed values, and not created."""
     is_bare = changes == {"command": None}
     body = SWEEP | changes if is_bare else make_given(**changes)
     answer = script.post("/api/v1/sweeps", json=body)
@@ -123,7 +122,7 @@ def test_invalid_sweeps_are_rejected_by_field(
 
 
 def test_a_placeholder_may_be_called_as_a_field_is(script: TestClient) -> None:
-    """Errors in its values are assigned to it, not to the sweep's field."""
+    """Errors in the values of a placeholder named like a field are assigned to the placeholder."""
     body = make_given(
         command={"line": "python train.py {seed} {space}", "parameters": {}}, config={}
     )
@@ -157,15 +156,16 @@ def test_a_placeholder_may_be_called_as_a_field_is(script: TestClient) -> None:
 def test_an_undeclared_direction_is_that_of_the_tried_values(
     tried: Any, kind: dict[str, Any]
 ) -> None:
-    """Values say their type, as they do of a single run."""
+    """The type of an undeclared placeholder follows from its values, as for a single run."""
     assert search_space.guess(tried) == kind
 
 
 def test_only_who_may_run_commands_has_them_swept(
     app: FastAPI, database: Database, ada: User, script: TestClient
 ) -> None:
-    """Checked at the start and at each submission; neither a limited token nor another user who may
-    control the project can submit more."""
+    """The permission to run commands is checked when a sweep is created and at each submission:
+    neither a limited token nor another user who controls the project can submit more.
+    """
     with database.writing() as session:
         bob = accounts.make_user(session, "bob")
         projects.make(session, "vision")
@@ -193,7 +193,7 @@ def test_only_who_may_run_commands_has_them_swept(
 def test_it_stops_once_its_owner_may_run_no_commands(
     app: FastAPI, database: Database, ada: User
 ) -> None:
-    """It continues when the permission is granted again."""
+    """A sweep stops if its owner may not run commands any more, and continues once they may."""
     with database.writing() as session:
         bob = accounts.make_user(session, "bob")
         projects.make(session, "vision")
@@ -215,7 +215,7 @@ def test_it_stops_once_its_owner_may_run_no_commands(
 def test_each_submission_requests_its_secrets(
     database: Database, settings: Settings, ada: User, script: TestClient
 ) -> None:
-    """The sweep has only their names; a deleted one stops it, and no value is shown."""
+    """A sweep stores only the names of secrets; it stops if one is deleted, and shows no value."""
     settings.data.mkdir()
     with database.writing() as session:
         secrets.put(session, settings.secrets_key, ada, "API_KEY", "open-sesame")
@@ -233,7 +233,7 @@ def test_each_submission_requests_its_secrets(
 
 
 def test_its_page_shows_the_command(browser: TestClient) -> None:
-    """The line, hostile as it may be, and the values that all of its runs have."""
+    """The page has the escaped command line, and the values that all runs of the sweep share."""
     line = "python train.py {lr} {name} '<script>alert(1)</script>'"
     body = make_given(command={"line": line}, config={"name": "</dd><b>"}, space={"lr": "0.1, 0.2"})
     browser.post("/api/v1/sweeps", json=body)
@@ -272,8 +272,10 @@ FORM = {
 
 
 def test_the_form_of_a_command_becomes_a_sweeps(browser: TestClient) -> None:
-    """Entered values stay; numbers and choices are searched, text is one value; the runs are
-    counted before they are queued, and a repeated request begins one sweep."""
+    """A command's form becomes a sweep's with the entered values; numbers and choices are searched,
+    a text is one value, the runs are counted before they are queued, and a repeated request creates
+    one sweep.
+    """
     assert 'href="/sweeps/new/command" data-to-sweep' in browser.get("/runs/new/command").text
     page = browser.post("/sweeps/new/command", data=FORM | {"tags": "t"}).text
     key = re.findall(r'name="key" value="(\w+)"', page)[0]
@@ -318,7 +320,7 @@ def test_the_form_of_a_command_becomes_a_sweeps(browser: TestClient) -> None:
 def test_mistakes_appear_at_their_fields(
     browser: TestClient, changes: dict[str, str], path: str, message: str
 ) -> None:
-    """The form is shown again with the entered values and the errors; nothing is begun."""
+    """The form is shown again with the entered values and the errors, and no sweep is created."""
     answer = browser.post("/sweeps/command", data=FORM | changes)
     assert answer.status_code == 422
     assert f'<a href="#{path}">' in answer.text

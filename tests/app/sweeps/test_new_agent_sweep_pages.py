@@ -22,8 +22,9 @@ FORM = {
 
 
 def test_a_sweep_for_agents_is_counted_then_begun(browser: TestClient) -> None:
-    """Lists and ranges are searched, others are common to all runs; a repeated request begins one
-    sweep, and its page shows the agents' command."""
+    """Lists and ranges are searched, other values are common to all runs; a repeated request
+    creates one sweep, and its page shows the agents' command.
+    """
     page = browser.get("/sweeps/new/agents").text
     assert 'href="/sweeps/new">Workers' in page
     assert '<option value="hyperband">' in page
@@ -47,7 +48,7 @@ def test_a_sweep_for_agents_is_counted_then_begun(browser: TestClient) -> None:
 
 
 def test_the_form_offers_agents_without_a_recipe(browser: TestClient) -> None:
-    """Agents need no worker, so that the form without recipes leads to them."""
+    """Without recipes the form links to the one for agents, which need no worker."""
     page = browser.get("/sweeps/new").text
     assert "No recipes yet" in page
     assert 'href="/sweeps/new/agents"' in page
@@ -84,7 +85,7 @@ def test_the_form_offers_agents_without_a_recipe(browser: TestClient) -> None:
 def test_errors_stand_at_their_fields(
     browser: TestClient, changes: dict[str, str], field: str, message: str
 ) -> None:
-    """The form is shown again with the entered values; nothing is begun."""
+    """The form is shown again with the errors and the entered values; no sweep is created."""
     answer = browser.post("/sweeps/agents", data=FORM | changes)
     assert answer.status_code == 422
     assert f'<a href="#{field}">' in answer.text
@@ -108,13 +109,13 @@ def test_errors_stand_at_their_fields(
     ],
 )
 def test_one_value_is_the_same_in_all_runs(text: str, value: object) -> None:
-    """The value may also be a list, an object, or a text with a comma, written as JSON."""
+    """A fixed value may also be a list, an object or a text with a comma, written as JSON."""
     assert _read(f"a = {text}\nlr = 0.1, 0.2") == ({"a": value}, {"lr": "0.1, 0.2"})
 
 
 @looped("text", ["[1,2], [3,4]", "'a', 'b'", "[" * 9000, '"a", "b"'])
 def test_values_that_look_like_json_and_are_not_are_rejected(text: str) -> None:
-    """They would otherwise be searched in pieces."""
+    """Invalid JSON is rejected instead of being split at its commas."""
     with pytest.raises(Invalid) as rejected:
         _read(f"a = {text}")
     assert set(rejected.value.errors) == {"settings"}
@@ -137,7 +138,7 @@ def test_values_that_look_like_json_and_are_not_are_rejected(text: str) -> None:
 def test_what_a_database_cannot_store_is_rejected(
     browser: TestClient, field: str, text: str
 ) -> None:
-    """The error names the field, and no row is written."""
+    """Values that a database cannot store are rejected with the field, and no row is written."""
     settings = "lr = 0.1, 0.2"
     data = FORM | {"settings": settings}
     data[field] = f"{settings}\n{text}" if field == "settings" else text
@@ -149,7 +150,7 @@ def test_what_a_database_cannot_store_is_rejected(
 @pytest.mark.sql
 @looped("number", ["1e999", "-1e999", "NaN"])
 def test_a_nested_number_that_is_not_finite_is_named(script: TestClient, number: str) -> None:
-    """The error names the nested field, for agents' sweeps by the API as well."""
+    """The error for a nested non-finite number names its field, also by the API."""
     body = '{"space": {"lr": [0.1, 0.2]}, "config": {"betas": [0.9, NUMBER]}}'
     headers = {"Content-Type": "application/json"}
     answer = script.post(

@@ -1,4 +1,4 @@
-"""Points that Optuna suggests, rebuilt from rows each time, and trials that its pruners end."""
+"""Points that Optuna suggests, recomputed from rows each time, and trials that its pruners end."""
 
 import math
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def read(given: dict[str, Any], kind: str = "random") -> Space:
 def search_points(
     space: Space, kind: str, runs: int, value: Callable[[dict[str, Any]], float] = lambda _: 0.0
 ) -> list[Trial]:
-    """Try so many points one after the other; each is the same if it is computed again."""
+    """Draw this many points one after the other; each is the same if it is computed again."""
     trials: list[Trial] = []
     for number in range(1, runs + 1):
         point = optuna_study.suggest(space, kind, MINIMIZE, 7, trials)
@@ -51,7 +51,7 @@ def test_a_sampler_learns_from_rows(kind: str) -> None:
 
 
 def test_cmaes_continues_as_if_it_had_never_stopped() -> None:
-    """To the digits that are stored, although its state is in no row."""
+    """CMA-ES suggests the same points, to the stored digits, after it is rebuilt from rows."""
     sampler = optuna.samplers.CmaEsSampler(seed=7, warn_independent_sampling=False)
     study, trials = optuna.create_study(sampler=sampler), list[Trial]()
     study.enqueue_trial(optuna_study.suggest(SQUARE, "cmaes", MINIMIZE, 7, []))
@@ -66,7 +66,7 @@ def test_cmaes_continues_as_if_it_had_never_stopped() -> None:
 
 
 def test_open_trials_get_no_second_run() -> None:
-    """Points that are suggested while others are under way differ from these."""
+    """Points that are suggested while other trials are open differ from those."""
     for kind in ("random", "tpe", "cmaes", "qmc"):
         trials: list[Trial] = []
         for number in range(1, 6):
@@ -76,7 +76,7 @@ def test_open_trials_get_no_second_run() -> None:
 
 
 def test_a_quasi_random_sequence_is_even() -> None:
-    """The first eight points have one in each eighth."""
+    """The first eight points of a quasi-random sequence have one in each eighth of the range."""
     space = read({"x": "uniform(0, 1)", "y": "uniform(0, 1)"})
     points = [trial.params for trial in search_points(space, "qmc", 8)]
     for name in space:
@@ -84,7 +84,7 @@ def test_a_quasi_random_sequence_is_even() -> None:
 
 
 def test_distributions_have_their_shapes() -> None:
-    """Numbers that Optuna has no distribution for are drawn by their quantiles."""
+    """Distributions that Optuna lacks are drawn by their quantiles."""
     space = read(
         {
             "normal": "normal(10, 2)",
@@ -110,7 +110,7 @@ def test_distributions_have_their_shapes() -> None:
 
 @looped("kind", ["random", "tpe", "cmaes", "qmc"])
 def test_a_condition_is_on_another_setting(kind: str) -> None:
-    """A setting is searched only with the value that it is for."""
+    """A conditional setting is searched only with the value that its condition requires."""
     space = read(
         {
             "momentum": "uniform(0, 1) when optimizer = sgd",
@@ -126,7 +126,7 @@ def test_a_condition_is_on_another_setting(kind: str) -> None:
 
 
 def test_a_grid_has_each_point_once() -> None:
-    """A grid leaves out settings whose condition is not true."""
+    """A grid has each point once, without settings whose condition is false."""
     given = {"optimizer": "sgd, adam", "momentum": "0.8, 0.9 when optimizer = sgd", "lr": [1, 2]}
     space = read(given, "grid")
     points = [*grid(space)]
@@ -136,7 +136,7 @@ def test_a_grid_has_each_point_once() -> None:
 
 
 def prune(pruner: dict[str, Any], rows: list[list[float]], new: int) -> set[int]:
-    """Return which trials are weak: all but the last `new` ones are complete."""
+    """Return which trials are weak, where all but the last `new` ones are complete."""
     sweep = Sweep(id=1, goal=MINIMIZE, pruner={"first": 1, "factor": 3, "last": None} | pruner)
     trials, turn, since = [], 0, 0
     for number, values in enumerate(rows, 1):
@@ -152,7 +152,7 @@ def prune(pruner: dict[str, Any], rows: list[list[float]], new: int) -> set[int]
 
 
 def test_the_median_of_complete_trials_decides() -> None:
-    """The median decides from the sixth trial on; equal values continue."""
+    """From the sixth trial on the median of complete trials decides; equal values continue."""
     before = [[float(value)] * 3 for value in range(1, 6)]
     assert prune({"kind": "median"}, [*before, [4.0, 4.0]], 1) == {6}
     assert prune({"kind": "median"}, [*before, [3.0, 2.0]], 1) == set()
@@ -167,5 +167,5 @@ def test_patience_ends() -> None:
 
 
 def test_the_newest_of_several_values_decides() -> None:
-    """A trial that has improved since the last check continues, whatever came between."""
+    """A pruner uses a trial's newest value, whatever values came before."""
     assert prune({"kind": "patient", "patience": 2}, [[3.0, 2.0, 2.5, 2.5, 2.5, 1.0]], 1) == set()

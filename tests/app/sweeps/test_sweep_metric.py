@@ -20,7 +20,7 @@ MEANT = "No recent run of digits has logged val/acc; did you mean val/accuracy? 
 
 
 def log(database: Database, run_id: int, **metrics: float) -> None:
-    """Log metrics of a run; of a name, _ stands for a slash."""
+    """Log metrics of a run; an underscore in a name stands for a slash."""
     with database.writing() as session:
         for name, value in metrics.items():
             row = {"name": name.replace("_", "/"), "step": 5, "value": value}
@@ -30,8 +30,8 @@ def log(database: Database, run_id: int, **metrics: float) -> None:
 def test_a_metric_that_no_run_of_the_recipe_logged_is_a_warning(
     database: Database, ada: User, script: TestClient, browser: TestClient
 ) -> None:
-    """Preview, response and page have the warning, but not before a run has logged metrics, nor for
-    a metric that one has.
+    """Preview, response and page warn of a metric that no run of the recipe logged, if any has
+    logged metrics.
     """
     form = FORM | {"metric": "val/acc"}
     assert "has logged" not in browser.post("/sweeps", data=form).text
@@ -50,7 +50,7 @@ def test_a_metric_that_no_run_of_the_recipe_logged_is_a_warning(
 def test_a_metric_that_no_run_of_the_command_logged_is_a_warning(
     database: Database, ada: User
 ) -> None:
-    """Runs of another line do not count."""
+    """A metric logged only by runs of another command line has a warning."""
     command = {"line": "python train.py --lr {lr}", "parameters": {}}
     log(database, submit(database, ada).id, other=1)
     log(database, (run := submit(database, ada)).id, val_accuracy=0.9)
@@ -68,7 +68,7 @@ def test_a_metric_that_no_run_of_the_command_logged_is_a_warning(
 def test_ended_runs_are_ranked_by_another_metric(
     database: Database, ada: User, script: TestClient, browser: TestClient
 ) -> None:
-    """The response lists what the runs logged; the trials get the new metric's values."""
+    """Choosing another metric, of those that runs logged, ranks the ended trials by its values."""
     begin(database, ada, at_once=3, metric="val/acc", goal="maximize")
     for run_id in (1, 2, 3):
         log(database, run_id, val_accuracy=run_id / 10)
@@ -97,7 +97,7 @@ def test_ended_runs_are_ranked_by_another_metric(
 def test_a_metric_of_unknown_direction_requires_a_goal(
     database: Database, ada: User, script: TestClient, body: dict[str, Any], field: str
 ) -> None:
-    """And a metric requires a name; the sweep stays as it is."""
+    """A metric of unknown direction needs a goal; a rejected change leaves the sweep as it is."""
     begin(database, ada)
     answer = script.put("/api/v1/sweeps/1/metric", json=body)
     assert (answer.status_code, field in answer.json()["errors"]) == (422, True)
@@ -107,7 +107,7 @@ def test_a_metric_of_unknown_direction_requires_a_goal(
 def test_the_metric_of_runs_that_a_pruner_ends_stays_until_they_have_ended(
     database: Database, ada: User, script: TestClient
 ) -> None:
-    """The pruner compares values of one metric."""
+    """While pruned runs are ending the metric cannot change: the pruner compares its values."""
     begin(database, ada, pruner=Pruner(kind="median"))
     body = {"metric": "val/accuracy"}
     assert script.put("/api/v1/sweeps/1/metric", json=body).status_code == 409

@@ -35,7 +35,9 @@ def the_sweep(database: Database, sweep_id: int = 1) -> tuple[Sweep, str]:
 
 
 def test_a_grid_is_submitted_as_its_runs_end(database: Database, ada: User, offered: None) -> None:
-    """Two at once, each point once, named by what differs; the last one's end finishes it."""
+    """Runs of a grid are submitted two at once, each point once and named by its differences; the
+    end of the last one finishes the sweep.
+    """
     space = {"training.max_grad_norm": [0.5, 2.0], "training.batch_size": "16..32 step 16"}
     begin(database, ada, space=space, at_once=2, tags="a, b", priority=3)
     assert len(members(database, 1)) == 2
@@ -67,7 +69,7 @@ def test_a_grid_is_submitted_as_its_runs_end(database: Database, ada: User, offe
 
 @pytest.mark.slow
 def test_two_servers_submit_no_run_twice(database: Database, ada: User, offered: None) -> None:
-    """They poll at the same moment, repeatedly; each point has one run."""
+    """Two servers that repeatedly poll at the same moment submit one run for each point."""
     begin(database, ada, space={"training.batch_size": "1..12"}, at_once=1)
     with database.writing() as session:
         sweeps.get(session, 1, lock=True).at_once = 4
@@ -98,7 +100,7 @@ def test_two_servers_submit_no_run_twice(database: Database, ada: User, offered:
 def test_a_kill_between_run_and_trial_leaves_neither(
     database: Database, ada: User, offered: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The interrupted transaction is repeated once."""
+    """A transaction killed between run and trial stores neither, and is repeated once."""
     begin(database, ada)
     finish(database, 1)
     with monkeypatch.context() as patch:
@@ -114,7 +116,7 @@ def test_a_kill_between_run_and_trial_leaves_neither(
 def test_a_grid_continues_after_one_of_its_runs_is_deleted(
     database: Database, settings: Settings, browser: TestClient, ada: User, offered: None
 ) -> None:
-    """The deleted run's point counts as used; only untried points remain, as the page says."""
+    """A deleted run's grid point counts as used, and only untried points remain."""
     begin(database, ada, at_once=1)
     finish(database, 1, 0.25)
     sweep_submission.submit_due(database)
@@ -146,7 +148,7 @@ def _kill(*_: object) -> None:
 def test_trials_without_a_finite_value_have_failed(
     database: Database, ada: User, offered: None
 ) -> None:
-    """One that failed, one that diverged, one that applied nothing, one without the metric."""
+    """A trial fails if its run failed, diverged, applied no step or lacks the metric."""
     begin(database, ada, metric="val/accuracy", goal="", at_once=5, space={
         "training.batch_size": [1, 2, 3, 4, 5]})  # fmt: skip
     finish(database, 1, 0.5, Status.FAILED)
@@ -181,7 +183,7 @@ def test_trials_without_a_finite_value_have_failed(
 def test_a_script_that_only_logs_has_the_loss_that_it_logs(
     database: Database, ada: User, offered: None
 ) -> None:
-    """A recorded loss is the loss all the same, whatever the script logs by that name."""
+    """A script's logged loss is its result, unless its run has a recorded loss."""
     begin(database, ada, at_once=2, space={"training.batch_size": [1, 2]})
     with database.writing() as session:
         for run_id in (1, 2):
@@ -195,7 +197,7 @@ def test_a_script_that_only_logs_has_the_loss_that_it_logs(
 @pytest.mark.slow
 @pytest.mark.one_database
 def test_random_points_are_those_of_the_seed(database: Database, ada: User, offered: None) -> None:
-    """Independent of server and time: the same points in the same order, within their bounds."""
+    """Random points depend on the seed only, not on server or time, and are within their bounds."""
     space = {
         "training.max_grad_norm": "loguniform(1e-4, 1)",
         "training.batch_size": "integers(1, 64)",
@@ -216,8 +218,9 @@ def test_random_points_are_those_of_the_seed(database: Database, ada: User, offe
 @pytest.mark.slow
 @pytest.mark.one_database
 def test_optuna_learns_from_the_rows(database: Database, ada: User, offered: None) -> None:
-    """After ten ended trials it suggests points near the best; a repeated poll after a kill
-    suggests the same; failed trials are reported as failed."""
+    """After ten ended trials Optuna suggests points near the best; a repeated poll after a kill
+    suggests the same, and failed trials are reported as failed.
+    """
     space = {"training.max_grad_norm": "loguniform(1e-4, 1e4)", "training.fused": "true, false"}
     begin(database, ada, kind="tpe", space=space, runs=30, at_once=2)
     with database.reading() as session:
@@ -239,7 +242,7 @@ def test_optuna_learns_from_the_rows(database: Database, ada: User, offered: Non
 
 
 def climb(database: Database, run_id: int, losses: list[float]) -> None:
-    """Train a run, and record these steps."""
+    """Train a run and record these steps."""
     with database.writing() as session:
         run = claims.claim(session, 1, recipes=["digits"], precisions=["fp16"],
                              free_devices=range(64), lease_seconds=60.0)  # fmt: skip
@@ -253,8 +256,8 @@ def climb(database: Database, run_id: int, losses: list[float]) -> None:
 def test_hyperband_gives_up_what_falls_behind(
     database: Database, browser: TestClient, ada: User, offered: None
 ) -> None:
-    """Only rows decide, so a repeated poll decides the same; a pruned run gets a request for a
-    checkpoint and its own message, and its slot goes to the next point.
+    """Hyperband decides by rows only, so a repeated poll decides the same; a pruned run gets a
+    checkpoint request and its own message, and the next point its slot.
     """
     with database.writing() as session:
         devices = [{**CPU, "index": index} for index in range(10)]
@@ -337,7 +340,9 @@ def rows_of(database: Database, sweep_id: int, column: str) -> list[Any]:
 def test_a_hyperband_sweep_of_an_earlier_version_continues(
     database: Database, ada: User, offered: None
 ) -> None:
-    """Its kind is a pruner now; reports stay, and a run that falls behind is pruned."""
+    """A Hyperband sweep of an earlier version becomes one with a pruner: its reports stay, and a
+    run that falls behind is pruned.
+    """
     with database.writing() as session:
         devices = [{**CPU, "index": index} for index in range(10)]
         session.get_one(Worker, 1).devices = devices
@@ -367,7 +372,7 @@ def test_a_hyperband_sweep_of_an_earlier_version_continues(
 
 
 def test_failed_points_are_run_again(database: Database, ada: User, offered: None) -> None:
-    """As new runs, a few at once, before points that were not tried."""
+    """Failed points are run again as new runs, a few at once, before untried points."""
     begin(database, ada, space={"training.steps": [1, 2, 3, 4]}, at_once=2)
     for run_id in (1, 2):
         finish(database, run_id, status=Status.FAILED)
@@ -396,7 +401,7 @@ def test_failed_points_are_run_again(database: Database, ada: User, offered: Non
 def test_a_sweep_is_paused_resumed_extended_and_cancelled(
     database: Database, ada: User, offered: None
 ) -> None:
-    """Paused it submits nothing; more values are more points; cancelled it ends open runs."""
+    """A paused sweep submits nothing, added values add points, and cancelling it ends open runs."""
     begin(database, ada)
     with database.writing() as session:
         sweeps.pause(session, 1)
@@ -429,7 +434,9 @@ def runs_of(database: Database, run_id: int) -> tuple[Status, str | None]:
 
 
 def test_a_random_search_takes_more_runs(database: Database, ada: User, offered: None) -> None:
-    """A finished one continues; neither it nor a grid exceeds the limit."""
+    """A finished random search continues with more runs; neither it nor a grid exceeds the
+    limit.
+    """
     begin(database, ada, kind="random", runs=1)
     finish(database, 1)
     sweep_submission.submit_due(database)
@@ -505,7 +512,7 @@ def test_a_random_search_takes_more_runs(database: Database, ada: User, offered:
 def test_errors_are_named(
     database: Database, ada: User, offered: None, changes: dict[str, Any], field: str, text: str
 ) -> None:
-    """The field, its value, and the allowed values; nothing is begun."""
+    """An invalid sweep is refused with the field, its value and the allowed values."""
     with pytest.raises(Invalid) as raised:
         begin(database, ada, **changes)
     assert text in raised.value.errors[field]

@@ -1,4 +1,4 @@
-"""Sweeps by the API, by the pages and their form."""
+"""Sweeps by the API, the pages and the form."""
 
 import re
 from typing import Any
@@ -44,7 +44,9 @@ FORM = {
 
 
 def test_goal_has_one_spelling(database: Database, offered: None, script: TestClient) -> None:
-    """Also if a request or a row of an earlier version has the British one."""
+    """Goals are spelled "minimize" and "maximize", also those sent or stored in British
+    spelling.
+    """
     assert script.post("/api/v1/sweeps", json=SWEEP).json()["goal"] == "minimize"
     with database.writing() as session:
         session.execute(text("UPDATE sweeps SET goal = 'maximise'"))
@@ -55,7 +57,9 @@ def test_goal_has_one_spelling(database: Database, offered: None, script: TestCl
 def test_a_script_begins_a_sweep_and_reads_it(
     database: Database, offered: None, script: TestClient
 ) -> None:
-    """A request repeated with its key begins no second one; trials have their values."""
+    """A sweep request repeated with its key creates no second sweep; its trials have their
+    values.
+    """
     headers = {"Idempotency-Key": "k"}
     begun = script.post("/api/v1/sweeps", json=SWEEP, headers=headers)
     assert begun.status_code == 201
@@ -84,7 +88,7 @@ def test_a_script_begins_a_sweep_and_reads_it(
 def test_time_left_is_that_of_the_ended_runs(
     database: Database, offered: None, browser: TestClient
 ) -> None:
-    """The mean of the ended runs times the rounds that remain; nothing before the first end."""
+    """The time left is the ended runs' mean times the remaining rounds, or unknown before."""
     browser.post("/api/v1/sweeps", json=SWEEP)
     assert 'Time left</dt><dd class="value" data-time>–<' in browser.get("/sweeps/1").text
     finish(database, 1, 0.5)
@@ -105,7 +109,7 @@ def test_time_left_is_that_of_the_ended_runs(
 def test_a_sweep_is_steered_by_a_script(
     database: Database, offered: None, script: TestClient
 ) -> None:
-    """Paused, resumed, extended, cancelled; what its status does not allow is a conflict."""
+    """A script can pause, resume, extend and cancel a sweep; impossible actions are conflicts."""
     script.post("/api/v1/sweeps", json=SWEEP)
 
     def post(word: str, **body: Any) -> tuple[int, str]:
@@ -132,8 +136,9 @@ def test_a_sweep_is_steered_by_a_script(
 def test_the_form_counts_before_it_queues(
     database: Database, offered: None, browser: TestClient
 ) -> None:
-    """Lists in its fields are searched, others are one value; after the count it requests a
-    confirmation; any change is previewed again; a repeated request begins one sweep."""
+    """Lists in the form's fields are searched, other values are fixed; the count is confirmed
+    before runs are queued, any change is previewed again, and a repeated request creates one sweep.
+    """
     page = browser.get("/sweeps/new?recipe=digits").text
     key = re.findall(r'name="key" value="(\w+)"', page)[0]
     counted = browser.post("/sweeps", data=FORM | {"key": key}).text
@@ -157,7 +162,9 @@ def test_the_form_counts_before_it_queues(
 
 
 def test_the_form_shows_errors_and_preserves_input(offered: None, browser: TestClient) -> None:
-    """Each field's own message; numbers that are none, distributions in a grid, and no search."""
+    """The form keeps its input and shows errors at fields, for invalid numbers, for distributions
+    in a grid and if nothing is searched.
+    """
     typed = FORM | {"training.steps": "uniform(1, 5)", "at_once": "<b>", "training.fused": "true"}
     page = browser.post("/sweeps", data=typed)
     assert page.status_code == 422
@@ -179,7 +186,7 @@ def test_the_form_shows_errors_and_preserves_input(offered: None, browser: TestC
 
 
 def test_a_runs_form_becomes_a_sweeps(offered: None, browser: TestClient) -> None:
-    """Entered values stay; an unchecked box is false."""
+    """A run's form becomes a sweep's with the entered values; an unchecked box is false."""
     assert 'href="/sweeps/new?recipe=digits" data-to-sweep' in browser.get("/runs/new").text
     typed = {"recipe": "digits", "precision": "bf16", "training.batch_size": "7", "tags": "t"}
     page = browser.post("/sweeps/new", data=typed).text
@@ -192,7 +199,7 @@ def test_a_runs_form_becomes_a_sweeps(offered: None, browser: TestClient) -> Non
 def test_a_sweep_over_seeds_leads_to_their_parity(
     database: Database, ada: User, browser: TestClient
 ) -> None:
-    """With all of its runs, not the best; one over seeds only, or over none, does not."""
+    """A sweep over seeds and other settings links to the parity of all its runs."""
     offer_seeds(database)
     seeds = {"training.seed": "0, 1"}
     begin(database, ada, at_once=4, space={"precision": "fp16, fp32", **seeds})
@@ -209,7 +216,7 @@ def test_a_sweep_over_seeds_leads_to_their_parity(
 def test_a_grid_over_seeds_leads_to_a_parity_in_each_combination(
     database: Database, ada: User, browser: TestClient
 ) -> None:
-    """There is one parity for each combination of the settings other than precision and seed."""
+    """A grid over seeds has a parity for each combination of its other settings."""
     offer_seeds(database)
     space = {"precision": "fp16, fp32", "training.batch_size": "8, 16", "training.seed": "0, 1"}
     begin(database, ada, at_once=8, space=space)
@@ -220,8 +227,9 @@ def test_a_grid_over_seeds_leads_to_a_parity_in_each_combination(
 
 
 def test_pages_of_sweeps(database: Database, ada: User, offered: None, browser: TestClient) -> None:
-    """The list, and of each the search space, progress, runs and the best one; a run links to
-    its sweep."""
+    """The list of sweeps and the page of each show search space, progress, runs and the best run; a
+    run links to its sweep.
+    """
     assert "Try many settings at once" in browser.get("/sweeps").text
     begin(database, ada, at_once=3, name="<i>norms</i>")
     for run_id, loss in ((1, 0.5), (2, 0.25)):
@@ -246,7 +254,7 @@ def test_pages_of_sweeps(database: Database, ada: User, offered: None, browser: 
 def test_buttons_of_a_sweep(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """Pause, resume, more values, cancel; each redirects back, and errors are shown."""
+    """Buttons to pause, resume, extend and cancel a sweep redirect back, and errors are shown."""
     begin(database, ada)
     assert browser.post("/sweeps/1/pause").headers["location"] == "/sweeps/1"
     assert "Resume" in browser.get("/sweeps/1").text
@@ -269,7 +277,7 @@ def test_buttons_of_a_sweep(
 
 
 def test_a_poll_reports_changes(database: Database, ada: User, offered: None) -> None:
-    """Of the sweep and of its active runs; a client with the current state gets nothing."""
+    """A poll reports changes of the sweep and its active runs, and otherwise nothing."""
     begin(database, ada)
     look = sweep_updates.of_sweep(database, 1)
     news = look("")

@@ -19,7 +19,7 @@ FLOOR = {"title": "Floor", "type": "number", "minimum": 0, "default": 0.0}
 
 
 def offer(database: Database, *, bf16: bool) -> None:
-    """Register a worker with a recipe that has a learning rate and a floor."""
+    """Register a worker with a recipe that has a learning rate and a minimum scale."""
     schema: dict[str, Any] = deepcopy(SCHEMA)
     schema["properties"]["training"]["properties"]["learning_rate"] = RATE
     schema["properties"]["scaler"]["properties"]["floor"] = FLOOR
@@ -30,7 +30,7 @@ def offer(database: Database, *, bf16: bool) -> None:
 
 
 def fall(database: Database, ada: User, *, rate: float = 40.0) -> None:
-    """A run with a scale below 1 from step 7 on, and checkpoints at 5 and 9."""
+    """Make a run with a scale below 1 from step 7 on, and checkpoints at 5 and 9."""
     training = {**CONFIG["training"], "learning_rate": rate}
     scaler = {**CONFIG["scaler"], "floor": 0.0}
     run = start_run(database, ada, config=CONFIG | {"training": training, "scaler": scaler})

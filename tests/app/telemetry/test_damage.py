@@ -1,4 +1,4 @@
-"""Runs with damaged blocks or files: every response says what it lacks."""
+"""Runs with damaged blocks or files: every response names its missing parts."""
 
 import warnings
 from threading import Event
@@ -41,7 +41,7 @@ def recorded(database: Database, running: Run) -> Run:
 
 
 def damage_blocks(database: Database, *tables: type[Any], first: int | None = None) -> None:
-    """Change the bytes of all blocks, or of that which begins at a step."""
+    """Change the bytes of all blocks, or of the one that begins at a step."""
     with database.writing() as session:
         for table in tables:
             its = [] if first is None else [table.first == first]
@@ -52,7 +52,7 @@ def damage_blocks(database: Database, *tables: type[Any], first: int | None = No
 def test_the_damage_of_a_run_has_its_steps_and_metrics(
     database: Database, recorded: Run, script: TestClient
 ) -> None:
-    """Each part is listed with its steps; what is whole is not."""
+    """Each damaged part of a run is listed with its steps, and intact parts are not."""
     assert script.get("/api/v1/damage?runs=1,99").json() == {"damage": [], "text": ""}
     damage_blocks(database, StepBlock, first=4096)
     damage_blocks(database, MetricBlock, first=2048)
@@ -68,7 +68,7 @@ def test_the_damage_of_a_run_has_its_steps_and_metrics(
 def test_responses_name_what_they_lack(
     database: Database, recorded: Run, script: TestClient
 ) -> None:
-    """Numbers and files have the header if they read a damaged block, and only then."""
+    """Responses have the damage header exactly if they read a damaged block."""
     damage_blocks(database, StepBlock, first=4096)
     zoomed = script.get("/api/v1/runs/1/series?first=5000&last=5100")
     assert zoomed.json()["damaged"] == [[4096, 8191]]
@@ -85,7 +85,7 @@ def test_responses_name_what_they_lack(
 def test_missing_files_are_named(
     settings: Settings, database: Database, running: Run, script: TestClient
 ) -> None:
-    """A missing, shortened or altered file is listed, and not sent as if it were whole."""
+    """A missing, truncated or altered file is listed, and not sent as if it was whole."""
     for name in ("lost.txt", "short.txt", "altered.txt"):
         publish(settings, database, running, name, b"0123456789")
     paths = {path.name: path for path in settings.run_folder(running.id).rglob("*.txt")}
@@ -117,7 +117,7 @@ def test_a_damaged_run_is_marked_wherever_it_is_listed(
     script: TestClient,
     stranger: TestClient,
 ) -> None:
-    """By lists, comparisons, reports, shared pages and the API, until it is whole again."""
+    """Every list, comparison, report and shared page marks a damaged run until it is whole."""
     publish(settings, database, recorded, "secret.txt", b"0123456789")
     [path] = settings.run_folder(recorded.id).rglob("secret.txt")
     content = path.read_bytes()
@@ -158,7 +158,7 @@ def test_a_run_that_a_request_meets_damaged_is_checked_soon(
     script: TestClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A restart causes no check, nor does a further request of the same run at once."""
+    """A run found damaged by requests is checked once soon; a restart causes no check."""
     damage.take_suspects()  # of other tests
     job = DamageCheckJob(settings, database, Event())
     job.check_due()
@@ -180,7 +180,9 @@ def test_a_run_that_a_request_meets_damaged_is_checked_soon(
 def test_a_run_that_is_being_converted_is_not_marked(
     settings: Settings, database: Database, running: Run, script: TestClient
 ) -> None:
-    """Its steps are whole in rows of an earlier version."""
+    """A run that is being converted is not marked as damaged, because its steps are complete in
+    rows of an earlier version.
+    """
     record(database, running, make_steps([1.0] * 5000))
     as_rows(database, running)
     check_runs(settings, database)
@@ -196,7 +198,7 @@ def test_no_page_of_a_damaged_run_fails(
     browser: TestClient,
     tables: tuple[type[Any], ...],
 ) -> None:
-    """Whatever is requested of a run without readable blocks, the server does not fail."""
+    """No request for a run without readable blocks is a server error."""
     damage_blocks(database, *tables)
     paths = {path for method, path, _ in routes_of(app) if method == "GET" and "{run_id}" in path}
     paths |= {"/compare?runs=1", "/compare?runs=1,1", "/runs", "/reports/new?runs=1"}
@@ -214,7 +216,7 @@ def test_no_page_of_a_damaged_run_fails(
 def test_the_client_warns_of_damage(
     database: Database, recorded: Run, address: str, script: TestClient
 ) -> None:
-    """A request whose response lacks something warns, once for each part."""
+    """The client warns once for each part that a response lacks."""
     import halfstep
 
     damage_blocks(database, StepBlock, first=4096)
@@ -228,7 +230,7 @@ def test_the_client_warns_of_damage(
 
 
 def test_a_header_is_bounded_and_has_no_control_characters() -> None:
-    """Whatever a metric's name has, and however many runs are damaged, it is one short line."""
+    """The damage header is one short line, for any metric names and number of damaged runs."""
 
     async def read(scope: Scope, receive: Receive, send: Send) -> None:
         for run_id in range(1, 200):

@@ -1,4 +1,4 @@
-"""Findings on a run, on its page and in the API."""
+"""Findings of a run, on its page and in the API."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ from tests.spool_made import checkpoint_of
 def test_header_and_list_show_the_verdict(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """The word is next to the scale, with its figures in a sentence; the list has the word too."""
+    """Header and list show the loss-scale health; the header explains it with figures."""
     record(database, running, make_steps([1.0] * 50, skipped=[1, 2]))
     page = browser.get("/runs/1").text
     assert 'data-health="healthy"' in page
@@ -44,7 +44,7 @@ def test_header_and_list_show_the_verdict(
 def test_run_without_a_scale_has_no_verdict(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """bf16 needs no scaler, so none is mentioned."""
+    """A bf16 run has no scaling health, since it needs no scaler."""
     submit(database, ada, config=CONFIG | {"precision": "bf16"})
     assert "data-health" not in browser.get("/runs/1").text
     assert browser.get("/api/v1/runs/1").json()["health"] is None
@@ -53,7 +53,7 @@ def test_run_without_a_scale_has_no_verdict(
 def test_counts_of_a_gpus_skip_are_its_replays(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """A skip with names only shows the counts of its exact replay."""
+    """A GPU skip that was recorded with names only shows the counts of its exact replay."""
     skip = make_skip(7, "model.0.bias", "model.head.bias")
     skip["culprits"] = [{"name": each["name"]} for each in skip["culprits"]]
     counted = {"optimizer": "adamw", "name": "model.head.bias", "inf": 12, "nan": 0}
@@ -66,7 +66,9 @@ def test_counts_of_a_gpus_skip_are_its_replays(
 def test_skip_shows_counts_and_what_its_replay_found(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """Counts of inf and NaN, forward or backward, the module, and its input next to 65504."""
+    """A skip shows its counts of inf and NaN, and from its replay the direction, the module, and
+    its input next to 65504.
+    """
     forward = make_skip(9, "model.0.bias", loss_nonfinite=True)
     events = [make_skip(7, "model.0.bias", "model.head.bias"), forward, make_replay(7)]
     record(database, running, events=events)
@@ -84,7 +86,7 @@ def test_skip_shows_counts_and_what_its_replay_found(
 def test_replay_that_is_not_exact_says_why(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """Its notes are next to its result, and if it found nothing, what to do."""
+    """An inexact replay has its notes; one that found nothing says what to do."""
     replay = make_replay(7, found=False, exact=False, notes=["dropout draws anew"])
     record(database, running, events=[make_skip(7, "a.b"), replay])
     page = browser.get("/runs/1").text
@@ -109,7 +111,7 @@ def test_replay_that_is_not_exact_says_why(
 def test_controls_work_by_form_and_api(
     database: Database, running: Run, browser: TestClient, name: str, value: int, kind: str
 ) -> None:
-    """A form leads back to the run; a call answers with the request's number."""
+    """A form for a diagnosis redirects to the run; the API returns the number of the request."""
     field = {"scale": "scale", "replays": "step"}[name]
     answer = browser.post(f"/runs/1/{name}", data={field: str(value)})
     assert (answer.status_code, answer.headers["location"]) == (303, "/runs/1")
@@ -124,7 +126,7 @@ def test_controls_work_by_form_and_api(
 
 
 def test_an_impossible_request_is_rejected_with_a_reason(running: Run, browser: TestClient) -> None:
-    """The message has the value and the allowed ones."""
+    """An impossible diagnosis request is rejected with the value and the allowed ones."""
     answer = browser.post("/api/v1/runs/1/scale", json={"scale": -1})
     assert answer.status_code == 422
     assert answer.json()["errors"] == {"scale": "-1; allowed: 2^-126 to 2^127"}
@@ -132,7 +134,7 @@ def test_an_impossible_request_is_rejected_with_a_reason(running: Run, browser: 
 
 
 def test_histograms_come_by_module(database: Database, running: Run, browser: TestClient) -> None:
-    """The API gives one module or all together, and the page offers the modules."""
+    """The API returns histograms of one module or all together, and the page lists the modules."""
     modules = [make_module("body", -10, [1, 2]), make_module("head", -9, [5])]
     record(database, running, events=[make_histogram(100, *modules)])
     found: dict[str, Any] = browser.get("/api/v1/runs/1/histograms").json()
@@ -146,7 +148,7 @@ def test_histograms_come_by_module(database: Database, running: Run, browser: Te
 def test_live_updates_include_diagnoses(
     database: Database, settings: Settings, running: Run, browser: TestClient
 ) -> None:
-    """A replay changes its skip's row, and a histogram is announced, once."""
+    """Live updates have the changed row of a replayed skip, and announce a histogram once."""
     look = run_updates.of_run(database, settings, running.id)
     record(database, running, make_steps([1.0]), events=[make_skip(1, "a.b")])
     first = look("")
@@ -166,7 +168,7 @@ def test_live_updates_include_diagnoses(
 def test_page_has_the_norms_of_layers(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """A section of the page, and the numbers that it draws."""
+    """The page has a section of layer norms with the numbers that its chart draws."""
     norms = {"layers": ["model.0"], "norms": ["NaN"]}
     record(database, running, events=[{"event": "layer_norms", "step": 50, **norms}])
     assert "Gradient norms by layer" in browser.get("/runs/1").text
@@ -177,7 +179,7 @@ def test_page_has_the_norms_of_layers(
 def test_page_has_the_headroom_of_modules(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """Of the last look, the module with least of it first; one beyond fp16 has none."""
+    """The module with least headroom in the last measurement is first; one beyond fp16 has none."""
     of_modules = {"zero": (0.0, None), "roomy": (1.0, 65504 / 2**3), "over": (1.0, "Infinity")}
     events = [make_headroom(step, **of_modules) for step in (50, 100)]
     record(database, running, events=events)
@@ -196,7 +198,7 @@ def test_page_has_the_headroom_of_modules(
 def test_page_has_the_smallest_numbers_where_they_were_measured(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """Next to fp16's smallest; a module with only zeros has none."""
+    """Modules have their smallest nonzero values next to fp16's, or a dash if all are zero."""
     module = {"name": "model.0", "dtype": "float16", "activation": 1.0, "gradient": 2.0}
     smallest = {"smallest_activation": 2.0**-20, "smallest_gradient": None}
     event = {"event": "headroom", "step": 50, "scale": 8.0, "modules": [module | smallest]}
@@ -210,7 +212,9 @@ def test_page_has_the_smallest_numbers_where_they_were_measured(
 def test_page_has_what_fp8_makes_of_layers(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """Of the last look; a layer that had no gradient in it has none."""
+    """The page has the last fp8 measurement of each layer; a layer without a gradient has a
+    dash.
+    """
     assert 'id="fp8"' not in browser.get("/runs/1").text
     fields = {"activation": 3.5, "weight": 0.5, "gradient": None, "activation_underflow": 0.125}
     layer = {"name": "<b>", **fields, "weight_underflow": 0.0, "gradient_underflow": None}
@@ -227,7 +231,7 @@ def test_page_has_what_fp8_makes_of_layers(
 def test_page_has_the_updates_that_round_away(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """Of the last count, the module that loses most first."""
+    """The last count of lost updates lists the module that loses most first."""
     modules = [
         {"name": "body", "wanted": 1000, "lost": 5},
         {"name": "head", "wanted": 8, "lost": 6},
@@ -250,7 +254,7 @@ def test_page_has_the_updates_that_round_away(
 def test_no_run_calibrates_after_its_end(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """List and banner say that calibration was not finished."""
+    """List and banner of an ended run say that the loss scale's calibration was not finished."""
     record(database, running, make_steps([1.0] * 5, skipped=[1, 2]))
     with database.writing() as session:
         queue.end(session, running.id, running.attempt, Status.CANCELLED)
@@ -267,7 +271,9 @@ def section_of(page: str) -> str:
 def test_page_has_the_last_precision_diff(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """Modules in order, with both parts of their errors, the suggestion and a fork with it."""
+    """The last precision diff lists modules in order with both parts of their errors, the
+    suggestion and a link to a fork with it.
+    """
     assert "A precision plan names" in browser.get("/runs/1").text
     healthy = make_precision_diff(50, rows=[make_precision_row("body")], suggested=[])
     record(database, running, events=[healthy | {"causes": []}])
@@ -293,7 +299,7 @@ def test_page_has_the_last_precision_diff(
 def test_page_without_suggestion_says_so(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """A diff of healthy modules suggests nothing; a run without a diff has no section."""
+    """A diff of healthy modules has no suggestion, and a run without a diff has no section."""
     assert section_of(browser.get("/runs/1").text) == ""
     rows = [make_precision_row("a<b>"), make_precision_row("a<b>", call=2, error=float("nan"))]
     sound = {"rows": rows, "suggested": [], "suggested_error": None}
@@ -314,7 +320,7 @@ def test_page_without_suggestion_says_so(
 def test_a_diff_that_cannot_be_read_costs_only_itself(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """The page and the API leave out a diff of another version."""
+    """Page and API leave out a diff of an unknown version."""
     with database.writing() as session:
         content = {"step": 50, "dtype": "float4", "rows": 7}
         session.add(Diagnosis(run_id=running.id, kind="precision_diff", step=50, content=content))
@@ -323,7 +329,7 @@ def test_a_diff_that_cannot_be_read_costs_only_itself(
 
 
 def test_precision_diffs_of_the_api(database: Database, running: Run, browser: TestClient) -> None:
-    """Diffs are requested by step, the last by default; numbers that JSON lacks are texts."""
+    """The API has the last precision diff or that of a step; numbers that JSON lacks are texts."""
     url = "/api/v1/runs/1/precision-diffs"
     assert browser.get(url).json() == {"steps": [], "diff": None}
     earlier = make_precision_diff(50, rows=[make_precision_row("body")], suggested=[])
@@ -342,7 +348,7 @@ def test_precision_diffs_of_the_api(database: Database, running: Run, browser: T
 def test_diff_of_a_running_run_is_requested(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """The page and the API request it, in fp16 or bf16 only."""
+    """A precision diff of a running run can be requested by page and API, in fp16 or bf16 only."""
     assert "Compare with fp32" in browser.get("/runs/1").text
     answer = browser.post("/api/v1/runs/1/precision-diffs")
     assert answer.status_code == 202

@@ -1,4 +1,4 @@
-"""Files of all that was recorded, by the JSON API."""
+"""Exports of all recorded data by the JSON API."""
 
 import csv
 import io
@@ -28,7 +28,7 @@ def recorded(database: Database, running: Run) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_files_have_every_row(recorded: None, script: TestClient, kind: str) -> None:
-    """No row is left out, in order, whatever the format; the name says run and content."""
+    """An export in any format has every row in order; its name has the run and the content."""
     steps = _rows(script, "steps", kind)
     assert [int(row["step"]) for row in steps] == list(range(1, STEPS + 1))
     events = _rows(script, "events", kind)
@@ -42,7 +42,7 @@ def test_files_have_every_row(recorded: None, script: TestClient, kind: str) -> 
 def test_files_arrive_in_pieces_under_their_name(
     recorded: None, script: TestClient, kind: str
 ) -> None:
-    """A file is sent while it is made, so its length is not known when it begins."""
+    """An export is sent while it is made, so its length is not declared."""
     with script.stream("GET", f"/api/v1/runs/1/export/steps.{kind}") as answer:
         assert "content-length" not in answer.headers
         disposition = answer.headers["content-disposition"]
@@ -51,7 +51,7 @@ def test_files_arrive_in_pieces_under_their_name(
 
 
 def test_export_is_behind_the_sign_in(recorded: None, stranger: TestClient) -> None:
-    """A stranger gets nothing."""
+    """An export requires a sign-in."""
     answer = stranger.get("/api/v1/runs/1/export/steps.csv")
     assert answer.status_code == 401
     assert b"elapsed_ms" not in answer.content
@@ -62,12 +62,12 @@ def test_export_is_behind_the_sign_in(recorded: None, stranger: TestClient) -> N
     [("7/export/steps.csv", 404), ("1/export/users.csv", 422), ("1/export/steps.xls", 422)],
 )
 def test_unknown_ids_are_rejected(running: Run, script: TestClient, path: str, status: int) -> None:
-    """An unknown run, table or format is an error before anything is sent."""
+    """An export of an unknown run, table or format is an error."""
     assert script.get(f"/api/v1/runs/{path}").status_code == status
 
 
 def test_page_links_every_file(recorded: None, browser: TestClient) -> None:
-    """The run's page has a link to each file."""
+    """A run's page links to each export file."""
     page = browser.get("/runs/1").text
     for name in ("steps", "events", "metrics"):
         for kind in ("csv", "parquet"):

@@ -1,4 +1,4 @@
-"""Which way a metric is better."""
+"""The direction in which a metric is better."""
 
 import math
 
@@ -19,12 +19,12 @@ from tests.marks import looped
     ],
 )
 def test_names_say_it(name: str, is_lowest: bool | None) -> None:
-    """A whole word of the name does, and contrary words do not."""
+    """A whole word of a metric's name decides its direction; contrary words leave it unknown."""
     assert metric_direction.lowest(name, [{}]) is is_lowest
 
 
 def test_best_checkpoint_decides_the_direction() -> None:
-    """The metric of a run's best checkpoint overrides the name, unless runs disagree."""
+    """The metric of a run's best checkpoint overrides its name, unless runs disagree."""
     low = {"checkpoints": {"keep_best": "val/accuracy", "best_is": "lowest"}}
     high = {"checkpoints": {"keep_best": "val/accuracy"}}
     assert metric_direction.lowest("val/accuracy", [low, {}]) is True
@@ -33,7 +33,7 @@ def test_best_checkpoint_decides_the_direction() -> None:
 
 
 def test_best_is_of_finite_values_that_differ() -> None:
-    """Equal values share it; a single value or all-equal values have no best."""
+    """Equal best values are all marked as best; a single value or all-equal values have no best."""
     assert metric_direction.best([2.0, math.nan, 1.0, None, 1.0], is_lowest=True) == {2, 4}
     assert metric_direction.best([2.0, math.inf, 1.0], is_lowest=False) == {0}
     assert metric_direction.best([1.0, None], is_lowest=True) == frozenset()

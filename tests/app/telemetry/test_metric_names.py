@@ -1,4 +1,4 @@
-"""Runs with many metric names: pages, the API and live news hold a page of them."""
+"""Runs with many metric names: pages, the API and live updates are limited to a page of them."""
 
 import json
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def many(database: Database, running: Run) -> Run:
 
 
 def test_page_shows_a_page_of_metrics(many: Run, browser: TestClient) -> None:
-    """The table has the first hundred, and the search above the panels tells how many there are."""
+    """The table of metrics has the first hundred, and the search shows the total."""
     page = browser.get(f"/runs/{many.id}").text
     assert page.count("data-metric=") == MOST_SHOWN
     assert f"{MOST_SHOWN} of {MANY} metrics" in page
@@ -42,7 +42,7 @@ def test_page_shows_a_page_of_metrics(many: Run, browser: TestClient) -> None:
 
 
 def test_page_finds_metrics_by_a_part_of_their_names(many: Run, browser: TestClient) -> None:
-    """Case-insensitive; SQL wildcards are matched literally."""
+    """The search for metrics ignores case and takes SQL wildcards literally."""
     for search, found in (("LAYER12", 10), ("%", 0), ("_", 0), ("nothing", 0)):
         page = browser.get(f"/runs/{many.id}", params={"metric_search": search}).text
         assert page.count("data-metric=") == found, search
@@ -52,7 +52,7 @@ def test_page_finds_metrics_by_a_part_of_their_names(many: Run, browser: TestCli
 def test_names_are_in_order_of_their_numbers(
     database: Database, running: Run, script: TestClient
 ) -> None:
-    """Names, points, summaries and comparisons are; a page continues after the last name."""
+    """Numbers within names are sorted by value; a page continues after the last name."""
     names = ["b/layer1", "b/layer2", "b/layer10", "c/loss", "c2/loss", "c10/loss"]
     log(database, running, 1, names[::-1])
     run = f"/api/v1/runs/{running.id}"
@@ -71,7 +71,7 @@ def test_names_are_in_order_of_their_numbers(
 def test_page_of_few_metrics_has_no_search(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """The search is hidden until there are more metrics."""
+    """A run with few metrics has no search for them."""
     log(database, running, 1, NAMES[:3])
     page = browser.get(f"/runs/{running.id}").text
     assert "data-metric-search hidden" in page
@@ -79,7 +79,7 @@ def test_page_of_few_metrics_has_no_search(
 
 
 def test_series_come_with_a_page_of_metrics(many: Run, script: TestClient) -> None:
-    """Pages contain every name once; a name can be requested in addition."""
+    """Pages of metrics contain every name once; a name can be requested in addition."""
     address, result = f"/api/v1/runs/{many.id}/series", list[str]()
     after: str | None = ""
     for expected in (MOST_SHOWN, MOST_SHOWN, MANY - 2 * MOST_SHOWN):
@@ -95,7 +95,7 @@ def test_series_come_with_a_page_of_metrics(many: Run, script: TestClient) -> No
 
 
 def test_names_come_in_order(many: Run, script: TestClient) -> None:
-    """Names are in order, in the whole list and in a page of it."""
+    """Metric names are sorted, in the whole list and in a page."""
     address = f"/api/v1/runs/{many.id}/metrics/names"
     assert script.get(address).json() == {"names": NAMES, "total": MANY, "next": None}
     page = script.get(address, params={"after": NAMES[99], "limit": 100}).json()
@@ -105,7 +105,7 @@ def test_names_come_in_order(many: Run, script: TestClient) -> None:
 def test_names_of_several_runs_are_searched_by_words(
     database: Database, many: Run, ada: User, script: TestClient
 ) -> None:
-    """Each name once, without those that cannot be drawn, in pages."""
+    """A search over several runs returns, in pages, each name once that can be drawn."""
     with database.writing() as session:
         other = session.get_one(Run, make_watched(session, ada, "other").run_id)
     events = [make_metric(1, 1.0, name) for name in (NAMES[0], "other/unit", "run/seconds")]
@@ -123,7 +123,9 @@ def test_names_of_several_runs_are_searched_by_words(
 def test_series_of_some_metrics_come_without_those_of_steps(
     database: Database, many: Run, script: TestClient
 ) -> None:
-    """Panels that come into view request theirs, of the steps in view, up to a limit."""
+    """Panels that come into view request their metrics for the visible steps, up to a limit,
+    without the series of steps.
+    """
     log(database, many, 2, NAMES[:3])
     address = f"/api/v1/runs/{many.id}/metrics/series"
     answer = script.get(address, params={"metric": [*NAMES[1:3], "none"]}).json()
@@ -138,7 +140,7 @@ def test_series_of_some_metrics_come_without_those_of_steps(
 
 
 def test_summaries_come_a_page_at_a_time(many: Run, script: TestClient) -> None:
-    """Each name with its latest value, extremes and points."""
+    """A page of summaries has each name with its latest value, extremes and number of points."""
     address, names = f"/api/v1/runs/{many.id}/metrics/summary", list[str]()
     after: str | None = ""
     while after is not None:
@@ -152,7 +154,7 @@ def test_summaries_come_a_page_at_a_time(many: Run, script: TestClient) -> None:
 
 
 def test_long_names_and_searches_are_rejected(many: Run, script: TestClient) -> None:
-    """Names and searches have the limit of all typed texts."""
+    """Names and searches are limited to the length of all typed texts."""
     for query in ({"metric_after": "a" * 501}, {"metric": ["a"] * 101}, {"metric_search": "\0"}):
         answer = script.get(f"/api/v1/runs/{many.id}/series", params=query)
         assert answer.status_code == 422, query
@@ -162,7 +164,7 @@ def test_long_names_and_searches_are_rejected(many: Run, script: TestClient) -> 
 def test_updates_have_the_visible_metrics(
     database: Database, settings: Settings, many: Run
 ) -> None:
-    """Points and rows of the others are left out."""
+    """Updates contain points and rows of the visible metrics only."""
     choice = Choice(search="layer24", named=(NAMES[7],))
     look = run_updates.of_run(database, settings, many.id, chosen=choice)
     first = look("")
@@ -184,7 +186,9 @@ def test_updates_have_the_visible_metrics(
 def test_updates_of_metrics_in_view_have_no_others(
     database: Database, settings: Settings, many: Run
 ) -> None:
-    """Neither points nor rows of the others are read, and their number is known."""
+    """Updates of visible metrics read neither points nor rows of the others, whose number
+    is known.
+    """
     choice = Choice(limit=0, named=(NAMES[7], NAMES[8]))
     look = run_updates.of_run(database, settings, many.id, chosen=choice)
     first = look("")

@@ -120,7 +120,7 @@ def test_measurement_is_queued_as_a_run(
     steps: list[str],
     parent: int,
 ) -> None:
-    """With the configuration of the run, its checkpoints, and no steps of its own."""
+    """A measurement is queued as a run with the configuration and checkpoints of the run."""
     answer = browser.post("/api/v1/runs/1/measurements", json=wanted)
     assert answer.status_code == 201
     run = get(database, answer.json()["id"])
@@ -151,7 +151,7 @@ def test_measurement_is_queued_as_a_run(
 def test_measurement_that_is_not_possible_names_the_field(
     ended: Run, browser: TestClient, wanted: dict[str, Any], status: int, text: str
 ) -> None:
-    """Nothing is queued."""
+    """An impossible measurement is refused by the name of the field, and nothing is queued."""
     answer = browser.post("/api/v1/runs/1/measurements", json=wanted)
     assert answer.status_code == status
     assert text in answer.text
@@ -161,7 +161,9 @@ def test_measurement_that_is_not_possible_names_the_field(
 def test_run_without_checkpoints_is_planned_with_fresh_weights(
     database: Database, ended: Run, browser: TestClient
 ) -> None:
-    """It has no parent then; a diff and a plan of checkpoints only are refused."""
+    """A run without checkpoints is planned with fresh weights and has no parent; a diff and a plan
+    of checkpoints only are refused.
+    """
     with database.writing() as session:
         for row in session.scalars(select(CheckpointFile)):
             session.delete(row)
@@ -191,7 +193,7 @@ def test_run_without_checkpoints_is_planned_with_fresh_weights(
 def test_submitted_measurement_is_checked(
     ended: Run, browser: TestClient, changes: dict[str, Any], field: str
 ) -> None:
-    """It takes one device, and checkpoints of the run that it starts from."""
+    """A submitted measurement must have one device, and checkpoints of its parent run."""
     body = {"recipe": "own", "config": {"lab": {"task": "precision_plan"}}} | changes
     answer = browser.post("/api/v1/runs", json=body)
     assert answer.status_code == 422
@@ -199,7 +201,7 @@ def test_submitted_measurement_is_checked(
 
 
 def test_plan_of_the_api(database: Database, planned: Run, browser: TestClient) -> None:
-    """Its points with their configurations, in words too; a run without a plan has none."""
+    """The API has a plan's points with their configurations; a run without a plan has none."""
     plan = browser.get(f"/api/v1/runs/{planned.id}/precision-plan").json()["plan"]
     assert plan["sentences"][0] == FASTEST
     assert [point["label"] for point in plan["points"]] == [
@@ -219,7 +221,8 @@ def test_plan_of_the_api(database: Database, planned: Run, browser: TestClient) 
 
 
 def test_page_of_a_plan(planned: Run, database: Database, browser: TestClient) -> None:
-    """Its points with bounds, how costs were found, and the modules with what is unknown.
+    """A plan's page has its points with bounds, how costs were found, and its modules with unknown
+    values marked.
 
     Its runs can be compared by each metric that runs of the recipe have logged.
     """
@@ -241,7 +244,7 @@ def test_page_of_a_plan(planned: Run, database: Database, browser: TestClient) -
 def test_measured_times_are_named_as_such(
     database: Database, planned: Run, browser: TestClient
 ) -> None:
-    """On a GPU they are of CUDA events; texts of the spool are escaped."""
+    """Times measured on a GPU are named as those of CUDA events; texts of the spool are escaped."""
     point = make_plan_point("bf16", ms=1.5, fp32=["<b>"])
     timed = {"cost": "measured", "device": "H100 <i>", "fp32_cost": None, "points": [point]}
     with database.writing() as session:
@@ -258,7 +261,7 @@ def test_measured_times_are_named_as_such(
 def test_page_before_and_without_a_plan(
     database: Database, ended: Run, browser: TestClient
 ) -> None:
-    """It says that the plan is being measured, or why there is none."""
+    """Until there is a plan its page says that it is being measured, or why there is none."""
     answer = browser.post(
         "/runs/1/measurements",
         data={"csrf_token": csrf_token(browser), "task": "precision_plan", "checkpoints": ["100"]},
@@ -293,8 +296,8 @@ def test_page_before_and_without_a_plan(
 def test_page_of_a_run_lists_its_measurements(
     database: Database, ended: Run, browser: TestClient
 ) -> None:
-    """Each measurement has the checkpoints that it measures: one that names none has that of its
-    parent step.
+    """A run's page lists its measurements with their checkpoints; a measurement that names none has
+    that of its parent step.
     """
     lab = {"task": "precision_plan"}
     body = {"recipe": "own", "config": {"lab": lab}, "parent_id": 1, "parent_step": 200}
@@ -311,7 +314,9 @@ def test_page_of_a_run_lists_its_measurements(
 def test_point_opens_the_form_of_a_training(
     planned: Run, database: Database, browser: TestClient
 ) -> None:
-    """Filled in with its settings; submitted it trains, from the start and without a parent."""
+    """A plan's point opens a filled-in form, whose run trains from the start and without a
+    parent.
+    """
     page = browser.get(f"/runs/{planned.id}/precision-plan").text
     links = [part.partition('"')[0] for part in page.split('href="/runs/new?')[1:]]
     best = next(link for link in links if "model.head" in link).replace("&amp;", "&")
@@ -326,7 +331,7 @@ def test_point_opens_the_form_of_a_training(
 def test_best_points_are_queued_over_seeds(
     planned: Run, database: Database, browser: TestClient
 ) -> None:
-    """They are queued with fp32, in one group a seed; the comparison names each mix."""
+    """The best points are queued with fp32, one group a seed; the comparison names each mix."""
     answer = browser.post(
         f"/runs/{planned.id}/precision-plan/runs",
         data={"csrf_token": csrf_token(browser), "seeds": "2", "margin": "0.01"},
@@ -365,7 +370,7 @@ ORIGINS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def submit(session: Session, owner: User, origin: str) -> Run:
-    """Submit a run of this origin."""
+    """Submit a run with this parent or these weights."""
     settings, options = ORIGINS[origin]
     config = config_model(Own).model_validate({"training": {"steps": 300}} | settings)
     values = config.model_dump(mode="json")
@@ -379,7 +384,9 @@ def submit(session: Session, owner: User, origin: str) -> Run:
 def test_points_are_trained_as_the_measured_run(
     database: Database, ended: Run, ada: User, browser: TestClient, origin: str, fresh: bool
 ) -> None:
-    """They have its weights or parent, nodes, devices and measured settings; fp32 in full."""
+    """Queued points have the measured run's weights or parent, nodes, devices and settings; fp32
+    has all modules in full precision.
+    """
     with database.writing() as session:
         trained = submit(session, ada, origin)
         (saved,) = session.scalars(select(CheckpointFile).where(CheckpointFile.step == 300))
@@ -415,7 +422,7 @@ def test_points_are_trained_as_the_measured_run(
 def test_plan_must_know_what_its_runs_train_from(
     database: Database, ended: Run, ada: User, browser: TestClient, origin: str
 ) -> None:
-    """Without a checkpoint it has no parent that says so: it is refused."""
+    """Points of a plan that does not record what its runs start from are refused."""
     with database.writing() as session:
         run_id = submit(session, ada, origin).id
     answer = browser.post(f"/api/v1/runs/{run_id}/measurements", json={"task": "precision_plan"})
@@ -426,7 +433,7 @@ def test_plan_must_know_what_its_runs_train_from(
 def test_points_of_a_deleted_run_are_refused(
     database: Database, planned: Run, ada: User, browser: TestClient
 ) -> None:
-    """What they would train from is unknown."""
+    """Points of a deleted run are refused, since it is unknown what they would start from."""
     with database.writing() as session:
         trash.delete(session, 1, ada)
     answer = browser.post(f"/api/v1/runs/{planned.id}/precision-plan/runs", json={})
@@ -437,7 +444,7 @@ def test_points_of_a_deleted_run_are_refused(
 def test_mixes_with_equal_labels_are_both_queued(
     database: Database, ended: Run, browser: TestClient
 ) -> None:
-    """A label names some modules and the number of the others."""
+    """Two mixes with the same label, which names only some modules, are both queued."""
     names = [[f"model.layer{n}" for n in range(10)] + [last] for last in ("model.a", "model.b")]
     points = [make_plan_point(fp32=each, time=0.2 + n / 10) for n, each in enumerate(names)]
     browser.post("/api/v1/runs/1/measurements", json={"task": "precision_plan"})
@@ -452,7 +459,7 @@ def test_mixes_with_equal_labels_are_both_queued(
 def test_page_of_a_plan_that_a_script_recorded(
     database: Database, ended: Run, browser: TestClient
 ) -> None:
-    """A run that is no measurement may have the event: it is shown without runs to queue."""
+    """The page shows a plan that a script recorded, without runs to queue."""
     with database.writing() as session:
         run = session.get_one(Run, 1)
         run.source, run.config = "watch", {}
@@ -466,14 +473,14 @@ def test_page_of_a_plan_that_a_script_recorded(
 
 
 def test_run_without_a_plan_queues_no_points(ended: Run, browser: TestClient) -> None:
-    """The conflict says what is missing."""
+    """Queueing points of a run without a plan is a conflict that says what is missing."""
     answer = browser.post("/api/v1/runs/1/precision-plan/runs", json={})
     assert answer.status_code == 409
     assert "no precision plan with a point within its bounds" in answer.json()["detail"]
 
 
 def test_measurement_is_neither_compared_nor_measured(planned: Run, browser: TestClient) -> None:
-    """It trains nothing."""
+    """A measurement, which trains nothing, can be neither compared nor measured."""
     for path in ("comparison", "measurements"):
         body = {"task": "precision_plan"} if path == "measurements" else None
         answer = browser.post(f"/api/v1/runs/{planned.id}/{path}", json=body)
@@ -482,7 +489,7 @@ def test_measurement_is_neither_compared_nor_measured(planned: Run, browser: Tes
 
 
 def test_client_and_command(database: Database, ended: Run, address: str, token: str) -> None:
-    """They request measurements, print a plan, and queue its best points."""
+    """Client and command can request measurements, print a plan and queue its best points."""
     known = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
     with Client(address, token) as client:
         plan = client.request_precision_plan(1, 50, 300, fresh_weights=False, max_error=0.05)
@@ -515,13 +522,14 @@ def test_client_and_command(database: Database, ended: Run, address: str, token:
 
 
 def lab_card_of(browser: TestClient) -> str:
-    """Return the HTML of the lab's card on the page of the ended run."""
+    """Return the HTML of the precision lab's card on the page of the ended run."""
     page = browser.get("/runs/1").text.partition('<section id="measurements"')[2]
     return page.partition('<div id="lab-menu"')[0]
 
 
 def test_card_of_the_lab_has_one_button_by_state(ended: Run, browser: TestClient) -> None:
-    """Measure, cancel while it is measured, and measure again if that failed.
+    """The lab's card has one button: measure, cancel during a measurement, and measure again after
+    a failed one.
 
     It says which weights are measured.
     """
@@ -537,7 +545,9 @@ def test_card_of_the_lab_has_one_button_by_state(ended: Run, browser: TestClient
 
 
 def test_card_of_the_lab_has_the_result(planned: Run, browser: TestClient) -> None:
-    """In a sentence, with a bar for each module, and the form of a run with the plan."""
+    """The lab's card has the result in a sentence, a bar for each module, and a link to the form of
+    a run with the plan.
+    """
     card = lab_card_of(browser)
     assert "with model.head in fp32 stays within 10 % of fp32" in card
     assert card.count('class="track') == 1
@@ -550,7 +560,7 @@ def test_card_of_the_lab_has_the_result(planned: Run, browser: TestClient) -> No
 def test_card_of_the_lab_offers_no_fork_as_the_run_trains(
     database: Database, planned: Run, browser: TestClient
 ) -> None:
-    """Neither of a run in the plan's precision and modules."""
+    """The card offers no fork with the precision and modules that the run already has."""
     with database.writing() as session:
         run = runs.get(session, 1)
         run.config = run.config | {"modules": {"fp32": ["model.head"], "bf16": []}}

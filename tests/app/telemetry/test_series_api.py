@@ -16,7 +16,7 @@ pytestmark = pytest.mark.sql_sample
 
 
 def test_few_steps_come_as_they_are(database: Database, running: Run, script: TestClient) -> None:
-    """Each step is a point; NaN is null and infinities have names."""
+    """A short run has each step as a point; NaN is null, and infinities have names."""
     losses = [3.0, float("nan"), float("inf"), 2.0]
     record(database, running, make_steps(losses, skipped=[3]))
     page = script.get("/api/v1/runs/1/series").json()
@@ -32,7 +32,7 @@ def test_few_steps_come_as_they_are(database: Database, running: Run, script: Te
 def test_many_steps_keep_their_extremes(
     database: Database, running: Run, script: TestClient
 ) -> None:
-    """For any number of points the single spike among thousands of steps is included."""
+    """A long run's series include the only spike among thousands of steps."""
     losses = [1.0] * 3000
     losses[1234] = 50.0
     record(database, running, make_steps(losses))
@@ -48,7 +48,7 @@ def test_many_steps_keep_their_extremes(
 
 
 def test_run_without_steps_has_empty_series(running: Run, script: TestClient) -> None:
-    """The response has empty series and no error."""
+    """A run without steps has empty series and no error."""
     page = script.get("/api/v1/runs/1/series").json()
     assert (page["total"], page["x"], page["series"]["loss"]["y"]) == (0, [], [])
 
@@ -56,7 +56,7 @@ def test_run_without_steps_has_empty_series(running: Run, script: TestClient) ->
 def test_steps_of_a_parent_are_told_apart(
     database: Database, ada: User, running: Run, script: TestClient
 ) -> None:
-    """A fork says where its own steps begin, before its first one already; others begin at 0."""
+    """A fork's series say where its own steps begin, also before the first; others begin at 0."""
     assert script.get("/api/v1/runs/1/series").json()["parent_step"] == 0
     file = {"kind": "checkpoint", "size_bytes": 1, "sha256": "aa"}
     event = {"step": 50, "reason": "interval", "request": None, "files": [file]}
@@ -71,7 +71,7 @@ def test_steps_of_a_parent_are_told_apart(
 def test_flagged_steps_and_events_are_never_sampled(
     database: Database, running: Run, script: TestClient
 ) -> None:
-    """Every skip and every loss that is not finite is there, in order."""
+    """Every skip and every non-finite loss is returned in order, and never sampled."""
     losses = [1.0, float("nan"), 1.0, 1.0]
     record(database, running, make_steps(losses, skipped=[1, 4]), events=make_events([1, 4]))
     flagged = script.get("/api/v1/runs/1/flagged").json()
@@ -92,7 +92,7 @@ def test_flagged_steps_and_events_are_never_sampled(
 
 
 def test_metrics_and_log(database: Database, running: Run, script: TestClient) -> None:
-    """Metrics and lines come in order; the log can be paged backwards."""
+    """Metrics and log lines come in order, and the log can be paged backwards."""
     record(database, running, events=[make_metric(2, 0.5), make_metric(4, float("inf"))])
     lines = [
         {"number": n, "attempt": 1, "time": 1.0, "stream": "stdout", "text": f"line {n}"}
@@ -117,13 +117,13 @@ def test_series_of_no_run(script: TestClient) -> None:
 
 
 def test_stream_of_an_unknown_run(script: TestClient) -> None:
-    """The stream responds with 404 instead of waiting."""
+    """A stream of an unknown run gets 404 instead of waiting."""
     answer = script.get("/api/v1/runs/9/live")
     assert (answer.status_code, answer.json()["detail"]) == (404, "There is no run 9.")
 
 
 def test_a_stream_has_no_other_parts(running: Run, script: TestClient) -> None:
-    """An unknown part is named, with those that there are."""
+    """A request for an unknown part of a stream gets an error with the allowed parts."""
     answer = script.get("/api/v1/runs/1/live", params={"parts": "steps,colours"})
     assert answer.status_code == 422
     assert "unknown: colours; allowed: steps, events" in answer.json()["errors"]["parts"]
@@ -132,7 +132,7 @@ def test_a_stream_has_no_other_parts(running: Run, script: TestClient) -> None:
 def test_a_metric_of_step_0_is_in_the_series(
     database: Database, running: Run, script: TestClient
 ) -> None:
-    """An evaluation before the first step is a point of the whole run, and of no later part."""
+    """A metric of step 0 is in the series of the whole run, and not in that of later steps."""
     metrics = [make_metric(step, 1.0, "val/loss") for step in (0, 2)]
     record(database, running, make_steps([1.0] * 3), events=metrics)
     whole = script.get("/api/v1/runs/1/series").json()

@@ -1,4 +1,4 @@
-"""Which x axes a script defines."""
+"""The x axes that a script defines."""
 
 from typing import Any
 
@@ -19,12 +19,12 @@ from tests.marks import looped
     ],
 )
 def test_axes_are_the_metrics_that_are_named(defined: Any, names: list[str]) -> None:
-    """Each once, the first few; earlier clients wrote them into the configuration."""
+    """The first few named metrics are axes, each once; older clients sent them differently."""
     assert [metric.name for metric in step_metrics(Run(config={"step_metric": defined}))] == names
     assert step_metrics(Run(config={})) == []
 
 
 def test_the_axis_of_all_metrics_is_usual() -> None:
-    """All metrics have the usual axis, and some may have another."""
+    """The axis of all metrics is the usual one, and some metrics may have another."""
     found = step_metrics(Run(config={}, step_metrics={"val/*": "epoch", "*": "samples"}))
     assert found == [("epoch", False), ("samples", True)]

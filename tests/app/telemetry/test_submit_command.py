@@ -1,4 +1,4 @@
-"""The command that queues a recipe's run again."""
+"""The command line that queues a recipe's run again."""
 
 import shlex
 from typing import Any
@@ -18,7 +18,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 def parse(database: Database, run_id: int) -> tuple[list[str], dict[str, Any]]:
-    """Return the words of a run's command without settings, and its configuration."""
+    """Return the arguments of a run's command without settings, and its configuration."""
     with database.reading() as session:
         command = submit_command(session, session.get_one(Run, run_id))
     assert command is not None
@@ -31,7 +31,7 @@ def parse(database: Database, run_id: int) -> tuple[list[str], dict[str, Any]]:
 def test_a_run_has_the_settings_that_differ_from_the_defaults(
     database: Database, ada: User
 ) -> None:
-    """The command has them as --set reads them, and name, tags and devices."""
+    """A run's command has the differing settings for --set, and its name, tags and devices."""
     config = {**CONFIG, **{group: CONFIG.get(group, {}) | CHANGES[group] for group in CHANGES}}
     submit(database, ada, config=config, name="it's mine", tags="a, b", devices_per_node=2)
     words, settings = parse(database, 1)
@@ -44,7 +44,7 @@ def test_a_run_has_the_settings_that_differ_from_the_defaults(
 
 @pytest.mark.usefixtures("offered")
 def test_a_fork_starts_from_the_same_checkpoint(database: Database, ada: User) -> None:
-    """Its command has what differs from the parent's settings."""
+    """A fork's command has its checkpoint, and the settings that differ from the parent's."""
     submit(database, ada)
     config = {**CONFIG, "training": CONFIG["training"] | {"steps": 800}}
     submit(database, ada, config=config, name="more")
@@ -60,7 +60,7 @@ def test_a_fork_starts_from_the_same_checkpoint(database: Database, ada: User) -
 
 
 def test_a_watched_run_has_none(database: Database, ada: User) -> None:
-    """Its script is no recipe's."""
+    """A watched run has no command, because its script is no recipe."""
     submit(database, ada, source="watch")
     with database.reading() as session:
         assert submit_command(session, session.get_one(Run, 1)) is None

@@ -1,4 +1,4 @@
-"""Which actions are suggested for a problem, and that a click fills in the form."""
+"""Suggested actions for a problem, each of which fills in a form by one click."""
 
 import math
 
@@ -17,7 +17,7 @@ from tests.db.telemetry.telemetry_made import make_steps, record
 def test_possible_actions_are_one_click_away(
     database: Database, ada: User, browser: TestClient, bf16: bool
 ) -> None:
-    """A fork from before the overflow with a lower rate; bf16 where the devices have it."""
+    """A fork from before the overflow with a lower rate, and bf16 if supported, are suggested."""
     offer(database, bf16=bf16)
     fall(database, ada, rate=0.5)
     found = {
@@ -45,7 +45,7 @@ def test_possible_actions_are_one_click_away(
 def test_an_extreme_learning_rate_is_the_first_suggestion(
     database: Database, ada: User, browser: TestClient
 ) -> None:
-    """The recipe's own rate is offered, and nothing of other findings, since nothing else helps."""
+    """For an extreme learning rate the only suggestion is the recipe's own rate."""
     offer(database, bf16=True)
     fall(database, ada, rate=40.0)
     found = {
@@ -59,7 +59,7 @@ def test_an_extreme_learning_rate_is_the_first_suggestion(
 def test_impossible_actions_are_not_offered(
     database: Database, ada: User, browser: TestClient
 ) -> None:
-    """Where no worker offers the recipe any more nothing is; a changed setting is checked."""
+    """Without a worker for the recipe no action is suggested; a changed setting is checked."""
     offer(database, bf16=True)
     fall(database, ada, rate=0.1)
     with database.writing() as session:
@@ -77,7 +77,9 @@ def test_impossible_actions_are_not_offered(
 def test_a_loss_that_is_nan_from_the_first_step_on_is_tried_in_fp32(
     database: Database, ada: User, browser: TestClient
 ) -> None:
-    """The only suggestion; it shows whether the precision is a cause."""
+    """For a loss that is NaN from the first step on, fp32 is the only suggestion, which shows
+    whether precision is a cause.
+    """
     offer(database, bf16=True)
     run = start_run(database, ada)
     record(database, run, make_steps([math.nan] * 20, skipped=range(1, 21)))

@@ -1,4 +1,4 @@
-"""A number that is unknown is "–", and a NaN is a value, wherever a run's numbers are shown."""
+"""Wherever a run's numbers are shown, an unknown number is "–" and a NaN is a value."""
 
 import csv
 import io
@@ -36,7 +36,7 @@ def _export(browser: TestClient, name: str) -> list[dict[str, str]]:
 def test_a_norm_that_nobody_measured_is_unknown(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """Numbers that a script only logs have no gradient norm: no NaN on the tile or in the CSV."""
+    """A run without gradient norms shows no NaN norm on the tile or in the CSV."""
     logged = [LoggedRow.of(step, step, {"loss": 0.5}) for step in (1, 2)]
     record(database, running, rows_of([row for row in logged if row]))
     assert _tile(browser.get("/runs/1").text, "Gradient norm") == "–"
@@ -44,7 +44,7 @@ def test_a_norm_that_nobody_measured_is_unknown(
 
 
 def test_a_nan_is_a_value_everywhere(database: Database, running: Run, browser: TestClient) -> None:
-    """Loss, gradient norm and a metric that are NaN are so on tiles, tables, CSV, API and CLI."""
+    """A NaN loss, gradient norm or metric is NaN on tiles, tables, CSV, API and command line."""
     steps = make_steps([1.0, math.nan])
     steps["grad_norm"][-1] = steps["grad_norm_clipped"][-1] = np.nan
     record(database, running, steps, events=[make_metric(2, math.nan, "val/loss")])
@@ -70,7 +70,7 @@ def test_a_nan_is_a_value_everywhere(database: Database, running: Run, browser: 
 def _read_chart(
     settings: Settings, database: Database, browser: TestClient
 ) -> Iterator[JsonObject]:
-    """Yield the values of the first run's series, of the API and of the live stream."""
+    """Yield the values of the first run's series, from the API and from the live stream."""
     page = browser.get("/api/v1/runs/1/series").json()
     lines = {**page["series"], **page["metrics"]}
     yield {name: line["y"] for name, line in lines.items()}
@@ -87,7 +87,7 @@ def _read_chart(
 def test_charts_get_nan_as_a_value(
     settings: Settings, database: Database, running: Run, browser: TestClient
 ) -> None:
-    """The series, comparisons and the live stream have NaN of a loss, a norm and a metric alike."""
+    """Charts and live streams have a NaN of a loss, a norm and a metric alike."""
     values = [1.0, math.nan, math.inf, -math.inf]
     steps = make_steps(values)
     for name in ("grad_norm", "grad_norm_clipped"):
@@ -104,7 +104,7 @@ def test_charts_get_nan_as_a_value(
 def test_charts_get_what_is_unknown_as_null(
     settings: Settings, database: Database, running: Run, browser: TestClient
 ) -> None:
-    """Norms and learning rates that nobody logged, and losses that were not observed."""
+    """Norms and learning rates that were not logged, and unobserved losses, are null in charts."""
     logged = [LoggedRow.of(step, step, {"loss": 0.5}) for step in (1, 2)]
     rows = rows_of([row for row in logged if row])
     rows["loss"][1], rows["flags"][1] = math.nan, UNKNOWN_LOSS | UNKNOWN_NORM
@@ -118,7 +118,7 @@ def test_charts_get_what_is_unknown_as_null(
 def test_buckets_count_nonfinite_values_and_not_unknown_ones(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """A bucket of a loss, a norm or a metric says how many of its values are not finite."""
+    """A bucket of a series counts its non-finite values, but not unknown ones."""
     steps = make_steps([1.0] * 1000, skipped=[100])
     steps["loss"][99] = steps["loss"][499] = math.nan
     steps["grad_norm"][[99, 499]] = steps["grad_norm_clipped"][[99, 499]] = math.inf
@@ -144,7 +144,7 @@ def test_buckets_count_nonfinite_values_and_not_unknown_ones(
 def test_a_loss_that_was_not_observed_is_unknown(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """It is "–" and null, and an empty cell."""
+    """A loss that was not observed is "–", null or an empty cell."""
     steps = make_steps([math.nan])
     steps["flags"] |= UNKNOWN_LOSS
     record(database, running, steps)
@@ -156,6 +156,6 @@ def test_a_loss_that_was_not_observed_is_unknown(
 
 @pytest.mark.parametrize(("loss", "text"), [(None, "NaN"), (0.5, "0.5"), ("Infinity", "∞")])
 def test_the_command_reads_servers_of_earlier_versions(loss: float | str | None, text: str) -> None:
-    """They have a NaN as null, with a flag."""
+    """The command reads the NaN of earlier servers, which send null with a flag."""
     run = {"loss": loss, "is_loss_nonfinite": loss != 0.5}
     assert formats.loss(run) == text  # type: ignore[arg-type]

@@ -34,7 +34,7 @@ def list_erased(database: Database) -> list[int]:
 def test_due_runs_are_purged_each_by_itself(
     database: Database, settings: Settings, ada: User, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A folder that cannot be deleted is reported once and tried again later."""
+    """A folder that cannot be deleted is reported once, tried again, and delays no other purge."""
     stuck, next_one, binned = (delete_run(database, ada) for _ in range(3))
     with database.writing() as session:
         for run_id in (stuck, next_one):

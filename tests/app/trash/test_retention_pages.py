@@ -89,7 +89,7 @@ def test_a_rule_is_previewed_before_it_is_set_and_then_acts(
 def test_a_projects_rule_overrides_that_of_the_instance(
     database: Database, ada: User, old: int
 ) -> None:
-    """Active runs are not pruned."""
+    """A project's retention rule overrides that of the instance, and active runs are not pruned."""
     with database.writing() as session:
         projects.make(session, "vision")
         retention.set_rule(session, ada, None, Rules(checkpoint_days=30))
@@ -116,7 +116,7 @@ def test_a_projects_rule_overrides_that_of_the_instance(
 def test_invalid_rules_are_rejected(
     browser: TestClient, changes: dict[str, Any], text: str
 ) -> None:
-    """Each error is at its field, with the input and the allowed values."""
+    """Errors of a retention rule are at their fields, with the input and the allowed values."""
     page = browser.post("/retention", data=RULE | changes)
     assert page.status_code == 422
     assert text in page.text

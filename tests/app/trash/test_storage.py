@@ -52,7 +52,7 @@ def run_command(*words: str) -> str:
 
 @pytest.mark.slow
 def test_the_largest_come_first(old: int) -> None:
-    """The list has a limit; its total is of all runs."""
+    """The list of disk usage has the largest runs first and a limit; its total is of all runs."""
     result = run_command("runs", "--limit", "1").splitlines()
     assert result[0].split() == ["20", "B", str(old), "finished", "digits-fp16", "ada"]
     assert result[1:3] == [
@@ -76,13 +76,13 @@ def test_files_to_delete_are_listed_first(old: int, settings: Settings) -> None:
 
 @pytest.mark.slow
 def test_without_a_rule_nothing_is_pruned(old: int) -> None:
-    """The message names the missing option."""
+    """Without a retention rule nothing is pruned, and the message names the missing option."""
     done = halfstep("storage", "prune")
     assert (done.returncode, "use at least one of them" in done.stderr) == (1, True)
 
 
 def test_the_api_says_the_same(old: int, script: TestClient) -> None:
-    """The API has disk, runs and trash."""
+    """The API has the usage of disk, runs and trash."""
     found = script.get("/api/v1/storage").json()
     assert (found["stored_bytes"], found["trash_bytes"], found["trash_runs"]) == (20, 0, 0)
     assert 0 < found["disk"]["free_bytes"] <= found["disk"]["total_bytes"]

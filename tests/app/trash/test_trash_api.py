@@ -1,4 +1,4 @@
-"""Labels, the trash and many runs at once, by the JSON API."""
+"""Labels, the trash and bulk actions, by the JSON API."""
 
 import json
 
@@ -23,7 +23,7 @@ def ended(database: Database, running: Run) -> int:
 
 
 def test_labels_are_edited(script: TestClient, running: Run) -> None:
-    """The answer is the run; the list has name and tags, and no note."""
+    """Editing a run's labels returns the run; the list has name and tags, but no note."""
     body = {"name": "baseline", "tags": ["a", "b"], "note": "**why**"}
     answer = script.patch(f"/api/v1/runs/{running.id}", json=body)
     assert answer.status_code == 200
@@ -47,7 +47,7 @@ def test_labels_are_edited(script: TestClient, running: Run) -> None:
 def test_bad_labels_are_named(
     script: TestClient, running: Run, body: dict[str, object], field: str
 ) -> None:
-    """The response is 422 with the field."""
+    """An invalid label gets 422 with the field."""
     headers = {"content-type": "application/json"}
     address = f"/api/v1/runs/{running.id}"
     answer = script.patch(address, content=json.dumps(body), headers=headers)
@@ -56,7 +56,7 @@ def test_bad_labels_are_named(
 
 
 def test_a_label_changed_meanwhile_is_not_overwritten(script: TestClient, running: Run) -> None:
-    """The change is answered by 409 with the code `changed`."""
+    """An edit of a label that changed meanwhile gets 409 with the code `changed`."""
     address = f"/api/v1/runs/{running.id}"
     script.patch(address, json={"note": "theirs"})
     answer = script.patch(address, json={"note": "mine", "seen": {"note": ""}})
@@ -65,7 +65,7 @@ def test_a_label_changed_meanwhile_is_not_overwritten(script: TestClient, runnin
 
 
 def test_delete_and_restore(script: TestClient, ended: int) -> None:
-    """A deleted run is listed only in the trash; restored it is back in the list."""
+    """A deleted run is listed in the trash only; once restored it is back in the list."""
     for _again in range(2):
         assert script.delete(f"/api/v1/runs/{ended}").status_code == 204
     gone = script.get(f"/api/v1/runs/{ended}")
@@ -121,14 +121,14 @@ def test_of_many_what_can_be_done_is_done(
     ],
 )
 def test_invalid_requests_are_rejected(script: TestClient, body: dict[str, object]) -> None:
-    """The response is 422, and nothing is changed."""
+    """An invalid request to the trash gets 422, and nothing is changed."""
     assert script.post("/api/v1/runs/bulk", json=body).status_code == 422
 
 
 def test_runs_are_listed_by_what_they_take(
     database: Database, script: TestClient, ada: User
 ) -> None:
-    """Runs are listed by stored bytes, the largest first, page by page."""
+    """Runs can be listed by stored bytes, the largest first, page by page."""
     ids = [submit(database, ada).id for _ in range(3)]
     with database.writing() as session:
         for run_id, size in zip(ids, (5, 2**40, 7), strict=True):

@@ -28,7 +28,7 @@ def ended(database: Database, running: Run) -> int:
 
 
 def test_deleted_on_its_page_and_undone(ended: int, browser: TestClient) -> None:
-    """The list offers to undo the deletion; the trash has the run until then."""
+    """A deleted run is in the trash, and the list offers to undo the deletion."""
     assert f'action="/runs/{ended}/deletion"' in browser.get(f"/runs/{ended}").text
     answer = browser.post(f"/runs/{ended}/deletion")
     assert answer.headers["location"] == f"/runs?deleted={ended}"
@@ -45,7 +45,7 @@ def test_deleted_on_its_page_and_undone(ended: int, browser: TestClient) -> None
 
 
 def test_restored_from_a_form_it_leads_back_there(ended: int, browser: TestClient) -> None:
-    """The restoration returns to the page of the form, and never to another server."""
+    """A restoration redirects to the page of the form, and never to another server."""
     for back, place in (("/trash", "/trash"), ("//elsewhere.example", "/")):
         browser.post(f"/runs/{ended}/deletion")
         answer = browser.post(f"/runs/{ended}/restoration", data={"back": back})
@@ -65,7 +65,7 @@ def test_deleted_for_good_it_is_only_waited_for(ended: int, browser: TestClient)
 def test_the_trash_is_shown_page_by_page(
     database: Database, ada: User, browser: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The newest deleted run is first."""
+    """The trash is shown page by page, with the newest deletion first."""
     monkeypatch.setattr(trash_routes, "PAGE_SIZE", 2)
     for _ in range(3):
         run_id = submit(database, ada, name="<b>" + "x" * 97).id
@@ -84,7 +84,7 @@ def test_the_trash_is_shown_page_by_page(
 def test_a_full_disk_is_reported(
     settings: Settings, ended: int, browser: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the files are on this machine's disk, the list has a gauge and warns in time."""
+    """The list has a gauge of a local disk with the files, and warns before it is full."""
     usage = {"total": 10**12, "used": 0, "free": 5 * 10**11}
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda _path: type("Usage", (), usage))
     settings.data.mkdir(exist_ok=True)
@@ -99,16 +99,14 @@ def test_a_full_disk_is_reported(
 
 
 def test_an_unresponsive_disk_is_not_reported(tmp_path: Path) -> None:
-    """The list of runs is shown without the disk's usage."""
+    """If the disk does not respond, the list of runs is shown without its usage."""
     assert disk.disk(Settings(data=tmp_path / "nowhere")) is None
 
 
 def test_a_page_shows_notes_tags_and_sizes(
     database: Database, ended: int, ada: User, browser: TestClient
 ) -> None:
-    """The note is safe HTML, tags are links to searches, files have sizes, and open pages
-    are updated.
-    """
+    """A page shows notes as safe HTML, tags as links, and file sizes, and is updated live."""
     with database.writing() as session:
         before = labels_mark(runs.get(session, ended))
         note = {"note": "**why** <script>x</script>", "tags": ["a&b"]}

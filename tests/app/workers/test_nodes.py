@@ -1,4 +1,4 @@
-"""Runs over several workers, as people submit and see them."""
+"""Runs over several workers, as users submit and see them."""
 
 from sqlalchemy import select
 from starlette.testclient import TestClient
@@ -14,7 +14,7 @@ WIDE = {"nodes": 2, "devices_per_node": 3}
 
 
 def add_workers(database: Database, devices: int = 3) -> None:
-    """Register two that could train it together."""
+    """Register two workers that could train a run together."""
     with database.writing() as session:
         for name in ("w1", "w2"):
             offer = {"devices": [{**CPU, "index": index} for index in range(devices)]}
@@ -25,7 +25,9 @@ def add_workers(database: Database, devices: int = 3) -> None:
 def test_a_run_says_how_many_nodes_it_has_and_where_they_are(
     database: Database, script: TestClient, browser: TestClient
 ) -> None:
-    """API and form take the number of nodes; its page names their workers once it has them."""
+    """API and form accept a number of nodes; the run's page names their workers once it has
+    them.
+    """
     add_workers(database)
     run = script.post("/api/v1/runs", json={"recipe": "digits", **WIDE}).json()
     assert (run["nodes"], run["devices_per_node"], run["workers"]) == (2, 3, [])
@@ -78,7 +80,7 @@ def test_derived_runs_have_the_same_nodes(
 def test_how_long_a_run_takes_is_noted_when_it_is_submitted(
     database: Database, ada: User, script: TestClient
 ) -> None:
-    """The estimate is that of the slowest finished run of the same sizes and nodes."""
+    """The estimate is that of the slowest finished run with the same sizes and nodes."""
     add_workers(database)
     width = {"title": "Width", "type": "integer", "minimum": 1, "default": 64}
     sizes = {"type": "object", "additionalProperties": False, "properties": {"width": width}}
@@ -102,7 +104,7 @@ def test_how_long_a_run_takes_is_noted_when_it_is_submitted(
 
 
 def test_an_invalid_number_of_nodes_is_rejected(database: Database, script: TestClient) -> None:
-    """The error has the allowed values; a command has one node."""
+    """The error for an invalid number of nodes has the allowed values; a command has one node."""
     add_workers(database)
     for body, message in (
         ({"recipe": "digits", "nodes": 0}, "nodes: 0 is not valid; allowed: a whole number"),
@@ -118,7 +120,7 @@ def test_an_invalid_number_of_nodes_is_rejected(database: Database, script: Test
 def test_conflicting_settings_are_rejected_before_workers_are_claimed(
     database: Database, script: TestClient
 ) -> None:
-    """The worker's error message appears at the first of the conflicting settings."""
+    """Conflicting settings of nodes are rejected at submission with the worker's message."""
     offered = [{**DIGITS, "name": "gpt", "schema": {"type": "object"}}]
     with database.writing() as session:
         known = {"devices": [CPU], "recipes": offered, "versions": {}}

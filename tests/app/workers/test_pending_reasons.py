@@ -1,4 +1,4 @@
-"""Reasons why a run is queued: earlier runs, as far as the user may see them."""
+"""Reasons why a run is queued: earlier runs that the user may see."""
 
 import json
 
@@ -28,7 +28,9 @@ def other(app: FastAPI, database: Database, ada: User) -> TestClient:
 
 
 def waiting(script: TestClient, run_id: int) -> str:
-    """Return the reason of a queued run, with the given parts in order."""
+    """Return the pending reason of a queued run, after checking that it names its parts in
+    order.
+    """
     result = script.get(f"/api/v1/runs/{run_id}").json()
     text = rest = str(result["waiting"])
     for each in result["waiting_for"]:
@@ -41,8 +43,8 @@ def waiting(script: TestClient, run_id: int) -> str:
 def test_runs_ahead_are_named_to_who_sees_them(
     database: Database, ada: User, browser: TestClient, other: TestClient
 ) -> None:
-    """At most three are named, the next first, with links on the page; of hidden ones only the
-    number is given.
+    """At most three earlier runs are named, the next first, with links on the page; of hidden runs
+    only the number is given.
     """
     offer_digits(database)
     submit(database, ada, name="hidden-one", project="hush")
@@ -71,7 +73,9 @@ def test_runs_ahead_are_named_to_who_sees_them(
 def test_runs_with_the_devices_are_named_to_users_who_may_see_them(
     database: Database, settings: Settings, ada: User, browser: TestClient, other: TestClient
 ) -> None:
-    """The names of these runs are also sent in the stream of a run that both users watch."""
+    """The runs that occupy the devices are named only to users who may see them, also when two
+    users watch the same stream.
+    """
     offer_digits(database)
     start_run(database, ada, name="hidden-one", project="hush")
     follower = submit(database, ada, after_id=1)

@@ -30,7 +30,7 @@ def add_gpus(database: Database, name: str, count: int) -> Worker:
 
 
 def test_a_worker_shows_devices_and_versions(offered: None, browser: TestClient) -> None:
-    """The page has runs, devices and versions; a missing worker is reported."""
+    """A worker's page has its runs, devices and versions; a missing worker is reported."""
     page = browser.get("/workers/1").text
     assert "7.45 GiB" in page
     assert "forked from" not in page
@@ -41,7 +41,9 @@ def test_a_worker_shows_devices_and_versions(offered: None, browser: TestClient)
 def test_the_memory_of_a_warm_process_is_shown(
     database: Database, offered: None, browser: TestClient
 ) -> None:
-    """The page of the worker and the API have the memory of its last heartbeat."""
+    """The worker's page and the API have the memory of its warm process, from its last
+    heartbeat.
+    """
     for memory in (3 * 2**28, None):
         with database.single_write() as session:
             workers.heartbeat(session, 1, memory)
@@ -53,7 +55,7 @@ def test_the_memory_of_a_warm_process_is_shown(
 def test_a_recipe_that_lacks_packages_is_not_offered_and_says_why(
     database: Database, offered: None, browser: TestClient
 ) -> None:
-    """The page of a worker has the command that installs them; the form knows no such recipe."""
+    """A recipe that lacks packages is not offered; the worker's page has the pip command."""
     needs = "torchvision: pip install 'halfstep-service[images]'"
     add_worker(database, "w2", [{"name": "images", "needs": needs}])
     assert f"images needs {needs}" in html.unescape(browser.get("/workers/2").text)
@@ -65,7 +67,8 @@ def test_a_recipe_that_lacks_packages_is_not_offered_and_says_why(
 def test_the_grid_says_what_runs_where_and_follows_it(
     database: Database, ada: User, browser: TestClient, running: Run
 ) -> None:
-    """Each device has its run, utilization and memory; runs of hidden projects have no name.
+    """The grid shows run, utilization and memory of each device, without names of runs in hidden
+    projects.
 
     Updates have only changed rows.
     """
@@ -104,7 +107,7 @@ def test_the_grid_says_what_runs_where_and_follows_it(
 def test_two_hundred_workers_cost_ten_queries(
     database: Database, ada: User, browser: TestClient, running: Run
 ) -> None:
-    """The number of queries does not depend on the number of devices and of their runs."""
+    """The workers' page takes ten queries for any number of devices and runs."""
     devices = [{**GPU, "index": index} for index in range(8)]
     known: dict[str, Any] = {"host": "h", "pid": 1, "recipes": [], "versions": {}}
     with database.writing() as session:
@@ -127,7 +130,7 @@ def test_two_hundred_workers_cost_ten_queries(
 def test_the_queue_is_below_the_grid_in_order(
     app: FastAPI, database: Database, ada: User, browser: TestClient, running: Run
 ) -> None:
-    """Each queued run has its reason; runs of hidden projects count and have no name."""
+    """Queued runs are listed in order with reasons; runs of hidden projects have no name."""
     with database.writing() as session:
         projects.make(session, "hush")
         other = accounts.make_user(session, "other")
@@ -190,7 +193,9 @@ def test_operators_drain_a_worker_by_page_api_and_command(
 def test_an_outdated_worker_is_marked_with_the_command_that_helps(
     database: Database, offered: None, browser: TestClient
 ) -> None:
-    """Both pages and the API mark it, and its recipes are not offered."""
+    """An outdated worker is marked by both pages and the API with the command that updates it, and
+    its recipes are not offered.
+    """
     assert "outdated" not in browser.get("/workers").text + browser.get("/workers/1").text
     with database.writing() as session:
         session.execute(update(Worker).values(versions={"torch": "2.13.0", "protocol": "0"}))

@@ -13,7 +13,7 @@ from tests.conftest import PASSWORDS
 
 
 def test_link_signs_in_once(database: Database, ada: User) -> None:
-    """The second use of a link is refused."""
+    """A link is refused when it is used again."""
     with database.writing() as session:
         token = accounts.make_link_token(session, ada)
         assert accounts.redeem_link_token(session, token).id == ada.id
@@ -36,7 +36,7 @@ def test_link_expires(database: Database, ada: User) -> None:
 def test_wrong_names_and_passwords_get_the_same_error(
     database: Database, ada: User, name: str, password: str
 ) -> None:
-    """The message does not reveal which of the two was wrong."""
+    """The error for a wrong name or password does not reveal which of the two was wrong."""
     with database.writing() as session:
         accounts.set_password(session, session.get_one(User, ada.id), "correct horse")
         assert accounts.check_password(session, "ada", "correct horse").id == ada.id
@@ -53,20 +53,20 @@ def test_passwords_are_hashed_as_argon2_advises() -> None:
 
 
 def test_user_without_password_cannot_sign_in_by_one(database: Database, ada: User) -> None:
-    """A user who only ever used links has no password to guess."""
+    """A user without a password cannot sign in with one."""
     with pytest.raises(InvalidCredentials), database.reading() as session:
         accounts.check_password(session, "ada", "")
 
 
 @pytest.mark.parametrize("password", ["short", "x" * 201])
 def test_password_length_is_bounded(database: Database, ada: User, password: str) -> None:
-    """A password that is too short or too long gives the lengths that are allowed."""
+    """The error for a password that is too short or too long has the allowed lengths."""
     with pytest.raises(Invalid, match="8 to 200"), database.writing() as session:
         accounts.set_password(session, ada, password)
 
 
 def test_session_ends_at_sign_out_expiry_and_new_password(database: Database, ada: User) -> None:
-    """A cookie is valid until it expires, its user signs out or changes the password."""
+    """A session ends at its expiry, at sign-out, and when the password changes."""
     with database.writing() as session:
         user = session.get_one(User, ada.id)
         secrets = [accounts.start_session(session, user)[0] for _ in range(3)]
@@ -102,7 +102,7 @@ def test_user_name_is_bounded(database: Database, name: str) -> None:
 
 
 def test_use_of_a_token_is_noted_once_a_minute(database: Database, ada: User) -> None:
-    """A token in steady use costs one write a minute."""
+    """Recording the use of a token costs at most one write a minute."""
     with database.writing() as session:
         token, _row = accounts.make_api_token(session, ada, "laptop")
         assert _is_noted(session, token) is False

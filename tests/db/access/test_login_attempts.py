@@ -29,7 +29,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def take(database: Database, clock: Clock) -> Callable[..., int]:
-    """Count an attempt; return the seconds to wait, 0 for none."""
+    """Record an attempt; return the seconds to wait, or 0."""
 
     def take(**who: str) -> int:
         try:
@@ -43,7 +43,7 @@ def take(database: Database, clock: Clock) -> Callable[..., int]:
 
 
 def test_waits_grow_and_end(take: Callable[..., int], clock: Clock) -> None:
-    """After the free tries each one makes the next wait longer, up to a minute."""
+    """After the free attempts each one waits longer than the last, up to a minute."""
     for _ in range(FREE_ATTEMPTS["name"]):
         assert not take(address="a", name="ada")
     waits = []
@@ -61,8 +61,8 @@ def _client(address: str, name: str) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_strangers_cannot_lock_users_out(take: Callable[..., int]) -> None:
-    """Another address is not slowed by guesses at a name. An address that guesses many names
-    is, and a /64 is one address.
+    """Guesses at a name do not slow other addresses; an address that guesses many names is
+    slowed, and a /64 counts as one.
     """
     for number in range(10):
         for _ in range(FREE_ATTEMPTS["name"]):
@@ -78,7 +78,7 @@ def test_strangers_cannot_lock_users_out(take: Callable[..., int]) -> None:
 def test_attempts_are_reset_by_success_and_time(
     database: Database, take: Callable[..., int], clock: Clock
 ) -> None:
-    """Both restore the free attempts; expired rows are deleted."""
+    """A successful sign-in and a pause restore the free attempts; expired rows are deleted."""
     for _ in range(2):
         for _ in range(FREE_ATTEMPTS["name"]):
             assert not take(address="a", name="ada")

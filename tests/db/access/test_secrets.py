@@ -23,7 +23,7 @@ def key(tmp_path: Path) -> Path:
 def test_a_secret_is_read_back_and_stored_encrypted(
     database: Database, ada: User, key: Path
 ) -> None:
-    """The row contains neither value nor key; the key's file is private to its user."""
+    """A secret's row has neither value nor key; the key file is private to its user."""
     with database.writing() as session:
         secrets.put(session, key, ada, "TOKEN", "an older value")
         secrets.put(session, key, ada, "TOKEN", VALUE)
@@ -41,7 +41,7 @@ def test_a_secret_is_read_back_and_stored_encrypted(
 
 
 def test_a_deleted_secret_is_gone(database: Database, ada: User, key: Path) -> None:
-    """Later requests for the secret get an error with its name."""
+    """After a secret was deleted, requests for it get an error with its name."""
     with database.writing() as session:
         secrets.put(session, key, ada, "TOKEN", VALUE)
         secrets.delete(session, "TOKEN")
@@ -55,7 +55,7 @@ def test_a_deleted_secret_is_gone(database: Database, ada: User, key: Path) -> N
 def test_a_missing_or_wrong_key_is_an_error(
     database: Database, ada: User, key: Path, tmp_path: Path
 ) -> None:
-    """The error has the setting and the file; without secrets no key is needed."""
+    """The error for a missing or wrong key has setting and file; without secrets none is needed."""
     with database.writing() as session:
         secrets.put(session, key, ada, "TOKEN", VALUE)
     other, broken = tmp_path / "other.key", tmp_path / "broken.key"
@@ -87,7 +87,7 @@ def test_a_missing_or_wrong_key_is_an_error(
 def test_invalid_secrets_are_rejected(
     database: Database, ada: User, key: Path, name: str, value: str, field: str, message: str
 ) -> None:
-    """The field is named, and its value is not repeated."""
+    """The error for an invalid secret names the field without its value."""
     with database.writing() as session, pytest.raises(Invalid) as refused:
         secrets.put(session, key, ada, name, value)
     assert message in refused.value.errors[field]

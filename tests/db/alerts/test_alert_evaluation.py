@@ -1,5 +1,4 @@
-"""Alerts: which conditions are true, each reported once until resolved, by any server and at any
-interval."""
+"""Alerts: each condition is reported once until it is resolved, by any server at any interval."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -48,7 +47,7 @@ def alerts(database: Database) -> list[Alert]:
 
 
 def change(database: Database, run: Run, **values: Any) -> None:
-    """Give a run's row other figures, as a flush would."""
+    """Change figures in a run's row, as a flush would."""
     with database.writing() as session:
         values["revision"] = Run.revision + 1
         session.execute(update(Run).where(Run.id == run.id).values(values))
@@ -64,9 +63,7 @@ def end(database: Database, run: Run, status: Status = Status.FINISHED, **how: A
 def test_a_condition_is_reported_once_until_it_was_resolved(
     database: Database, running: Run, ada: User
 ) -> None:
-    """A condition that is true, still true, false, and true again raises two alerts, each
-    with its end.
-    """
+    """A condition that is true, still true, false, and true again raises two alerts with ends."""
     rule(database, ada, "loss_above", value=2.0)
     seen = Seen()
     result = []
@@ -83,8 +80,7 @@ def test_a_condition_is_reported_once_until_it_was_resolved(
 
 
 def test_a_restart_repeats_and_misses_nothing(database: Database, running: Run, ada: User) -> None:
-    """A server that starts finds runs that ended since the last evaluation, and alerts sent
-    already."""
+    """A restarted server reports runs that ended meanwhile, and repeats no alert."""
     rule(database, ada, "ended")
     rule(database, ada, "loss_above", value=2.0)
     change(database, running, loss=3.0)
@@ -99,7 +95,7 @@ def test_a_restart_repeats_and_misses_nothing(database: Database, running: Run, 
 def test_one_of_two_servers_that_poll_at_once_sends(
     database: Database, running: Run, ada: User
 ) -> None:
-    """Both find the condition true before either has written, and one of them sends."""
+    """If two servers find a condition true at the same time, one of them sends the alert."""
     rule(database, ada, "loss_above", value=2.0)
     change(database, running, loss=3.0)
     with ThreadPoolExecutor(4) as threads:
@@ -111,7 +107,7 @@ def test_one_of_two_servers_that_poll_at_once_sends(
 def test_results_from_before_another_servers_write_are_dropped(
     database: Database, running: Run, ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that found the condition true must not alert once another has found it false."""
+    """A server's result is dropped if another server has found the condition false meanwhile."""
     rule(database, ada, "loss_above", value=2.0)
     change(database, running, loss=3.0)
     judge, late = alert_evaluation._apply_conditions, Seen()
@@ -130,9 +126,7 @@ def test_results_from_before_another_servers_write_are_dropped(
 
 
 def test_the_index_has_room_for_one(database: Database, running: Run, ada: User) -> None:
-    """A server that does not know of the evaluation counter is stopped by the unique key
-    of alerts.
-    """
+    """The unique key of alerts stops a server without the evaluation counter from repeating one."""
     rule_id = rule(database, ada, "loss_above", value=2.0)
     change(database, running, loss=3.0)
     evaluate(database, Seen(), ADDRESS)
@@ -147,7 +141,7 @@ def test_the_index_has_room_for_one(database: Database, running: Run, ada: User)
 def test_only_runs_that_changed_are_read(
     database: Database, running: Run, ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only changed runs are read, and all of them again after a new rule."""
+    """Only runs that changed are read, or all of them after a new rule."""
     read: list[list[int]] = []
     found = alert_evaluation.alert_facts.read
 
@@ -178,7 +172,7 @@ def test_only_runs_that_changed_are_read(
 def test_many_notifications_are_sent_in_batches(
     database: Database, ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is no long transaction; nothing is lost, including runs that have ended."""
+    """Many alerts are sent in short transactions, including those of ended runs."""
     rule(database, ada, "ended")
     with database.writing() as session:
         made = [submit(session, ada).id for _ in range(5)]
@@ -193,7 +187,9 @@ def test_many_notifications_are_sent_in_batches(
 
 
 def test_rules_are_of_a_run_a_project_ones_own_or_all(database: Database, ada: User) -> None:
-    """Each rule that matches the run raises an alert, except those created later."""
+    """A rule for a run, a project, the user's own runs or all runs raises alerts for later
+    events.
+    """
     with database.writing() as session:
         bob = accounts.user_named(session, "bob")
         made = [submit(session, owner) for owner in (ada, bob)]
@@ -238,7 +234,7 @@ def test_rules_are_of_a_run_a_project_ones_own_or_all(database: Database, ada: U
 def test_statuses(
     database: Database, running: Run, ada: User, condition: str, how: dict[str, Any], words: str
 ) -> None:
-    """Each status has its own text, and no earlier alert."""
+    """Each status has its own alert text, and earlier statuses raise none."""
     rule(database, ada, condition)
     seen = Seen()
     assert evaluate(database, seen, ADDRESS) == 0
@@ -248,9 +244,7 @@ def test_statuses(
 
 
 def test_what_steps_show(database: Database, running: Run, ada: User) -> None:
-    """A scale that fell over 250 steps meets all conditions of a falling scale; earlier
-    steps meet none.
-    """
+    """A scale that falls over 250 steps meets every falling-scale condition; earlier steps none."""
     skipped = range(230, 251)
     steps = make_steps([1.0] * 99 + [float("nan")] + [1.0] * 150, skipped=skipped)
     steps["scale"][-1] = 2.0**-3
@@ -295,7 +289,7 @@ def test_what_steps_show(database: Database, running: Run, ada: User) -> None:
 def test_a_nonfinite_loss_is_reported_with_its_first_step_and_cause(
     database: Database, running: Run, ada: User, condition: str
 ) -> None:
-    """Gradients that were lost at step 101 are named at 101, and the loss at 102, not at 105."""
+    """A loss lost at step 102 by gradients lost at 101 is reported with these steps, not at 105."""
     rule(database, ada, condition)
     seen = Seen()
     evaluate(database, seen, ADDRESS)
@@ -319,8 +313,8 @@ def test_a_nonfinite_loss_is_reported_with_its_first_step_and_cause(
 def test_a_loss_lost_before_the_recent_steps_is_dated_so(
     database: Database, running: Run, ada: User
 ) -> None:
-    """A rule that is created late reads only the latest 1,000 steps, and says that the loss
-    may have been lost before.
+    """A late rule, which reads the latest 1,000 steps, says that the loss may have been lost
+    before.
     """
     record(database, running, make_steps([1.0] * 50 + [float("nan")] * 1100))
     seen = Seen()
@@ -332,7 +326,7 @@ def test_a_loss_lost_before_the_recent_steps_is_dated_so(
 
 
 def test_how_runs_finish(database: Database, running: Run, ada: User) -> None:
-    """A run with all steps skipped, and one with a NaN loss, are reported as such."""
+    """Runs with all steps skipped, or with a NaN loss, are reported as such when they finish."""
     for condition in ("no_updates", "diverged"):
         rule(database, ada, condition)
     seen = Seen()
@@ -347,7 +341,7 @@ def test_how_runs_finish(database: Database, running: Run, ada: User) -> None:
 
 
 def test_a_run_that_makes_no_step(database: Database, running: Run, ada: User) -> None:
-    """The run is reported though its row does not change, and resolved by the next step."""
+    """A run that makes no step is reported, and resolved by its next step."""
     rule(database, ada, "no_progress", value=10.0)
     seen = Seen()
     assert evaluate(database, seen, ADDRESS) == 0
@@ -366,7 +360,7 @@ def test_a_run_that_makes_no_step(database: Database, running: Run, ada: User) -
 
 
 def test_a_measurement_makes_no_step(database: Database, running: Run, ada: User) -> None:
-    """A measurement makes no steps, which is no lack of progress."""
+    """A measurement, which makes no steps, is not reported as stuck."""
     rule(database, ada, "no_progress", value=10.0)
     with database.writing() as session:
         run = session.get_one(Run, running.id)
@@ -379,7 +373,7 @@ def test_a_measurement_makes_no_step(database: Database, running: Run, ada: User
 def test_channels_of_a_rule_get_one_delivery_each(
     database: Database, running: Run, ada: User, tmp_path: Any
 ) -> None:
-    """Enabled channels get a delivery, and alerts of an erased run are erased."""
+    """Each enabled channel of a rule gets one delivery; an erased run's alerts are erased."""
     key = tmp_path / "key"
     with database.writing() as session:
         bob = accounts.user_named(session, "bob")
@@ -414,7 +408,7 @@ def test_channels_of_a_rule_get_one_delivery_each(
 def test_rules_are_checked_and_bounded(
     database: Database, ada: User, running: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A message has the field, the value and the allowed values; the same rule is created once."""
+    """An invalid rule gets field, value and allowed values; an equal rule is created once."""
     wrong: list[tuple[dict[str, Any], str]] = [
         (
             {"condition": "nice"},
@@ -455,7 +449,7 @@ def test_rules_are_checked_and_bounded(
 def test_a_run_that_has_ended_takes_no_rule(
     database: Database, ada: User, running: Run, status: Status
 ) -> None:
-    """An ended run never triggers a rule."""
+    """A rule for an ended run never triggers."""
     end(database, running, status)
     with pytest.raises(Invalid) as refused:
         rule(database, ada, "ended", "run", run_id=running.id)

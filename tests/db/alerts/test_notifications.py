@@ -1,4 +1,4 @@
-"""Word from process to process, by PostgreSQL."""
+"""Notifications between processes, by PostgreSQL."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,7 +21,7 @@ SECONDS = 20
 
 @contextmanager
 def listening(database: Any) -> Iterator[tuple[Listener, Callable[[], set[int]]]]:
-    """Listen, and give what waits for the next word."""
+    """Start a listener; yield it and a function that waits for its next notification."""
     received: SimpleQueue[set[int]] = SimpleQueue()
     listener = Listener(database, received.put)
     listener.start()
@@ -32,8 +32,8 @@ def listening(database: Any) -> Iterator[tuple[Listener, Callable[[], set[int]]]
 def test_only_affected_listeners_are_notified(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """All workers of a queued run and of released devices while a run is queued, once per
-    transaction; the workers of a run on several nodes; a drained worker.
+    """A queued run, or released devices while one is queued, notify all workers once per
+    transaction; a run on several nodes and a drain notify their own.
     """
     other = add_worker(database, "w2", [DIGITS], [CPU])
     with listening(database) as (listener, received):
@@ -68,7 +68,7 @@ def test_only_affected_listeners_are_notified(
 def test_a_listener_reconnects_and_polls_once(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every waiting function polls once for notifications that were lost meanwhile."""
+    """After a reconnection every waiting function polls once for lost notifications."""
     monkeypatch.setattr("db.alerts.notifications.RETRY_SECONDS", 0.05)
     with listening(database) as (listener, received):
         assert received() == {SIGNED_IN}
@@ -86,8 +86,8 @@ def test_a_listener_reconnects_and_polls_once(
 def test_a_listener_without_notifications_reports_it(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pooler accepts LISTEN and shares the connection, so no notification arrives. The test
-    notification is sent to another database here.
+    """A listener behind a pooler, which accepts LISTEN and delivers nothing, reports it. The
+    test notification is sent to another database here.
     """
     monkeypatch.setattr("db.alerts.notifications.PROOF_SECONDS", 0.05)
     monkeypatch.setattr("db.alerts.notifications.RETRY_SECONDS", SECONDS)

@@ -20,7 +20,7 @@ from tests.db.conftest import submit
 
 @pytest.fixture
 def operator(database: Database, ada: User) -> User:
-    """An admin."""
+    """A user who is an admin."""
     with database.writing() as session:
         session.execute(update(User).where(User.id == ada.id).values(is_admin=True))
     ada.is_admin = True
@@ -28,7 +28,7 @@ def operator(database: Database, ada: User) -> User:
 
 
 def rule(database: Database, user: User, condition: str, value: float | None = None) -> AlertRule:
-    """Return a new rule on the service."""
+    """Return a new rule for the service."""
     with database.writing() as session:
         return rules.make(session, user, condition=condition, scope=rules.SERVICE, value=value)
 
@@ -45,7 +45,7 @@ def texts(database: Database, user: User, *, is_open: bool = True) -> list[str]:
 
 @pytest.mark.usefixtures("running")
 def test_a_silent_worker_alerts_once_until_it_reports(database: Database, operator: User) -> None:
-    """Each worker has its own alert; a stopped one has none."""
+    """Each silent worker has its own alert until it reports; a stopped one has none."""
     rule(database, operator, "worker_silent", 5)
     assert texts(database, operator) == []
     with database.writing() as session:
@@ -65,7 +65,7 @@ def test_a_silent_worker_alerts_once_until_it_reports(database: Database, operat
 
 @pytest.mark.usefixtures("running")
 def test_a_worker_of_another_version_is_named(database: Database, operator: User) -> None:
-    """The alert has the versions of the worker and of the server."""
+    """An alert for a worker of another version has both versions."""
     rule(database, operator, "worker_outdated")
     with database.writing() as session:
         session.execute(update(Worker).values(versions={"halfstep": "0.0.9", "protocol": "1"}))
@@ -96,7 +96,7 @@ def test_a_queue_in_which_nothing_starts_alerts(
 def test_a_full_disk_is_of_its_server(
     database: Database, operator: User, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another server with enough space does not resolve the alert."""
+    """A full disk's alert belongs to its server, and another server's space does not resolve it."""
     rule(database, operator, "disk_low", 1e9)
     seen = Seen(folder=tmp_path)
     assert evaluate(database, seen, "http://here") == 1
@@ -146,7 +146,7 @@ def test_a_damaged_run_alerts_until_it_is_whole(
 def test_only_admins_have_alerts_of_the_service(
     database: Database, operator: User, tmp_path: Path
 ) -> None:
-    """A former admin gets neither alerts nor deliveries."""
+    """Only admins get alerts of the service; a former admin gets neither alerts nor deliveries."""
     with database.writing() as session:
         row = session.get_one(User, operator.id)
         slack = {"kind": "slack", "name": "", "address": "https://here.example/x"}
@@ -165,7 +165,7 @@ def test_only_admins_have_alerts_of_the_service(
 
 
 def test_rules_have_the_conditions_of_their_scope(database: Database, operator: User) -> None:
-    """Rules are described with their numbers."""
+    """Rules for runs and for the service have their own conditions, described with numbers."""
     made = rule(database, operator, "worker_silent", 5)
     assert describe(made) == "a worker does not report for 5 minutes"
     with pytest.raises(Invalid, match="allowed with the scope service: worker_silent, "):
@@ -196,9 +196,7 @@ def test_the_service_is_evaluated_at_an_interval(database: Database, operator: U
 def test_the_condition_decides_on_a_scope_that_is_not_given(
     database: Database, operator: User
 ) -> None:
-    """A rule without a scope gets that of its condition, as with `halfstep alert add
-    backup_failed`.
-    """
+    """A rule without a scope gets that of its condition, as `halfstep alert add backup_failed`."""
     with database.writing() as session:
         scopes = [
             rules.make(session, operator, condition=condition, scope="").scope

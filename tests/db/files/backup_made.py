@@ -29,7 +29,7 @@ def empty_database(kind: str, folder: Path, request: pytest.FixtureRequest) -> I
 
 
 def contents(database: Database) -> dict[str, list[tuple[object, ...]]]:
-    """Return all rows of all tables, in order of their keys."""
+    """Return all rows of all tables in order of their keys."""
     with database.reading() as session:
         return {
             table.name: [

@@ -10,7 +10,7 @@ def make_saved(step: int, sha256: str = "aa", request: int | None = None) -> dic
 
 
 def in_shards(step: int, ranks: int) -> dict[str, Any]:
-    """Return the event of a checkpoint with a file from each rank."""
+    """Return the event of a checkpoint with one file for each rank."""
     event = make_saved(step)
     for name in ("metadata", *map(str, range(ranks))):
         file = {"kind": f"shard.{name}", "path": f"checkpoints/step-{step:08}/{name}"}

@@ -1,4 +1,4 @@
-"""Versions of named artifacts: equal content makes no new one, and used ones stay."""
+"""Versions of named artifacts: equal content makes no new version, and used ones are kept."""
 
 import hashlib
 from collections.abc import Callable
@@ -67,7 +67,7 @@ def upload(
 
 
 def found(database: Database, version: Version, project: str = "") -> int:
-    """Return the number of the version that a reference names."""
+    """Return the number of the version with this alias, digest or number."""
     with database.reading() as session:
         return artifacts.find(session, project, "data", version)[0].number
 
@@ -75,7 +75,7 @@ def found(database: Database, version: Version, project: str = "") -> int:
 def test_a_version_is_complete_with_its_last_file(
     database: Database, ada: User, store: LocalStore
 ) -> None:
-    """No alias names the version before; its digest is that of its files."""
+    """A version is found by aliases and digest only once its last file is stored."""
     version = save(database, ada, A, B, aliases=["best"])
     upload(database, store, version, A)
     with pytest.raises(NotFound, match="no artifact data:latest"):
@@ -89,7 +89,7 @@ def test_a_version_is_complete_with_its_last_file(
 def test_the_same_content_makes_no_version(
     database: Database, ada: User, store: LocalStore
 ) -> None:
-    """Equal content is the same version, which becomes the latest again."""
+    """Equal content is the same version, which becomes `latest` again."""
     first = save(database, ada, A)
     upload(database, store, first, A)
     second = save(database, ada, A, B)
@@ -102,7 +102,7 @@ def test_the_same_content_makes_no_version(
 
 
 def store_blob(session: Session, version: ArtifactVersion, entry: Entry) -> None:
-    """Record that a file of a version is stored."""
+    """Record a file of a version as stored."""
     key = artifacts.new_key(entry.sha256)
     artifacts.store_blob(session, entry.sha256, entry.size_bytes, key, version_id=version.id)
 
@@ -110,7 +110,7 @@ def store_blob(session: Session, version: ArtifactVersion, entry: Entry) -> None
 def while_open(
     database: Database, first: Callable[[Session], object], second: Callable[[Session], object]
 ) -> None:
-    """Run a second transaction until it ends or waits for a lock of the first; commit both."""
+    """Run a second transaction until it ends or waits for the first one's lock; commit both."""
 
     def work() -> None:
         with database.writing() as session:
@@ -130,7 +130,7 @@ def while_open(
 def test_the_last_two_files_that_are_stored_concurrently_complete_a_version(
     database: Database, ada: User
 ) -> None:
-    """Each transaction would see the other's file as missing."""
+    """Two files stored concurrently complete a version, though neither sees the other stored."""
     version = save(database, ada, A, B)
     while_open(
         database,
@@ -145,7 +145,7 @@ def test_the_last_two_files_that_are_stored_concurrently_complete_a_version(
 def test_latest_is_the_later_of_two_versions_that_are_completed_concurrently(
     database: Database, ada: User, later_first: bool
 ) -> None:
-    """The version with the higher number becomes `latest`, in either order of the commits."""
+    """Of two versions completed concurrently the higher number is `latest`, in either order."""
     older, later = save(database, ada, A), save(database, ada, B)
     steps = [
         lambda session: store_blob(session, older, A),
@@ -159,7 +159,7 @@ def test_latest_is_the_later_of_two_versions_that_are_completed_concurrently(
 def test_a_version_that_is_deleted_while_its_last_file_is_stored_stays_incomplete(
     database: Database, ada: User
 ) -> None:
-    """No alias names the version."""
+    """A version deleted while its last file is stored stays incomplete and has no alias."""
     version = save(database, ada, A)
     while_open(
         database,
@@ -174,7 +174,7 @@ def test_a_version_that_is_deleted_while_its_last_file_is_stored_stays_incomplet
 def test_a_hash_gives_no_access_to_another_project(
     database: Database, ada: User, store: LocalStore
 ) -> None:
-    """The file is uploaded again there, and stored once."""
+    """A hash gives another project no access: it uploads the file, which is stored once."""
     with database.writing() as session:
         projects.make(session, "other")
     upload(database, store, save(database, ada, A), A)
@@ -190,7 +190,7 @@ def test_a_hash_gives_no_access_to_another_project(
 def test_what_a_version_refers_to_is_never_collected(
     database: Database, ada: User, store: LocalStore
 ) -> None:
-    """Content goes with the last version that has it; the row of a deleted version stays."""
+    """Content is deleted with the last version that has it; a deleted version keeps its row."""
     first, second = save(database, ada, A, B), save(database, ada, B, C)
     upload(database, store, first, A, B)
     upload(database, store, second, B, C)
@@ -221,7 +221,7 @@ def use(database: Database, ada: User, key: str, version: ArtifactVersion) -> in
 
 
 def test_a_version_in_use_is_not_deleted(database: Database, ada: User, store: LocalStore) -> None:
-    """A version cannot be deleted while its run is active; afterwards only if forced."""
+    """A version used by an active run cannot be deleted, and afterwards only by force."""
     version = save(database, ada, A)
     upload(database, store, version, A)
     run_id = use(database, ada, "1" * 32, version)
@@ -240,7 +240,7 @@ def test_a_version_in_use_is_not_deleted(database: Database, ada: User, store: L
 def test_a_run_makes_versions_and_uses_what_its_owner_may_see(
     database: Database, ada: User, store: LocalStore
 ) -> None:
-    """Someone else's project is unknown to it."""
+    """A run saves versions in its project, and cannot use those hidden from its owner."""
     upload(database, store, version := save(database, ada, A), A)
     with database.writing() as session:
         eve = accounts.make_user(session, "eve")
@@ -266,7 +266,7 @@ def test_a_run_makes_versions_and_uses_what_its_owner_may_see(
 
 
 def test_differences_are_of_files(database: Database, ada: User) -> None:
-    """Added, removed and changed files are listed in order of path."""
+    """Differences of two versions list added, removed and changed files by path."""
     first = save(database, ada, A, B)
     second = save(database, ada, A._replace(sha256="f" * 64, size_bytes=9), C)
     with database.reading() as session:
@@ -293,7 +293,7 @@ def test_differences_are_of_files(database: Database, ada: User) -> None:
 def test_paths_that_lead_elsewhere_are_rejected(
     database: Database, ada: User, entries: list[Entry], problem: str
 ) -> None:
-    """An artifact with such a path is rejected, and nothing of it is saved."""
+    """An artifact with a path out of its folder is rejected, and no part of it is saved."""
     with pytest.raises(Invalid, match=problem):
         save(database, ada, *entries)
     with database.reading() as session:
@@ -301,7 +301,7 @@ def test_paths_that_lead_elsewhere_are_rejected(
 
 
 def test_a_sum_of_sizes_that_no_column_holds_is_rejected(database: Database, ada: User) -> None:
-    """Each size alone is allowed."""
+    """A total size beyond the column's range is rejected, although each file's size is allowed."""
     huge = [entry._replace(size_bytes=LARGEST_COUNT) for entry in (A, B)]
     with pytest.raises(Invalid, match="allowed: at most"):
         save(database, ada, *huge)
@@ -310,7 +310,7 @@ def test_a_sum_of_sizes_that_no_column_holds_is_rejected(database: Database, ada
 def test_a_digest_names_the_version_that_is_left(
     database: Database, ada: User, store: LocalStore
 ) -> None:
-    """The digest does not name a deleted version whose digest begins alike."""
+    """A digest prefix selects the remaining version rather than a deleted one."""
     upload(database, store, left := save(database, ada, A), A)
     upload(database, store, gone := save(database, ada, B), B)
     with database.writing() as session:
@@ -320,7 +320,7 @@ def test_a_digest_names_the_version_that_is_left(
 
 
 def test_an_artifact_has_one_type(database: Database, ada: User) -> None:
-    """Another type needs another name."""
+    """An artifact's type cannot change; another type needs another name."""
     save(database, ada, A)
     with pytest.raises(Invalid, match="has the type 'dataset'"):
         save(database, ada, B, type="model")
@@ -329,8 +329,8 @@ def test_an_artifact_has_one_type(database: Database, ada: User) -> None:
 def test_lost_content_is_found_and_saved_again(
     database: Database, ada: User, store: LocalStore
 ) -> None:
-    """After `storage check --mend` the version is incomplete until its content is
-    uploaded again.
+    """Content found lost by `storage check --mend` makes its version incomplete until uploaded
+    again.
     """
     version = save(database, ada, A, B)
     upload(database, store, version, A, B)
@@ -354,7 +354,7 @@ def test_lost_content_is_found_and_saved_again(
 def test_a_backup_has_artifacts_and_leaves_out_what_is_damaged(
     database: Database, ada: User, store: LocalStore, tmp_path: Path
 ) -> None:
-    """After a restore the version without its content is incomplete, the other one complete."""
+    """A backup leaves out damaged content, and after a restore its version is incomplete."""
     entries = [
         Entry(name, len(name), hashlib.sha256(name.encode()).hexdigest()) for name in ("x", "yy")
     ]
@@ -381,9 +381,7 @@ def test_a_backup_has_artifacts_and_leaves_out_what_is_damaged(
 def test_a_version_whose_content_is_lost_is_not_completed_meanwhile(
     database: Database, ada: User, store: LocalStore
 ) -> None:
-    """The version's last file is stored while `storage check --mend` deletes the row of
-    another one.
-    """
+    """A version whose content `storage check --mend` finds lost is not completed meanwhile."""
     version = save(database, ada, A, B)
     upload(database, store, version, A)
     with database.reading() as session:

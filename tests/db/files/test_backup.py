@@ -1,4 +1,4 @@
-"""Backups, and mending what does not match."""
+"""Backups, and repairs of storage mismatches."""
 
 import hashlib
 import math
@@ -48,9 +48,7 @@ CHECKPOINT, ARTIFACT = "runs/1/checkpoints/a.pt", "runs/1/artifacts/step-0000000
 
 @pytest.fixture
 def store(database: Database, running: Run) -> MemoryStore:
-    """A store with checkpoint and artifact of an ended run, whose steps have a NaN and an
-    infinity.
-    """
+    """A store with checkpoint and artifact of an ended run, whose steps have NaN and infinity."""
     store, content = MemoryStore(), b"weights"
     file = {"kind": "checkpoint", "size_bytes": 7, "sha256": hashlib.sha256(content).hexdigest()}
     event = {"step": 2, "reason": "end", "files": [file]}
@@ -75,7 +73,7 @@ def store(database: Database, running: Run) -> MemoryStore:
 def test_a_database_that_cannot_be_written_is_not_backed_up(
     database: Database, store: MemoryStore, tmp_path: Path
 ) -> None:
-    """A standby cannot be backed up, because its servers would not know of the backup."""
+    """A read-only standby is not backed up, because its servers would not know of the backup."""
     url = database.engine.url
     if url.get_backend_name() == "sqlite":
         read_only = url.set(database=f"file:{url.database}", query={"mode": "ro", "uri": "true"})
@@ -91,9 +89,7 @@ def test_a_database_that_cannot_be_written_is_not_backed_up(
 def test_the_store_is_waited_for_in_no_transaction(
     database: Database, store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No transaction is open during requests to the store, neither in a restore nor in a
-    deletion, because others would wait.
-    """
+    """No transaction is open during requests to the store, since others would wait."""
     open_at_work: list[int] = []
 
     def watching(module: ModuleType, name: str) -> None:
@@ -124,7 +120,7 @@ def test_the_store_is_waited_for_in_no_transaction(
 def test_backup_restores_every_row_and_file(
     database: Database, store: MemoryStore, tmp_path: Path, sqlite_template: Path, other: str
 ) -> None:
-    """An emptied database, or one of the other kind, is filled as it was, and numbers on."""
+    """A restore into an empty database of either kind gives the same rows and files."""
     before = contents(database)
     saved = back_up(database, store, tmp_path / "backup")
     target = database if other == "same" else Database(f"sqlite:///{tmp_path / 'other.db'}")
@@ -149,7 +145,7 @@ def test_backup_restores_every_row_and_file(
 def test_uploaded_weights_that_a_run_starts_from_are_restored(
     database: Database, running: Run, ada: User, tmp_path: Path
 ) -> None:
-    """Uploads that no run names, or that are damaged, are not restored."""
+    """Of uploaded weights only those that a run uses and that are intact are restored."""
     store, sha256 = MemoryStore(), hashlib.sha256(b"weights").hexdigest()
     named, damaged = f"{sha256}/net.pt", f"{'0' * 64}/net.pt"
     for upload in (named, damaged, f"{sha256}/other.pt"):
@@ -172,7 +168,7 @@ def test_uploaded_weights_that_a_run_starts_from_are_restored(
 def test_a_damaged_file_is_left_out_of_a_backup_by_name(
     database: Database, store: MemoryStore, tmp_path: Path
 ) -> None:
-    """A damaged file does not cost the backup of the others."""
+    """A damaged file is named, and the backup has all other files."""
     obstore.put(store, CHECKPOINT, b"weightz")
     saved = back_up(database, store, tmp_path / "backup")
     assert (saved["files"], saved["left_out"]) == (1, [CHECKPOINT])
@@ -187,7 +183,7 @@ def test_a_damaged_file_is_left_out_of_a_backup_by_name(
 
 
 def test_backup_overwrites_nothing(database: Database, store: MemoryStore, tmp_path: Path) -> None:
-    """Neither an existing folder nor a database with runs is overwritten."""
+    """A backup overwrites no folder, and a restore no database with runs."""
     back_up(database, store, tmp_path / "backup")
     with pytest.raises(Conflict, match="exists already"):
         back_up(database, store, tmp_path / "backup")
@@ -201,7 +197,7 @@ def test_backup_overwrites_nothing(database: Database, store: MemoryStore, tmp_p
 def test_storage_check_names_and_mends_what_does_not_match(
     database: Database, store: MemoryStore, key: str
 ) -> None:
-    """A missing, a cut, an altered file and a stranger are each named; mending leaves none."""
+    """A missing, truncated, altered or unknown file is named, and repaired by mending."""
 
     def found(*, deep: bool = False) -> list[str]:
         with database.reading() as session:
@@ -228,7 +224,7 @@ def test_storage_check_names_and_mends_what_does_not_match(
 def test_storage_check_passes_over_a_run_in_training(
     database: Database, store: MemoryStore, ada: User
 ) -> None:
-    """A file that its supervisor has not published yet is not a stranger."""
+    """A file that a running run's supervisor has not published yet is not reported."""
     with database.writing() as session:
         session.get_one(Run, submit(session, ada).id).status = Status.RUNNING
     obstore.put(store, "runs/2/checkpoints/new.pt", b"x")
@@ -276,7 +272,7 @@ def fill_every_table(database: Database, store: MemoryStore) -> None:
 def test_every_column_of_every_table_is_restored(
     database: Database, tmp_path: Path, request: pytest.FixtureRequest, kind: str
 ) -> None:
-    """A column of any type that a table has, with a value, is equal after a restore."""
+    """A restore preserves every column of every table."""
     store = MemoryStore()
     fill_every_table(database, store)
     before = contents(database)
@@ -299,7 +295,7 @@ def test_every_column_of_every_table_is_restored(
 def test_a_backup_by_an_earlier_version_is_converted(
     database: Database, running: Run, tmp_path: Path, has_blocks: bool
 ) -> None:
-    """An earlier version's backup has rows of all points, and of all steps if without blocks."""
+    """A backup of an earlier version is restored with all of its points and steps."""
     points = [make_metric(step, step / 7) for step in range(300)]
     record(database, running, make_steps([1.0] * 300), events=points)
     if not has_blocks:
@@ -322,7 +318,7 @@ def test_a_backup_by_an_earlier_version_is_converted(
 def test_summaries_are_the_same_after_a_restore(
     database: Database, running: Run, tmp_path: Path
 ) -> None:
-    """No backup has summaries: the points lead to the same bytes, in whatever flushes they came."""
+    """Summaries, which no backup has, are recomputed to the same bytes after a restore."""
     for first in range(1, 18_000, 1800):
         events = [
             make_metric(step, step / 7, name)
@@ -345,7 +341,7 @@ def test_summaries_are_the_same_after_a_restore(
 def test_restored_sign_ins_end_and_valid_secrets_are_listed(
     database: Database, ada: User, tmp_path: Path
 ) -> None:
-    """Sessions and sign-in links end; tokens and shared links that work again are returned."""
+    """A restore ends sessions and links, and lists tokens that work again."""
     with database.writing() as session:
         cookie, _row = accounts.start_session(session, session.get_one(User, ada.id))
         link = accounts.make_link_token(session, ada)
@@ -374,7 +370,7 @@ def test_restored_sign_ins_end_and_valid_secrets_are_listed(
 def test_deliveries_that_were_due_are_not_sent_after_a_restore(
     database: Database, ada: User, tmp_path: Path, request: pytest.FixtureRequest, kind: str
 ) -> None:
-    """Due deliveries may have been sent since the backup; ended ones stay as they were."""
+    """Deliveries due at the backup may have been sent since, so a restore does not send them."""
     with database.writing() as session:
         channel = Channel(user_id=ada.id, name="c", kind="webhook", target="", ciphertext="")
         session.add(channel)
@@ -402,7 +398,7 @@ def check_unsent(target: Database) -> None:
 def test_a_database_with_an_audit_log_is_not_restored_into(
     database: Database, ada: User, tmp_path: Path
 ) -> None:
-    """The log is never deleted, so a database that has one is refused before a file is copied."""
+    """A database with an audit log, which is permanent, is not restored into."""
     back_up(database, MemoryStore(), tmp_path / "backup")
     target, store = Database(f"sqlite:///{tmp_path / 'other.db'}"), MemoryStore()
     target.migrate()
@@ -416,7 +412,7 @@ def test_a_database_with_an_audit_log_is_not_restored_into(
 def test_a_failed_backup_leaves_nothing(
     database: Database, store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A backup that fails leaves no folder that could be mistaken for a backup."""
+    """A failed backup leaves no folder that could be taken for a backup."""
     monkeypatch.setitem(backup.CODECS, float, (str.upper, float))
     with pytest.raises(TypeError):
         back_up(database, store, tmp_path / "backup")
@@ -424,7 +420,7 @@ def test_a_failed_backup_leaves_nothing(
 
 
 def test_weights_that_are_not_set_name_no_upload(database: Database, ada: User) -> None:
-    """`weights.upload: null` is not a file."""
+    """A configuration with `weights.upload: null` names no file."""
     with database.writing() as session:
         run = submit(session, ada)
         run.config = run.config | {"weights": {"upload": None}}
@@ -436,7 +432,7 @@ def test_weights_that_are_not_set_name_no_upload(database: Database, ada: User) 
 def test_a_key_that_leads_out_of_the_backup_is_left_out(
     database: Database, store: MemoryStore, tmp_path: Path
 ) -> None:
-    """A manipulated row cannot make the backup write elsewhere: the key is reported and skipped."""
+    """A manipulated key that leads out of the backup is reported and skipped."""
     key = "../../outside.pt"
     with database.writing() as session:
         session.scalars(select(CheckpointFile)).one().key = key
@@ -448,7 +444,7 @@ def test_a_key_that_leads_out_of_the_backup_is_left_out(
 def test_viewers_are_notified_of_repairs(
     database: Database, store: MemoryStore, running: Run
 ) -> None:
-    """A page with the deleted row is updated, and so is one with artifacts."""
+    """Open pages of repaired runs and artifacts are updated."""
     with database.reading() as session:
         seen = history.cursor_now(session, runs.get(session, running.id))
     for key in (CHECKPOINT, ARTIFACT):

@@ -1,4 +1,4 @@
-"""Files in buckets, as moto and as a descendant of MinIO keep them."""
+"""Files in buckets, of moto and of a successor of MinIO."""
 
 import hashlib
 import subprocess
@@ -48,7 +48,7 @@ def settings(bucket: Bucket, tmp_path: Path) -> Settings:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file of some parts and a byte, no two alike."""
+    """A file of several parts and a byte, all of them different."""
     path = tmp_path_factory.mktemp("large") / "large.pt"
     with path.open("wb") as file:
         for number in range(PARTS):
@@ -66,8 +66,8 @@ def sha256(large: Path) -> str:
 def test_a_large_file_goes_in_parts_and_comes_back_by_one_request_without_conditions(
     bucket: Bucket, settings: Settings, large: Path, sha256: str, tmp_path: Path
 ) -> None:
-    """The object does not exist before it is complete, and the content read back is the
-    one sent.
+    """A multipart upload's object exists once it is complete, and one plain request reads it
+    back.
     """
     store = open_store(settings)
     put_file(store, KEY, large)
@@ -84,9 +84,7 @@ def test_a_large_file_goes_in_parts_and_comes_back_by_one_request_without_condit
 def test_remains_of_a_killed_upload_do_no_harm(
     bucket: Bucket, settings: Settings, large: Path, sha256: str, tmp_path: Path
 ) -> None:
-    """An unfinished upload is no file, so half of one is never read; the next upload is
-    complete, and leaves nothing.
-    """
+    """An unfinished upload is no file, and the next one is complete and leaves nothing."""
     bucket.proxy.most_parts = 3
     words = [sys.executable, "-c", PUT, KEY, str(large)]
     with subprocess.Popen(words) as uploading:
@@ -106,7 +104,7 @@ def test_remains_of_a_killed_upload_do_no_harm(
 def test_a_server_that_fails_for_a_while_is_tried_again(
     bucket: Bucket, settings: Settings, large: Path, sha256: str, tmp_path: Path
 ) -> None:
-    """The upload continues with the failed part; if it fails finally, its parts are deleted."""
+    """An upload continues with a failed part; if it fails for good, its parts are deleted."""
     bucket.proxy.most_parts = 3
     failed: list[Exception] = []
 
@@ -132,9 +130,7 @@ def test_a_server_that_fails_for_a_while_is_tried_again(
 def test_a_bucket_that_is_gone_has_not_lost_its_files(
     settings: Settings, bucket: Bucket, large: Path, tmp_path: Path
 ) -> None:
-    """A missing bucket is waited for like an unavailable one; otherwise a run would restart
-    without its checkpoint.
-    """
+    """A missing bucket is retried like an unreachable one, so that a run keeps its checkpoint."""
     store = open_store(settings)
     with pytest.raises(FileNotFoundError):
         get_file(store, KEY, tmp_path / "copy.pt", sha256="")
@@ -149,8 +145,8 @@ def test_a_bucket_that_is_gone_has_not_lost_its_files(
 def test_files_are_deleted_each_by_a_request(
     bucket: Bucket, settings: Settings, database: Database, running: Run, ada: User
 ) -> None:
-    """Deletions of an existing and of a missing file take one request each; an erased run loses
-    its own files and no other's.
+    """Each deletion is one request, also of a missing file; an erased run loses its own files
+    only.
     """
     store = open_store(settings)
     numbers = range(25)
@@ -178,8 +174,8 @@ def test_files_are_deleted_each_by_a_request(
 def test_what_does_not_match_is_found_by_pages(
     bucket: Bucket, settings: Settings, database: Database, running: Run
 ) -> None:
-    """Of 2,000 artifacts a lost, a truncated and an unknown one are reported, without a
-    request for each.
+    """Lost, truncated and unknown files among 2,000 are found by listing, not by single
+    requests.
     """
     store = open_store(settings)
     names = [f"{number:04}.txt" for number in range(2000)]
@@ -215,7 +211,7 @@ def test_what_does_not_match_is_found_by_pages(
 def test_a_bucket_without_access_is_named_at_the_start(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error has the setting and the bucket's message; a working bucket causes none."""
+    """At the start an unusable bucket is an error with the setting and the bucket's message."""
     monkeypatch.setattr("db.files.object_store.CHECK_SECONDS", 0.1)
     check_store(Settings(data=tmp_path, storage_url=bucket.url))
     begins = "HALFSTEP_STORAGE_URL: the bucket cannot be listed: "

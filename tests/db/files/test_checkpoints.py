@@ -23,7 +23,7 @@ from tests.spool_made import checkpoint_of
 
 
 def test_published_twice_is_listed_once(database: Database, running: Run) -> None:
-    """A replayed event replaces its row; the newest step comes first."""
+    """A checkpoint event that is replayed replaces its row; the newest step is first."""
     with database.writing() as session:
         for event in (make_saved(10), make_saved(20), make_saved(10, "bb")):
             checkpoints.publish(
@@ -37,7 +37,7 @@ def test_published_twice_is_listed_once(database: Database, running: Run) -> Non
 
 
 def test_a_fenced_attempt_publishes_nothing(database: Database, running: Run) -> None:
-    """A worker that was given up cannot publish a checkpoint."""
+    """A stale attempt's worker cannot publish a checkpoint."""
     with database.writing() as session:
         queue.end(session, running.id, 1, Status.QUEUED)
     with pytest.raises(StaleAttempt), database.writing() as session:
@@ -49,7 +49,7 @@ def test_a_fenced_attempt_publishes_nothing(database: Database, running: Run) ->
 def test_a_request_is_acknowledged_by_its_checkpoint(
     database: Database, running: Run, ada: User
 ) -> None:
-    """Once published, a requested checkpoint is not requested again; other requests stay."""
+    """A published checkpoint acknowledges its request, and other requests stay."""
     with database.writing() as session:
         scale = run_control.request_scale(session, running.id, ada, 512.0)
         request = run_control.request_checkpoint(session, running.id, ada)
@@ -60,7 +60,7 @@ def test_a_request_is_acknowledged_by_its_checkpoint(
 
 
 def test_another_runs_checkpoint_is_not_found(database: Database, running: Run) -> None:
-    """A checkpoint is only reached through its own run."""
+    """A checkpoint is found only by its own run."""
     with database.writing() as session:
         checkpoints.publish(session, running.id, 1, checkpoint_of(make_saved(10)), ["key"])
     with pytest.raises(NotFound), database.reading() as session:
@@ -68,7 +68,7 @@ def test_another_runs_checkpoint_is_not_found(database: Database, running: Run) 
 
 
 def test_retention_keeps_the_last_the_best_and_every_nth(database: Database, running: Run) -> None:
-    """Periodic ones are retained by the policy; of others row and key are deleted."""
+    """Retention keeps the last, the best and every nth periodic checkpoint."""
     policy = {"keep_last": 1, "keep_every_steps": 40, "keep_best": "val/accuracy"}
     points = ((10, 0.5), (20, 0.9), (30, 0.8))
     record(database, running, events=[make_metric(*point) for point in points])
@@ -89,7 +89,7 @@ def test_retention_keeps_the_last_the_best_and_every_nth(database: Database, run
 def test_a_checkpoint_that_another_run_started_from_is_kept(
     database: Database, running: Run, ada: User
 ) -> None:
-    """Retention keeps a fork's parent checkpoint, from which the fork also resumes."""
+    """Retention keeps a checkpoint from which another run started."""
     with database.writing() as session:
         for step in (10, 20, 30):
             checkpoints.publish(
@@ -106,9 +106,7 @@ def test_a_checkpoint_that_another_run_started_from_is_kept(
 def test_checkpoints_that_a_run_waits_to_measure_are_kept(
     database: Database, running: Run, ada: User, steps: list[str], kept: list[int]
 ) -> None:
-    """Checkpoints are kept until the measurement has ended, which unlike a fork does not
-    need them again.
-    """
+    """Checkpoints are kept for a queued measurement until it has ended."""
     lab = {"task": "precision_plan", "checkpoints": steps}
     with database.writing() as session:
         for step in (10, 20, 30, 40):
@@ -128,8 +126,8 @@ def test_checkpoints_that_a_run_waits_to_measure_are_kept(
 
 
 def test_shards_come_and_go_with_their_checkpoint(database: Database, running: Run) -> None:
-    """A state is found and deleted with all its shards. If it is saved again by fewer ranks, it
-    has only theirs.
+    """A sharded state is found and deleted with all its shards; saved by fewer ranks, it has
+    only theirs.
     """
     with database.writing() as session:
         for step in (10, 20):
@@ -154,8 +152,8 @@ def test_shards_come_and_go_with_their_checkpoint(database: Database, running: R
 
 
 def test_weights_to_start_from_are_those_of_all_modules(database: Database, running: Run) -> None:
-    """The weights are those of the named step, or of the newest one in the store;
-    averages are left out.
+    """Initial weights of a run are those of a step, or of the newest stored one, without
+    averages.
     """
     with database.writing() as session:
         for step, keys in ((10, "abcde"), (20, "fghij"), (30, [""] * 5)):
@@ -174,7 +172,7 @@ def test_weights_to_start_from_are_those_of_all_modules(database: Database, runn
 def test_weights_that_a_run_waits_to_start_from_are_kept(
     database: Database, running: Run, ada: User
 ) -> None:
-    """The weights are kept until that run has ended."""
+    """Weights are kept until the run that starts from them has ended."""
     with database.writing() as session:
         for step in (10, 20, 30):
             checkpoints.publish(
@@ -191,7 +189,7 @@ def test_weights_that_a_run_waits_to_start_from_are_kept(
 
 
 def test_the_last_checkpoint_before_a_spike_is_kept(database: Database, running: Run) -> None:
-    """The checkpoints before the latest spikes are kept, during the run and after it."""
+    """Checkpoints before the latest spikes are kept, during the run and after it."""
     spikes = [{"event": "spike", "step": step, "loss": 9.0, "z": 50.0} for step in (5, 25, 40)]
     record(database, running, events=spikes)
     with database.writing() as session:
@@ -218,7 +216,7 @@ def test_the_last_checkpoint_before_a_spike_is_kept(database: Database, running:
 def test_a_fork_needs_a_checkpoint_that_fits(
     database: Database, running: Run, ada: User, changes: dict[str, Any], message: str
 ) -> None:
-    """A parent without that checkpoint, of another recipe or too far on is refused by field."""
+    """A fork from a missing checkpoint, another recipe's or one too far on is refused by field."""
     with database.writing() as session:
         checkpoints.publish(session, running.id, 1, checkpoint_of(make_saved(10)), ["key-10"])
     values = {"parent_id": running.id, "parent_step": 10} | changes
@@ -240,7 +238,7 @@ def test_file_comes_back_whole_from_a_bucket(tmp_path: Path) -> None:
 
 
 def test_altered_file_is_rejected_by_name(tmp_path: Path) -> None:
-    """A file that differs from its record raises an error with its key."""
+    """An altered file in the store is an error with its key."""
     path = tmp_path / "a.pt"
     path.write_bytes(b"cut shor")
     with pytest.raises(ValueError, match=r"runs/1/a\.pt is damaged"):
@@ -248,7 +246,7 @@ def test_altered_file_is_rejected_by_name(tmp_path: Path) -> None:
 
 
 def test_local_store_is_the_data_folder(tmp_path: Path) -> None:
-    """By default a checkpoint is served from where the training wrote it."""
+    """The default store is the data folder, where trainings write their checkpoints."""
     settings = Settings(data=tmp_path)
     path = settings.run_folder(1) / "a.pt"
     path.parent.mkdir(parents=True)
@@ -259,6 +257,6 @@ def test_local_store_is_the_data_folder(tmp_path: Path) -> None:
 
 
 def test_wrong_storage_url_names_the_setting(tmp_path: Path) -> None:
-    """A store that cannot be understood gives an error that names HALFSTEP_STORAGE_URL."""
+    """The error for an invalid storage URL names HALFSTEP_STORAGE_URL."""
     with pytest.raises(Invalid, match="HALFSTEP_STORAGE_URL"):
         open_store(Settings(data=tmp_path, storage_url="nonsense://x"))

@@ -1,4 +1,4 @@
-"""Point-in-time recovery of PostgreSQL, by the commands of docs/how-to/operations.md as written."""
+"""Point-in-time recovery of PostgreSQL, by the commands in docs/how-to/operations.md."""
 
 import re
 import shutil
@@ -27,7 +27,7 @@ BASE, MOMENT = "base-2026-11-28", "2026-11-29 17:19:42+00"
 
 
 def test_the_run_before_the_time_is_there_and_the_one_after_it_is_not(tmp_path: Path) -> None:
-    """After a crash, too; new runs have numbers that no run has had."""
+    """A recovery has the runs before its time only, also after a crash; new runs get unused ids."""
     section = DOCUMENT.read_text().partition("## Point-in-time recovery")[2]
     archiving, backup, recovery, after = re.findall(r"```\w+\n(.*?)```", section, re.DOTALL)
     with running_postgresql() as server:
@@ -35,7 +35,7 @@ def test_the_run_before_the_time_is_there_and_the_one_after_it_is_not(tmp_path: 
         archive = folder / "archive"
 
         def execute(script: str) -> None:
-            """Execute commands as PostgreSQL's user, with folders of this test."""
+            """Execute commands as PostgreSQL's user, with this test's folders."""
             script = script.replace("/archive", str(archive)).replace("main", "data")
             script = script.replace("/var/lib/postgresql/15", str(folder))
             environment = {"PATH": f"{postgresql_binaries()}:/usr/bin:/bin"}

@@ -1,4 +1,4 @@
-"""Files that retention rules plan to delete of ended runs, and their deletion."""
+"""Files of ended runs that retention rules delete."""
 
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ def store(tmp_path: Path) -> LocalStore:
 
 @pytest.fixture
 def old(database: Database, running: Run, store: LocalStore) -> int:
-    """A run that ended 40 days ago, with checkpoints at 10 to 50; 30 is the best."""
+    """A run that ended 40 days ago, with checkpoints at 10 to 50, of which 30 is the best."""
     values = {step: 1.0 if step == 30 else 0.1 for step in range(10, 60, 10)}
     record(database, running, events=[make_metric(*point) for point in values.items()])
     with database.writing() as session:
@@ -52,7 +52,7 @@ def old(database: Database, running: Run, store: LocalStore) -> int:
 
 
 def test_a_run_that_is_being_converted_keeps_its_checkpoints(database: Database, old: int) -> None:
-    """The best step of a run is unknown until the run is converted."""
+    """A run keeps its checkpoints until it is converted, since its best step is unknown."""
     with database.reading() as session:
         earlier_metrics.as_rows(database, runs.get(session, old))
     with database.reading() as session:
@@ -66,9 +66,7 @@ def test_a_run_that_is_being_converted_keeps_its_checkpoints(database: Database,
 def test_old_checkpoints_are_previewed_and_deleted(
     database: Database, old: int, store: LocalStore
 ) -> None:
-    """All checkpoints except the last and the best are deleted, and files, sizes and
-    history agree.
-    """
+    """An age rule deletes old checkpoints except the last and the best, as previewed."""
     rules = Rules(checkpoint_days=30, log_days=30)
     with database.reading() as session:
         [planned] = pruning.plan(session, rules)
@@ -94,9 +92,7 @@ def test_old_checkpoints_are_previewed_and_deleted(
 def test_pinned_runs_and_parents_of_forks_keep_all(
     database: Database, old: int, store: LocalStore, ada: User
 ) -> None:
-    """Checkpoints of such runs are neither planned nor deleted, even if they were planned
-    earlier.
-    """
+    """Checkpoints of pinned runs and of forks' parents are kept, even if planned for deletion."""
     rules = Rules(checkpoint_days=30, log_days=30)
     with database.writing() as session:
         runs.get(session, old).tags = "a, pinned"
@@ -116,7 +112,7 @@ def test_pinned_runs_and_parents_of_forks_keep_all(
 def test_parents_of_measurements_keep_all_until_their_end(
     database: Database, old: int, store: LocalStore, ada: User
 ) -> None:
-    """An ended measurement does not need the checkpoints again."""
+    """Parents of a measurement keep their checkpoints until it has ended."""
     rules = Rules(checkpoint_days=30, log_days=30)
     with database.writing() as session:
         lab = {"task": "precision_diff", "checkpoints": ["20"]}
@@ -136,13 +132,13 @@ def test_parents_of_measurements_keep_all_until_their_end(
     "rules", [Rules(), Rules(checkpoint_days=50), Rules(log_days=50), Rules(50, 50)]
 )
 def test_younger_checkpoints_stay(database: Database, old: int, rules: Rules) -> None:
-    """Nothing is planned for younger checkpoints or without a rule."""
+    """Without a rule, and for younger checkpoints, no deletion is planned."""
     with database.reading() as session:
         assert list(pruning.plan(session, rules)) == []
 
 
 def test_active_runs_are_not_pruned(database: Database, old: int) -> None:
-    """An active run keeps what its own policy keeps."""
+    """An active run is pruned by its own policy only."""
     with database.writing() as session:
         runs.get(session, old).status = Status.RUNNING
         assert list(pruning.plan(session, Rules(30, 30))) == []
@@ -151,9 +147,7 @@ def test_active_runs_are_not_pruned(database: Database, old: int) -> None:
 def test_a_file_that_another_row_names_stays(
     database: Database, old: int, store: LocalStore
 ) -> None:
-    """Files of a watched run with the same content are one file, which stays while a row
-    names it.
-    """
+    """A file with the same content as another row's stays as long as any row names it."""
     key = f"runs/{old}/checkpoints/10.pt"
     with database.writing() as session:
         session.execute(update(CheckpointFile).where(CheckpointFile.step == 50).values(key=key))
@@ -164,7 +158,7 @@ def test_a_file_that_another_row_names_stays(
 def test_no_fork_is_queued_from_what_was_pruned_meanwhile(
     database: Database, old: int, store: LocalStore, ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checkpoint is looked for once more, when its run is held."""
+    """A fork is refused if its checkpoint is pruned while it is queued."""
     monkeypatch.setattr(runs, "_check_parent", lambda *_: None)
     pruning.prune(database, store, old, Rules(checkpoint_days=30))
     with pytest.raises(Invalid, match="step 10 no longer exists"), database.writing() as session:

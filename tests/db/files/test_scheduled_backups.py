@@ -1,4 +1,4 @@
-"""Backups at an interval: links, rotation, and remains of failed ones."""
+"""Backups at an interval: hard links, rotation, and remains of failed ones."""
 
 import hashlib
 from pathlib import Path
@@ -25,7 +25,7 @@ KEY = "runs/1/checkpoints/a.pt"
 
 @pytest.fixture
 def settings(database: Database, running: Run, tmp_path: Path) -> Settings:
-    """Backups once an hour, of which two are kept; a run with a checkpoint."""
+    """Settings for hourly backups, two of them kept, and a run with a checkpoint."""
     content = b"weights"
     settings = Settings(
         data=tmp_path / "data",
@@ -43,7 +43,7 @@ def settings(database: Database, running: Run, tmp_path: Path) -> Settings:
 
 
 def next_interval(database: Database) -> None:
-    """Let the known backups be of earlier intervals."""
+    """Age the known backups by an interval."""
     with database.writing() as session:
         rows = session.scalars(select(Backup).order_by(Backup.id)).all()
         for row in rows:
@@ -63,7 +63,7 @@ def make(
 
 
 def test_an_interval_has_one_backup(settings: Settings, database: Database) -> None:
-    """A second server or start makes no further backup."""
+    """An interval has one backup, whatever servers start."""
     folder = back_up_if_due(settings, database)
     assert folder
     assert (folder / "files" / KEY).read_bytes() == b"weights"
@@ -77,7 +77,7 @@ def test_an_interval_has_one_backup(settings: Settings, database: Database) -> N
 def test_unchanged_files_are_linked_and_the_newest_backups_kept(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that the earlier backup has damaged is copied again; other folders are kept."""
+    """Unchanged files are hard links, unless damaged; only the newest backups are kept."""
     assert settings.backup_folder
     (settings.backup_folder / "halfstep-mine").mkdir(parents=True)
     (settings.backup_folder / "halfstep-mine" / "backup.json").touch()
@@ -111,7 +111,7 @@ def test_a_failed_backup_is_tried_again_after_a_while(
 
 
 def test_a_killed_backup_is_made_again(settings: Settings, database: Database) -> None:
-    """A backup that has not been renewed for an hour is made again, and its folder is deleted."""
+    """A backup that was not renewed for an hour is made again, and its remains deleted."""
     folder = back_up_if_due(settings, database)
     assert folder
     rest = folder.parent / ".halfstep-20260101T000000Z-abc"
@@ -132,7 +132,7 @@ def test_a_killed_backup_is_made_again(settings: Settings, database: Database) -
 def test_a_backup_that_lacks_rows_gets_no_name(
     settings: Settings, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A backup gets its name after a restore into a scratch database, which finds the
+    """A backup is published after a test restore into a scratch database, which would find
     missing rows.
     """
     monkeypatch.setattr(backup, "_read_table", lambda *_: iter(()))

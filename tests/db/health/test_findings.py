@@ -1,4 +1,4 @@
-"""Findings and their texts, from evidence of the tests and from rows of both databases."""
+"""Findings and their texts, from made-up evidence and from rows of both databases."""
 
 import itertools
 import math
@@ -58,12 +58,12 @@ def _health(word: str) -> scaling_health.ScalingHealth:
 
 
 def _lost(count: int) -> LostLosses | None:
-    """Make applied steps with a loss of NaN and finite gradients."""
+    """Return applied steps with a NaN loss and finite gradients."""
     return LostLosses(count, last=40, has_nan=True, has_inf=False) if count else None
 
 
 def _evidence(word: str, **changes: Any) -> Evidence:
-    """Return evidence with a health; skips, scale and events are those of its signs, too."""
+    """Return evidence of a health, with fitting skips, scale and events."""
     events = changes.pop("events", ())
     skips = changes.get("skips", ())
     signs = causes.Signs(
@@ -180,13 +180,13 @@ LEFT_OUT = LeftOut(step=1, diagnosis="replay", reason="not with training.paralle
     ],
 )
 def test_evidence_leads_to_findings(word: str, changes: dict[str, Any], titles: list[str]) -> None:
-    """Each trouble is named by its own evidence, and a healthy run has none."""
+    """Each problem has its finding, and a healthy run has none."""
     found = findings.find(_evidence(word, **changes))
     assert [each.title for each in found] == titles
 
 
 def test_texts_hold_the_figures() -> None:
-    """The texts contain share, modules, ratio and sizes."""
+    """Finding texts contain the share, modules, ratio and sizes."""
     evidence = Evidence(
         health=_health("healthy"),
         modules=SINKING,
@@ -203,7 +203,7 @@ def test_texts_hold_the_figures() -> None:
 
 
 def test_a_diagnosis_that_failed_is_named(database: Database, running: Run) -> None:
-    """The text has step and error; it is no finding about the training."""
+    """A failed diagnosis is named with step and error, and says nothing about the training."""
     failure = {"diagnosis": "replay", "error": "OutOfMemoryError: no memory left"}
     event = {"event": "failed_diagnosis", "step": 7, **failure}
     record(database, running, make_steps([1.0] * 40), events=[event])
@@ -216,7 +216,7 @@ def test_a_diagnosis_that_failed_is_named(database: Database, running: Run) -> N
 def test_a_best_checkpoint_by_a_metric_that_was_never_logged_is_a_finding(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """The finding appears when the run has ended; a logged metric causes none."""
+    """A best checkpoint by a never logged metric is reported once the run has ended."""
     with database.writing() as session:
         submit(session, ada, config=config() | {"checkpoints": {"keep_best": "val/none"}})
         run = claim(session, worker)
@@ -233,7 +233,7 @@ def test_a_best_checkpoint_by_a_metric_that_was_never_logged_is_a_finding(
 
 
 def test_the_newest_count_of_a_schedule_is_shown(database: Database, running: Run) -> None:
-    """A watched loop reports it again as it grows; the latest numbers are shown."""
+    """A schedule's repeated reports are one finding with the latest numbers."""
     result = [
         {"event": "schedule", "step": step, "advanced": step - 1, "skipped": step}
         for step in (20, 40)
@@ -245,7 +245,7 @@ def test_the_newest_count_of_a_schedule_is_shown(database: Database, running: Ru
 
 
 def test_evidence_comes_from_the_rows(database: Database, running: Run) -> None:
-    """Skips, losses, the newest histogram, the scale and shapes are those of the run."""
+    """A run's evidence has its skips, losses, newest histogram, scale and shapes."""
     losses = [1.0] * 40
     losses[30] = float("nan")
     skipped = range(32, 41)
@@ -266,7 +266,7 @@ def test_evidence_comes_from_the_rows(database: Database, running: Run) -> None:
 
 @pytest.mark.parametrize("has_bf16", [True, False])
 def test_group_and_worker_are_evidence_too(database: Database, ada: User, has_bf16: bool) -> None:
-    """Times are those of the group's finished runs, and bf16 is that of the run's own worker."""
+    """Precisions are compared by their group's times, and bf16 is suggested if supported."""
     worker = add_worker(database, "w1", [DIGITS], [CPU | {"bf16": has_bf16}])
     for precision, seconds in (("fp32", 2.0), ("fp16", 3.0)):
         with database.writing() as session:
@@ -309,9 +309,9 @@ def test_run_that_has_not_begun_shows_nothing(database: Database, ada: User) -> 
 def test_a_replayed_module_is_offered_to_a_fork(
     word: str, replays: list[Replay], offered: tuple[str, int] | None
 ) -> None:
-    """The module is the one that most exact replays name, from before its first skip; for the
-    backward pass only if the scale is unhealthy and no smaller one fits, because a scale at its
-    limit overflows in a healthy run as well.
+    """A fork is offered with the module that most exact replays name, from before its first skip;
+    for the backward pass only if the scale is unhealthy and no smaller one fits, because a scale at
+    its limit overflows in a healthy run as well.
     """
     found = findings.find(Evidence(health=_health(word), replays=replays))
     offers = [(each.module, each.before) for each in found if each.module]
@@ -319,7 +319,7 @@ def test_a_replayed_module_is_offered_to_a_fork(
 
 
 def test_one_module_that_overflows_is_offered_to_a_fork() -> None:
-    """The fork is offered also if only the module's parameters were culprits."""
+    """A fork is also offered for the only module whose parameters overflow, without a replay."""
     evidence = _evidence("oscillating", skips=_skips("head.weight"), modules=MODULES)
     assert [(f.module, f.before) for f in findings.find(evidence) if f.module] == [("head", 7)]
 
@@ -327,9 +327,7 @@ def test_one_module_that_overflows_is_offered_to_a_fork() -> None:
 def test_a_loss_that_is_nan_from_the_first_step_on_is_no_overflow(
     database: Database, running: Run
 ) -> None:
-    """Neither scale nor precision is blamed, unless some loss was a number or the first
-    non-finite one was infinite.
-    """
+    """A loss that is NaN from the first step on is attributed to neither scale nor precision."""
     losses, skipped = [math.nan] * 40, range(1, 41)
     skips = [make_skip(n, "body.bias", loss_nonfinite=True, scale_before=2.0**-n) for n in skipped]
     record(database, running, make_steps(losses, skipped=skipped), events=skips)
@@ -352,7 +350,7 @@ def test_a_loss_that_is_nan_from_the_first_step_on_is_no_overflow(
 def test_a_message_to_a_script_names_the_remedy(
     database: Database, running: Run, source: str
 ) -> None:
-    """The remedies contain no settings of a recipe, no replay and no comparison of precisions."""
+    """Remedies for a script contain no recipe settings, replays or precision comparisons."""
     events: list[dict[str, Any]] = [make_skip(n, "body.bias") for n in range(1, 41)]
     sinking = make_histogram(20, make_module("body", -40, [1], underflow=1.0),
                              make_module("head", -40, [1]))  # fmt: skip
@@ -377,7 +375,7 @@ def test_a_message_to_a_script_names_the_remedy(
 
 
 def test_a_replay_is_suggested_only_while_the_run_trains(database: Database, running: Run) -> None:
-    """The button of the replay disappears with the training."""
+    """A replay is suggested only for a run in training."""
     steps = make_steps([1.0] * 40, skipped=range(1, 41))
     steps["scale"] = 0.5
     record(database, running, steps, events=[make_skip(n) for n in range(1, 41)])
@@ -389,7 +387,7 @@ def test_a_replay_is_suggested_only_while_the_run_trains(database: Database, run
 
 
 def test_poisoned_buffers_are_a_finding(database: Database, running: Run) -> None:
-    """The earliest event says which and since when: a checkpoint after it is poisoned."""
+    """Poisoned buffers are reported by their earliest event, with the checkpoints after it."""
     events = [
         {"event": "poison", "step": step, "count": 60, "buffers": [f"model.{step}.running_mean"]}
         for step in (2, 4)
@@ -405,8 +403,8 @@ def test_poisoned_buffers_are_a_finding(database: Database, running: Run) -> Non
 def test_updates_that_round_away_are_a_finding(
     database: Database, running: Run, lost: int, *, is_told: bool
 ) -> None:
-    """The finding appears above a share of lost updates, names the module that loses most, and
-    uses the newest count.
+    """Lost updates above a share are reported with the module that loses most, by the newest
+    count.
     """
     counted = [
         {"name": "body", "wanted": 100, "lost": lost - 5},
@@ -432,7 +430,7 @@ def test_updates_that_round_away_are_a_finding(
 
 
 def test_replays_of_the_first_skips_are_evidence(database: Database, running: Run) -> None:
-    """The replays of the first skips count, however many skips followed."""
+    """Replays of the first skips are used, however many skips followed."""
     skips = range(30, 130)
     events = [*(make_skip(step, "body.bias", loss_nonfinite=True) for step in skips)]
     replay = make_replay(30, direction="forward")
@@ -444,7 +442,7 @@ def test_replays_of_the_first_skips_are_evidence(database: Database, running: Ru
 
 
 def test_settings_that_name_modules_in_vain_are_a_finding(database: Database, running: Run) -> None:
-    """The finding has the modules' names and what to name instead."""
+    """Patterns that match no used module are reported with what to name instead."""
     event = {"event": "uncalled", "step": 1, "modules": ["model.attention.out_proj"]}
     record(database, running, make_steps([1.0] * 40), events=[event])
     with database.reading() as session:
@@ -454,7 +452,7 @@ def test_settings_that_name_modules_in_vain_are_a_finding(database: Database, ru
 
 
 def test_starting_weights_that_do_not_fit_are_a_finding(database: Database, running: Run) -> None:
-    """Missing, mismatched and unexpected weights are named; there is no finding if all match."""
+    """Initial weights that are missing, mismatched or unexpected are named, if there are any."""
     record(database, running, make_steps([1.0] * 40), events=[make_weights()])
     with database.reading() as session:
         assert findings.of_run(session, session.get_one(Run, running.id)) == []
@@ -476,7 +474,7 @@ def test_starting_weights_that_do_not_fit_are_a_finding(database: Database, runn
 
 
 def headroom_of(**activations: float | str) -> dict[str, Any]:
-    """Measurement of modules, one of them in fp32, one with a gradient near the limit."""
+    """Return headroom of modules, one of them in fp32, one with a gradient near the limit."""
     modules = [
         {"name": name, "activation": each, "gradient": 60000.0, "dtype": "float16"}
         for name, each in activations.items()
@@ -486,8 +484,8 @@ def headroom_of(**activations: float | str) -> dict[str, Any]:
 
 
 def test_little_headroom_is_the_first_warning(database: Database, running: Run) -> None:
-    """The warning is for fp16 outputs, by the largest finite one; gradients depend on the
-    loss scale.
+    """Little headroom of fp16 outputs is a warning; gradients, which depend on the scale, do not
+    count.
     """
 
     def found(**activations: float | str) -> list[findings.Finding]:
@@ -503,7 +501,7 @@ def test_little_headroom_is_the_first_warning(database: Database, running: Run) 
 
 
 def test_headroom_of_a_run_in_bf16_is_no_finding(database: Database, ada: User) -> None:
-    """bf16 has the exponents of fp32, so its headroom is no finding."""
+    """Headroom of a bf16 run is no finding, since bf16 has fp32's exponents."""
     with database.writing() as session:
         run = submit(session, ada, config=config(precision="bf16"))
         look = Diagnosis(run_id=run.id, kind="headroom", step=100)
@@ -524,7 +522,7 @@ def test_headroom_of_a_run_in_bf16_is_no_finding(database: Database, ada: User) 
 def test_a_lost_loss_of_unknown_origin_says_what_later_steps_show(
     database: Database, running: Run, losses: list[float], words: str
 ) -> None:
-    """Only a finite later loss shows that the batch is the cause."""
+    """A lost loss is attributed to its batch only if a later loss is finite."""
     skip = make_skip(10, "head.bias") | {"loss_nonfinite": True}
     record(database, running, make_steps(losses, skipped=[10]), events=[skip])
     with database.reading() as session:
@@ -535,7 +533,7 @@ def test_a_lost_loss_of_unknown_origin_says_what_later_steps_show(
 
 @pytest.mark.only_on("sqlite")
 def test_the_steps_of_a_diverged_run_are_not_counted(database: Database, running: Run) -> None:
-    """Ten times as many steps without a finite number take SQLite as many instructions."""
+    """Evidence of a diverged run takes as many SQLite instructions for ten times the steps."""
     counts = []
     for first, last in ((1, 1_000), (1_001, 10_000)):
         steps = make_steps([1.0] * (last - first + 1), first=first)
@@ -555,7 +553,7 @@ def test_the_steps_of_a_diverged_run_are_not_counted(database: Database, running
 
 @pytest.mark.parametrize("lost", [0, 285])
 def test_the_scale_is_excluded_only_if_no_step_with_such_a_loss_was_applied(lost: int) -> None:
-    """A step whose gradients are finite at a smaller scale shows that the scale matters."""
+    """The scale is excluded as a cause only if no step with a non-finite loss was applied."""
     skips = _skips("head.bias", loss_nonfinite=True)
     found = next(findings.find(_evidence("healthy", skips=skips, lost_losses=lost)))
     assert ("the loss scale is not the cause" in found.text) is (lost == 0)
@@ -579,7 +577,7 @@ def test_the_scale_is_excluded_only_if_no_step_with_such_a_loss_was_applied(lost
 def test_what_an_earlier_version_saw_first_is_quoted_without_a_cause(
     origin: dict[str, Any], sentence: str
 ) -> None:
-    """It is what was seen; why it was not finite was then told by the operation's name."""
+    """Earlier versions' reports of a first non-finite value are quoted without a cause."""
     event = {"step": 9, "scale": 2.0, "direction": "backward", "kind": "unobserved"}
     event |= dict.fromkeys(("operation", "module", "dtype", "source")) | origin
     skips = _skips("head.bias", loss_nonfinite=True)
@@ -612,7 +610,7 @@ def test_a_scripts_learning_rate_is_named_if_its_loss_rose(
     losses: list[float],
     is_found: bool,
 ) -> None:
-    """The rates and losses of the steps are used, because a script's configuration is unknown."""
+    """A script's learning rate is suspected if its loss rose, although its settings are unknown."""
     steps = make_steps(losses)
     steps["lr"] = rate
     record(database, running, steps)
@@ -625,7 +623,7 @@ def test_a_scripts_learning_rate_is_named_if_its_loss_rose(
 
 @pytest.mark.parametrize("words", [advice_words.SCRIPT, advice_words.RECIPE])
 def test_an_operator_that_was_not_observed_is_found_by_a_check(words: AdviceWords) -> None:
-    """A script's finding says so; a recipe's skip is replayed."""
+    """For an unobserved operator a script's finding suggests a check, a recipe's a replay."""
     signs = causes.Signs(skips=_skips("head.bias", loss_nonfinite=True), has_scaler=True)
     [found] = causes.named(signs, words)
     assert ("halfstep check" in found.text) is (words is advice_words.SCRIPT)
@@ -642,7 +640,7 @@ def test_an_operator_that_was_not_observed_is_found_by_a_check(words: AdviceWord
 def test_gradients_lost_far_below_a_scale_of_1_are_no_overflow(
     scale: float, loss_nonfinite: bool, cause: str
 ) -> None:
-    """A compiled region shows no operation; the scales at which it skipped decide."""
+    """Skips far below a scale of 1 are no overflow, also in a compiled region."""
     skips = _skips("head.bias", loss_nonfinite=loss_nonfinite)
     skips[-1].scale_before = scale
     evidence = _evidence("collapsing", skips=skips, scale=scale)
@@ -650,7 +648,7 @@ def test_gradients_lost_far_below_a_scale_of_1_are_no_overflow(
 
 
 def test_a_damaged_event_costs_only_its_own_finding(database: Database, running: Run) -> None:
-    """A row that this version cannot read is left out, and every other finding stays."""
+    """An unreadable event is left out, and all other findings are shown."""
     record(database, running, make_steps([1.0] * 40), events=[make_weights(missing=["head"])])
     with database.writing() as session:
         for kind in KINDS:
@@ -663,7 +661,7 @@ def test_a_damaged_event_costs_only_its_own_finding(database: Database, running:
 
 
 def test_replays_of_ordinary_skips_accuse_no_healthy_scale() -> None:
-    """A scale at its limit overflows after each growth; the skips of the whole run decide."""
+    """Replays of ordinary skips after growths report nothing about a healthy scale."""
     defects = [
         convert(
             {
@@ -687,7 +685,7 @@ def test_replays_of_ordinary_skips_accuse_no_healthy_scale() -> None:
 
 
 def test_a_clip_of_scaled_gradients_is_told_once_with_its_line() -> None:
-    """The call shows how often, and an armed step where."""
+    """A clip of scaled gradients is one finding, with its count and an armed step's line."""
     clip = ScaledClip(step=60, optimizer="SGD", count=60, max_norm=1.0)
     site = {"file": "/home/a/train.py", "line": 31, "source": "clip_grad_norm_(params, 1.0)"}
     edit = {"step": 4, "kind": "scaled_gradients_edited", "symptom": "gradient", "scale": 2.0**16}
@@ -700,7 +698,7 @@ def test_a_clip_of_scaled_gradients_is_told_once_with_its_line() -> None:
 
 
 def test_a_validation_that_overflows_explains_its_metric_and_no_skip() -> None:
-    """It hides nothing that the skips of the training lead to."""
+    """An overflow in a validation is a separate finding, and hides none about skips."""
     overflow = {"step": 8, "kind": "overflow", "symptom": "validation", "dtype": "float16"}
     armed = ShadowStep(step=8, armed=1, defects=[convert(overflow, Defect)])
     skips = _skips("head", loss_nonfinite=True)
@@ -714,7 +712,7 @@ def test_a_validation_that_overflows_explains_its_metric_and_no_skip() -> None:
 
 
 def test_a_learning_rate_that_is_far_too_large_explains_what_is_not_finite() -> None:
-    """No other finding advises a precision, which the first one rules out."""
+    """Next to a far too large learning rate no finding suggests a precision."""
     overflow = {"step": 8, "kind": "overflow", "symptom": "loss", "dtype": "float16"}
     defect = convert(overflow | {"helps": ["fp32", "bf16"]}, Defect)
     armed = ShadowStep(step=8, armed=1, defects=[defect])

@@ -1,4 +1,4 @@
-"""The statement on a run's health, against every cause."""
+"""The statement on a run's health, for every cause of findings."""
 
 import ast
 import itertools
@@ -39,7 +39,7 @@ BLAME = re.compile(r"because|cause|limit|too (large|high)|due to|search|grows|fa
 
 
 def _titles() -> Iterator[tuple[str, str]]:
-    """Yield the title and cause of each finding in the source, without its figures."""
+    """Yield title and cause of each finding in the source, without its figures."""
     packages = (db.health, halfstep.diagnosis)
     for path in chain.from_iterable(Path(str(p.__file__)).parent.glob("*.py") for p in packages):
         for call in ast.walk(ast.parse(path.read_text())):
@@ -59,13 +59,13 @@ FINDINGS = sorted(set(_titles()))
 
 
 def test_every_cause_is_walked() -> None:
-    """The findings of the source are those of the catalogue."""
+    """The catalogue has every finding in the source."""
     assert {cause for _title, cause in FINDINGS} >= {*CAUSES, *SHADOW_CAUSES}
 
 
 @looped("word", FIGURES)
 def test_no_statement_contradicts_a_finding(word: str) -> None:
-    """Events say what happened, only the first finding says why, and a fault is not called well."""
+    """In a statement only the first finding gives a cause, and no faulty run is healthy."""
     each = itertools.product(FINDINGS, (True, False), (True, False), GROWTHS)
     for (title, cause), is_certain, is_fault, growths in each:
         figures = scaling_health.count(*FIGURES[word], growths=growths)
@@ -89,7 +89,7 @@ def test_no_statement_contradicts_a_finding(word: str) -> None:
 
 @looped("kind", sorted(EXPLAINING_SKIPS - {"nonfinite_weight"}))
 def test_each_measured_cause_of_skips_is_in_the_statement(kind: Kind) -> None:
-    """A statement on skips names what was measured, forward and backward."""
+    """A statement on skips names each measured cause, forward and backward."""
     health = scaling_health.judge(scaling_health.count(*FIGURES["collapsing"]))
     for node in ("", "MmBackward0"):
         site = Site(operator="mm", node=node)
@@ -99,7 +99,7 @@ def test_each_measured_cause_of_skips_is_in_the_statement(kind: Kind) -> None:
 
 
 def test_growths_are_those_of_the_events(database: Database, running: Run) -> None:
-    """A scale that never grew is not said to have grown, and each recorded growth counts."""
+    """A statement mentions growths of the scale exactly if events recorded them."""
     skipped = [*SEARCH, 320, 345, 370, 395]
     steps = make_steps([1.0] * 400, skipped=skipped)
     steps["scale"] = 2.0**19
@@ -121,7 +121,7 @@ def test_growths_are_those_of_the_events(database: Database, running: Run) -> No
 def test_a_scale_is_not_blamed_for_a_loss_that_is_not_finite(
     database: Database, running: Run
 ) -> None:
-    """The finding excludes the scale, and the statement names no cause."""
+    """For a non-finite loss the finding excludes the scale, and the statement names no cause."""
     skipped = [*SEARCH, 320, 345, 370, 395]
     steps = make_steps([1.0] * 400, skipped=skipped)
     steps["scale"] = 2.0**19

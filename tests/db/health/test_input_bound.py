@@ -1,4 +1,4 @@
-"""Whether a run waits for its data."""
+"""Input-bound runs, which wait for their data."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def look(database: Database, run: Run) -> tuple[DataWait | None, list[str]]:
 
 
 def test_the_last_hundred_steps_are_judged(database: Database, running: Run) -> None:
-    """How many waited for a fifth of their time, and the share of all of it; then what to do."""
+    """A run is input-bound if many of its last hundred steps waited a fifth of their time."""
     steps = make_steps([1.0] * 150)
     steps["step_us"] = 1000
     steps["data_us"] = np.where(steps["step"] > 87, 800, 0)
@@ -36,7 +36,7 @@ def test_the_last_hundred_steps_are_judged(database: Database, running: Run) -> 
 
 
 def test_a_loop_without_data_wait_is_not_reported(database: Database, running: Run) -> None:
-    """A few waiting steps, or short waits in all of them, are not reported."""
+    """A few waiting steps, or short waits in all steps, are not reported as input-bound."""
     steps = make_steps([1.0] * 100)
     steps["step_us"], steps["data_us"] = 1000, 20
     steps["data_us"][:5] = 1000
@@ -47,7 +47,7 @@ def test_a_loop_without_data_wait_is_not_reported(database: Database, running: R
 
 
 def test_steps_without_data_times_are_left_out(database: Database, running: Run) -> None:
-    """Without any such step the result is unknown; a run continued after an upgrade has some."""
+    """Steps without data times are left out, and a run without others is unknown."""
     assert look(database, running)[0] is None
     steps = make_steps([1.0] * 60)
     steps["data_us"] = UNKNOWN_US

@@ -33,7 +33,7 @@ def read(database: Database, **limit: int) -> Readings:
 
 
 def test_queued_runs_are_counted_by_why_they_wait(database: Database, ada: User) -> None:
-    """Each run counts by its hardest obstacle; without a worker nothing else counts."""
+    """Each queued run counts by its hardest obstacle, or as no_worker if there is no worker."""
     with database.writing() as session:
         first = submit(session, ada)
         submit(session, ada, after_id=first.id)
@@ -53,7 +53,7 @@ def test_queued_runs_are_counted_by_why_they_wait(database: Database, ada: User)
 
 
 def test_devices_workers_and_runs(database: Database, ada: User) -> None:
-    """Figures are by kind and status; a run of a lost worker occupies no device of another one."""
+    """Devices, workers and runs are counted by kind and status; a lost worker's run holds none."""
     gpu = {**CPU, "kind": "cuda", "bf16": True}
     worker = add_worker(database, "gpus", [DIGITS], [gpu, {**gpu, "index": 1}])
     add_worker(database, "cpu", [DIGITS], [CPU])
@@ -73,7 +73,7 @@ def test_devices_workers_and_runs(database: Database, ada: User) -> None:
 def test_counters_never_decrease(
     database: Database, running: Run, ada: User, tmp_path: Path
 ) -> None:
-    """A repeated flush, a rollback, the trash and a purge do not decrease a counter."""
+    """Repeated flushes, rollbacks, the trash and purges do not decrease a counter."""
     for _ in range(2):
         record(database, running, make_steps([1.0] * 9, skipped=[3, 6]))
     found = read(database)
@@ -98,7 +98,7 @@ def test_counters_never_decrease(
 
 
 def test_queries_are_nine_however_many_runs_there_are(database: Database, ada: User) -> None:
-    """Equal runs are one row."""
+    """Metrics take nine queries for any number of runs."""
     add_worker(database, "w", [DIGITS], [CPU])
     made: list[str] = []
     with database.writing() as session:

@@ -1,4 +1,4 @@
-"""Loss-scale health: from tables of skips, and from rows of both databases."""
+"""Loss-scale health, from tables of skips and from rows of both databases."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ SEARCH = list(range(1, 7))  # the skips that lead from 2^24 down to 2^18
 def test_word_follows_from_the_skips(
     attempts: int, skips: list[int], scale: float, word: str, part: str
 ) -> None:
-    """Each health has its own pattern of skips, and its reason names the numbers."""
+    """Each health has its pattern of skips, and a reason with the numbers."""
     found = health.judge(health.count(attempts, sorted(skips), scale))
     assert (found.word, part.lower() in found.reason.lower()) == (word, True), found.reason
 
@@ -65,7 +65,7 @@ def test_one_skip_per_growth_interval_is_healthy() -> None:
 
 
 def test_a_scale_set_by_hand_is_what_it_is_blamed_on() -> None:
-    """The reason names a scale that was set by hand, and no growth that did not happen."""
+    """Skips after a scale set by hand are attributed to it, and to no growth."""
     skips = [*SEARCH, 320, 345, 370, 399]
     found = health.judge(health.count(400, skips, 2.0**19, set_at=319))
     assert found.word == "oscillating"
@@ -74,7 +74,7 @@ def test_a_scale_set_by_hand_is_what_it_is_blamed_on() -> None:
 
 
 def test_skips_of_a_new_scaler_are_not_skips_of_growth(database: Database, running: Run) -> None:
-    """A scaler that was not restored searches again: health agrees with the finding."""
+    """Skips after a new scaler replaced the old one are attributed to that, not to growth."""
     skips = [*SEARCH, 320, 321, 322, 399]
     found = health.judge(health.count(400, skips, 2.0**19, replaced_at=319))
     assert "a new scaler with another scale replaced the old one 81 steps ago" in found.reason
@@ -89,7 +89,7 @@ def test_skips_of_a_new_scaler_are_not_skips_of_growth(database: Database, runni
 
 
 def test_skips_in_a_row_are_called_so() -> None:
-    """One bad batch is not called repeated, whether or not the last step was skipped."""
+    """Several skips in a row by one bad batch are not called repeated."""
     for attempts in (400, 383):
         found = health.judge(health.count(attempts, [*SEARCH, *range(380, 384)], 2.0**15))
         assert found.word == "oscillating"
@@ -97,12 +97,12 @@ def test_skips_in_a_row_are_called_so() -> None:
 
 
 def test_search_ends_as_the_trainer_has_it() -> None:
-    """The page and the training agree on when a run is calibrated."""
+    """Page and trainer agree on when a run is calibrated."""
     assert page.CALIBRATED_AFTER == CALIBRATED_AFTER
 
 
 def test_figures_come_from_the_rows(database: Database, running: Run) -> None:
-    """Only skips within each window count; the last one is found however long ago it was."""
+    """Figures count skips of their window, but the last skip at any distance."""
     record(database, running, make_steps([1.0] * 1100, skipped=[40, 90, 91, 92]))
     with database.reading() as session:
         run = session.get_one(Run, running.id)
@@ -123,7 +123,7 @@ def test_figures_come_from_the_rows(database: Database, running: Run) -> None:
 def test_a_fork_is_judged_by_its_own_steps(
     database: Database, running: Run, ada: User, worker: Worker
 ) -> None:
-    """The parent's steps influence neither its health, nor the shares, nor the explanation."""
+    """A fork's health and shares exclude its parent's steps."""
     file = {"kind": "checkpoint", "size_bytes": 1, "sha256": "aa"}
     event = {"step": 4000, "reason": "interval", "request": None, "files": [file]}
     with database.writing() as session:
@@ -151,7 +151,7 @@ def test_a_fork_is_judged_by_its_own_steps(
 def test_a_run_without_a_scaler_has_no_scaling_health(
     database: Database, ada: User, precision: str, scaler: dict[str, bool]
 ) -> None:
-    """bf16, fp32 and fp16 without a scaler skip nothing, so there is nothing to judge."""
+    """bf16, fp32 and fp16 without a scaler have no scaling health."""
     with database.writing() as session:
         run = submit(session, ada, config=config(precision=precision) | {"scaler": scaler})
         run.step = 10
@@ -171,7 +171,7 @@ def test_a_run_without_a_scaler_has_no_scaling_health(
 def test_weights_are_lost_by_gradients_that_are_not_finite(
     database: Database, running: Run, norm: float, flags: int, is_dead: bool
 ) -> None:
-    """A loss that is not finite with finite gradients, or a step left out, loses no weight."""
+    """Only applied steps with non-finite gradients lose the weights, not a non-finite loss."""
     steps = make_steps([1.0] * 39 + [np.nan])
     steps["grad_norm"][-1], steps["flags"][-1] = norm, flags
     record(database, running, steps)
@@ -187,7 +187,7 @@ def test_weights_are_lost_by_gradients_that_are_not_finite(
 def test_skips_of_a_run_that_does_not_train_are_before_its_end(
     database: Database, running: Run, status: Status, end: str
 ) -> None:
-    """No skip is some steps ago any more, wherever the reason is shown."""
+    """Skips of an ended run are described relative to its end, everywhere."""
     record(database, running, make_steps([1.0] * 60, skipped=SEARCH))
     with database.writing() as session:
         run = session.get_one(Run, running.id)

@@ -35,7 +35,7 @@ def add_workers(
 
 
 def claim(session: Session, worker: Worker, **changes: Any) -> Run | None:
-    """Claim a run by a worker that considers all its devices free."""
+    """Claim a run by a worker whose devices are all free."""
     values: dict[str, Any] = {
         "recipes": ["digits"],
         "precisions": ["fp32", "fp16"],

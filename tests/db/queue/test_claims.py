@@ -20,14 +20,14 @@ from tests.db.queue.claims_made import add_workers, claim, finish, nodes
 
 
 def why(session: Session, run: Run) -> str:
-    """Return why a queued run waits."""
+    """Return the pending reason of a queued run."""
     return pending_reasons.reason(run, pending_reasons.Queue.read(session)).text
 
 
 def test_a_gang_takes_a_node_of_each_of_several_workers_or_none(
     database: Database, ada: User
 ) -> None:
-    """The claiming worker is node 0; each node has its lease; the others find their nodes."""
+    """The claiming worker becomes node 0, and every other node is claimed with a lease, or none."""
     one, two, three = add_workers(database, 2, 2, 4)
     with database.writing() as session:
         node_group = submit(session, ada, nodes=3, devices_per_node=2)
@@ -70,8 +70,8 @@ def test_a_gang_takes_a_node_of_each_of_several_workers_or_none(
 def test_a_gang_is_of_workers_that_can_train_it_together(
     database: Database, ada: User, lacking: dict[str, Any]
 ) -> None:
-    """A worker with another torch, recipe, precision or memory, or without contact, takes
-    no part.
+    """Runs on several nodes use only live workers with equal torch, the recipe, precision and
+    memory.
     """
     (one,) = add_workers(database, 1)
     values = {name: value for name, value in lacking.items() if name in ("seen_at", "stopped_at")}
@@ -93,7 +93,7 @@ def test_a_gang_is_of_workers_that_can_train_it_together(
 def test_a_gang_is_of_workers_that_offer_different_things_too(
     database: Database, ada: User
 ) -> None:
-    """A run gets workers with different recipes, as long as each of them can train it."""
+    """A run on several nodes may combine workers that offer different recipes."""
     one, two = add_workers(database, 1, 1)
     (three,) = add_workers(database, 2, prefix="v", memory_bytes=2.0**40)
     with database.writing() as session:
@@ -106,7 +106,7 @@ def test_a_gang_is_of_workers_that_offer_different_things_too(
 
 
 def add_workers_in(session: Session) -> list[Worker]:
-    """Register one more that can, in the test's own transaction."""
+    """Register a worker in the test's own transaction."""
     offer = {"devices": [CPU], "recipes": [DIGITS], "versions": {"torch": "2.13.0"}}
     return [workers.register(session, name="u", host="u", pid=1, **offer)]
 
@@ -114,7 +114,7 @@ def add_workers_in(session: Session) -> list[Worker]:
 def test_a_gang_has_its_turn_by_priority_and_holds_as_any_run(
     database: Database, ada: User
 ) -> None:
-    """A later run passes one that does not fit; after_id and limits apply to several nodes too."""
+    """A run on several nodes follows priority, after_id and limits, and a later run may pass it."""
     one, two = add_workers(database, 1, 1)
     with database.writing() as session:
         first = submit(session, ada)
@@ -132,8 +132,8 @@ def test_a_gang_has_its_turn_by_priority_and_holds_as_any_run(
 
 
 def test_what_comes_free_is_kept_for_a_gang_that_waited(database: Database, ada: User) -> None:
-    """After the delay later runs take only the rest of the reserved devices, or devices of
-    other workers; a run ahead may take everything.
+    """After a delay devices are reserved for a waiting run of several nodes; later runs get the
+    rest.
     """
     one, two, three, four = up = add_workers(database, 2, 2, 2, 2)
     with database.writing() as session:
@@ -174,7 +174,7 @@ def test_what_comes_free_is_kept_for_a_gang_that_waited(database: Database, ada:
 
 
 def test_more_is_kept_if_ends_of_runs_are_unknown(database: Database, ada: User) -> None:
-    """After each further period another worker is reserved, and others instead of lost ones."""
+    """Another worker is reserved after each period, and one in place of each lost worker."""
     up = add_workers(database, 2, 2, 2)
     with database.writing() as session:
         small = [submit(session, ada) for _ in range(6)]
@@ -210,7 +210,7 @@ def test_more_is_kept_if_ends_of_runs_are_unknown(database: Database, ada: User)
 def test_a_run_that_ends_before_the_gang_can_start_goes_first(
     database: Database, ada: User
 ) -> None:
-    """If the end of present runs is known, a short run passes; a long or unknown one does not."""
+    """A short run passes a reservation if it ends before the reserved devices are all free."""
     one, two = add_workers(database, 1, 1)
     with database.writing() as session:
         long = submit(session, ada, expected_seconds=1000.0)
@@ -243,9 +243,7 @@ def test_a_run_that_ends_before_the_gang_can_start_goes_first(
 
 
 def test_one_gang_at_a_time_has_devices_kept(database: Database, ada: User) -> None:
-    """The first waiting run has a reservation; a run that no workers could train together
-    has none.
-    """
+    """Only the first waiting run gets a reservation, and none that no workers could train."""
     one, two = add_workers(database, 1, 1)
     with database.writing() as session:
         busy = submit(session, ada)
@@ -263,7 +261,7 @@ def test_one_gang_at_a_time_has_devices_kept(database: Database, ada: User) -> N
 def test_runs_that_no_worker_could_train_hide_no_other(
     database: Database, ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first run that can be trained is considered, however many others are ahead of it."""
+    """Runs that no worker can train do not block a later one, however many there are."""
     monkeypatch.setattr(reservations, "MOST_CANDIDATES", 1)
     one, _two = add_workers(database, 1, 1)
     with database.writing() as session:
@@ -275,7 +273,7 @@ def test_runs_that_no_worker_could_train_hide_no_other(
 
 
 def test_claims_at_once_share_no_device(database: Database, ada: User) -> None:
-    """Workers that claim at the same time get complete runs, and each device is claimed once."""
+    """Concurrent claims get complete runs, and each device is claimed once."""
     sizes, chance = (2, 4, 4, 2, 3, 4), random.Random(1)
     up = add_workers(database, *sizes)
     # The runs of one node, every seventh, cannot take all devices.
@@ -323,9 +321,7 @@ def test_claims_at_once_share_no_device(database: Database, ada: User) -> None:
 
 @pytest.mark.only_on("postgresql")
 def test_a_claim_without_a_result_takes_no_lock(database: Database, ada: User) -> None:
-    """Neither projects with limits nor the reservation of the longest waiting run are locked,
-    because others might wait for them.
-    """
+    """A claim without a result locks neither limited projects nor the reservation."""
     one, two = add_workers(database, 1, 1)
     with database.writing() as session:
         session.add(Project(name="vision", devices=3))
@@ -348,7 +344,7 @@ def test_a_claim_without_a_result_takes_no_lock(database: Database, ada: User) -
 
 @pytest.mark.only_on("postgresql")
 def test_a_claim_that_had_to_wait_notes_nothing_that_is_old(database: Database, ada: User) -> None:
-    """The time since a run waits first is not overwritten with an older state."""
+    """A claim that waited for a lock does not overwrite the reservation's time with older state."""
     one, two = add_workers(database, 1, 1)
     with database.writing() as session:
         busy = submit(session, ada, priority=1)

@@ -28,7 +28,7 @@ def make_alike(database: Database, **changes: Any) -> Alike:
 
 
 def test_no_estimate_without_evidence(database: Database, ada: User) -> None:
-    """Unfinished, deleted and dissimilar runs do not count."""
+    """Unfinished, deleted and dissimilar runs give no estimate."""
     with database.writing() as session:
         submit(session, ada).steps_per_second = 5.0
     deleted = add_finished(database, ada, 3.0, 8, 10)
@@ -43,9 +43,7 @@ def test_no_estimate_without_evidence(database: Database, ada: User) -> None:
 
 
 def test_runs_of_the_same_batch_size_count_first(database: Database, ada: User) -> None:
-    """The estimate is the range of the latest five speeds, and the median size of the
-    last checkpoints.
-    """
+    """An estimate is the range of the latest five speeds, and the median checkpoint size."""
     other = add_finished(database, ada, 50.0, 16)
     assert make_alike(database) == Alike([other], 50.0, 50.0, False, True)
     ids = [
@@ -62,7 +60,7 @@ def test_runs_of_the_same_batch_size_count_first(database: Database, ada: User) 
 def test_only_the_latest_runs_are_searched(
     database: Database, ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Old runs cost no time."""
+    """Only recent runs are searched, so old runs cost no time."""
     add_finished(database, ada, 3.0, 8)
     monkeypatch.setattr(estimates, "SEARCHED", 1)
     assert make_alike(database).runs == [1]

@@ -31,7 +31,7 @@ def begin(database: Database, run: Run) -> None:
 
 
 def take(database: Database, run: Run, *, only_run_id: int | None) -> None:
-    """Have a worker of that kind claim the run."""
+    """Let a worker of this kind claim the run."""
     offer = {"devices": [CPU], "recipes": [DIGITS], "versions": {}}
     with database.writing() as session:
         worker = workers.register(
@@ -61,7 +61,7 @@ def test_workers_are_needed_as_long_as_they_train_the_run(database: Database, ad
 def test_workers_are_not_wanted_when_another_has_taken_the_run(
     database: Database, ada: User
 ) -> None:
-    """A run that another worker has taken meanwhile needs none of the placed ones."""
+    """Placed workers are not needed once another worker has claimed the run."""
     with database.writing() as session:
         run = submit(session, ada)
     begin(database, run)

@@ -19,14 +19,14 @@ PREEMPTED = (Status.PAUSING, "preempt")
 
 
 def start(session: Session, owner: User, worker: Worker, **changes: Any) -> Run:
-    """Submit a run that may be preempted, unless changed, and claim it."""
+    """Submit a preemptible run, or one with these changes, and claim it."""
     run = submit(session, owner, **({"preemptible": True} | changes))
     assert claim(session, worker, only=run.id) == run
     return run
 
 
 def preempt(session: Session, **limits: int) -> list[int]:
-    """Preempt runs twice, and return those that are preempted in the end."""
+    """Run the preemption twice; return the preempted runs."""
     for _ in range(2):  # the second time, those that stop are enough
         preemption.preempt(session, **limits)
     stopping = select(Run.id).where(Run.desired_state == "preempt").order_by(Run.id)
@@ -34,14 +34,14 @@ def preempt(session: Session, **limits: int) -> list[int]:
 
 
 def stop(session: Session, run: Run) -> None:
-    """End the attempt of a preempted run, as its supervisor does."""
+    """End a preempted run's attempt, as its supervisor does."""
     queue.end(session, run.id, run.attempt, Status.QUEUED)
 
 
 def test_the_lowest_youngest_run_gives_its_device_to_a_higher_one(
     database: Database, ada: User
 ) -> None:
-    """One run is preempted for one that waits, and waits with the reason until it starts again."""
+    """The youngest run of lowest priority is preempted for a higher one, and is queued again."""
     up = add_workers(database, 1, 1, 1, 1)
     with database.writing() as session:
         fixed = {"priority": -9, "preemptible": False}
@@ -71,7 +71,7 @@ def test_the_lowest_youngest_run_gives_its_device_to_a_higher_one(
 
 
 def test_a_run_that_fits_or_is_not_higher_preempts_none(database: Database, ada: User) -> None:
-    """Neither equal priority nor a free device, a missing recipe, memory or run ahead preempts."""
+    """A run of equal priority, or one that is not blocked by devices alone, preempts none."""
     one, two = add_workers(database, 1, 1)
     with database.writing() as session:
         running = start(session, ada, one)
@@ -95,7 +95,7 @@ def test_a_run_that_fits_or_is_not_higher_preempts_none(database: Database, ada:
 def test_a_preempted_run_never_preempts_the_one_that_has_its_device(
     database: Database, ada: User
 ) -> None:
-    """Both may be preempted, the higher one runs, and nothing more happens until it ends."""
+    """A preempted run does not preempt the one that replaced it, while that trains."""
     (one,) = add_workers(database, 1)
     with database.writing() as session:
         low = start(session, ada, one)
@@ -110,8 +110,8 @@ def test_a_preempted_run_never_preempts_the_one_that_has_its_device(
 
 
 def test_a_gang_gets_the_fewest_runs_and_keeps_their_devices(database: Database, ada: User) -> None:
-    """One run of two nodes is preempted rather than two of one. Devices that become free one
-    by one go to no lower run.
+    """A run of two nodes is preempted rather than two of one, and devices that become free go to
+    no lower run.
     """
     one, two, three = add_workers(database, 2, 2, 1)
     with database.writing() as session:
@@ -135,9 +135,7 @@ def test_a_gang_gets_the_fewest_runs_and_keeps_their_devices(database: Database,
 
 
 def test_limits_hold(database: Database, ada: User) -> None:
-    """A run that a limit of its project or owner holds back preempts none, also one of two that
-    the limit has room for one of.
-    """
+    """Runs that a project's or owner's limit holds back preempt none, even if one of two fits."""
     up = add_workers(database, 1, 1, 1)
     with database.writing() as session:
         session.add(Project(name="vision", devices=0))
@@ -157,7 +155,7 @@ def test_limits_hold(database: Database, ada: User) -> None:
 def test_only_as_many_runs_stop_as_a_limit_per_user_lets_start(
     database: Database, ada: User
 ) -> None:
-    """Of three waiting runs of a user with room for two, two preempt."""
+    """Only as many runs preempt others as their user's limit allows to start."""
     up = add_workers(database, 1, 1, 1)
     with database.writing() as session:
         bob = accounts.user_named(session, "bob")
@@ -172,7 +170,7 @@ def test_only_as_many_runs_stop_as_a_limit_per_user_lets_start(
 def test_a_run_can_be_cancelled_while_it_is_preempted(
     database: Database, ada: User, act: Any
 ) -> None:
-    """It is cancelled, not queued again; a killed attempt of a preempted run is queued again."""
+    """A run cancelled during its preemption is not queued again; a killed attempt is."""
     (one,) = add_workers(database, 1)
     limits = {"max_attempts": 1, "max_stalled_attempts": 1}
     with database.writing() as session:
@@ -190,7 +188,7 @@ def test_a_run_can_be_cancelled_while_it_is_preempted(
 
 
 def test_a_reservation_of_a_run_ahead_is_respected(database: Database, ada: User) -> None:
-    """Devices that are reserved for a run which preempts none are no room for a later one."""
+    """Devices that are reserved for an earlier run do not count for a later one."""
     one, two = add_workers(database, 1, 1)
     with database.writing() as session:
         fixed = start(session, ada, one, preemptible=False)

@@ -1,4 +1,4 @@
-"""Claims, leases, fences and ends."""
+"""The queue: claims, leases, fencing and ends."""
 
 import threading
 from typing import Any
@@ -21,7 +21,7 @@ from tests.site import until
 
 
 def why(session: Session, run: Run, *, runs_per_user: int = 0) -> str:
-    """Return why a queued run waits."""
+    """Return the pending reason of a queued run."""
     return pending_reasons.reason(
         run, pending_reasons.Queue.read(session), runs_per_user=runs_per_user
     ).text
@@ -33,7 +33,7 @@ def find_silent(session: Session) -> set[int]:
 
 
 def test_claims_go_by_priority_then_by_age(database: Database, ada: User, worker: Worker) -> None:
-    """A higher priority starts sooner; among equals the first submitted does."""
+    """Runs are claimed by priority, and then in order of submission."""
     with database.writing() as session:
         first, second = submit(session, ada), submit(session, ada)
         urgent = submit(session, ada, priority=5)
@@ -44,7 +44,7 @@ def test_claims_go_by_priority_then_by_age(database: Database, ada: User, worker
 def test_seconds_in_training_are_those_of_all_attempts(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """Pauses and queues do not count, killed attempts do."""
+    """Training seconds include killed attempts, but no pauses and queues."""
     with database.writing() as session:
         run = submit(session, ada)
         history = [("starting", 5), ("running", 10), ("pausing", 16), ("paused", 17)]
@@ -72,7 +72,7 @@ def test_claim_passes_over_what_does_not_fit(database: Database, ada: User, work
 def test_a_request_for_more_memory_than_any_number_of_bytes_waits(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """Such a request delays no other claim, and the list has the reason."""
+    """A request for an impossible amount of memory waits, and delays no other claim."""
     with database.writing() as session:
         bad = submit(session, ada, config=config(device_memory_gib=1e308))
         fits = submit(session, ada)
@@ -101,7 +101,7 @@ def test_claim_opens_an_attempt_with_a_lease(database: Database, ada: User, work
 def test_one_run_is_claimed_by_one_of_many_workers(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """Claims in parallel take each run once, on both databases."""
+    """Concurrent claims get each run once."""
     with database.writing() as session:
         wanted = {submit(session, ada).id for _ in range(20)}
     taken: list[int] = []
@@ -123,7 +123,7 @@ def test_one_run_is_claimed_by_one_of_many_workers(
 
 
 def test_an_attempt_given_up_can_write_nothing(database: Database, running: Run) -> None:
-    """Every write of an earlier attempt is refused, and so is one after the end."""
+    """Every write of a stale or ended attempt is refused."""
     with database.writing() as session:
         queue.end(session, running.id, 1, Status.QUEUED, reason="its worker was stopped")
     for act in (
@@ -140,7 +140,7 @@ def test_an_attempt_given_up_can_write_nothing(database: Database, running: Run)
 def test_a_lease_that_runs_out_queues_the_run_again(
     database: Database, running: Run, worker: Worker
 ) -> None:
-    """A silent node makes the run unreachable, then queued; the old attempt is fenced out."""
+    """A silent node makes its run unreachable, then queued, with the old attempt fenced."""
     with database.writing() as session:
         session.execute(update(RunNode).values(lease_expires_at=now() - 1))
         assert find_silent(session) == {running.id}
@@ -156,7 +156,7 @@ def test_a_lease_that_runs_out_queues_the_run_again(
 def test_a_lease_is_found_to_have_run_out_twice_before_it_counts(
     database: Database, running: Run
 ) -> None:
-    """After an outage, or a jump of its own clock, a live supervisor renews within a second."""
+    """A lease must be found expired twice, since a live supervisor renews it within a second."""
     with database.writing() as session:
         session.execute(update(RunNode).values(lease_expires_at=now() - 1))
         assert queue.mark_unreachable(session, set()) == {running.id}
@@ -169,7 +169,7 @@ def test_a_lease_is_found_to_have_run_out_twice_before_it_counts(
 def test_an_unreachable_run_comes_back_with_its_supervisor(
     database: Database, running: Run
 ) -> None:
-    """An expired lease is not the end: the holder of the attempt renews it and continues."""
+    """An unreachable run continues if its supervisor renews the lease."""
     with database.writing() as session:
         session.execute(update(RunNode).values(lease_expires_at=now() - 1))
         assert find_silent(session) == {running.id}
@@ -181,7 +181,7 @@ def test_an_unreachable_run_comes_back_with_its_supervisor(
 def test_a_gang_is_queued_again_only_when_every_node_is_gone(
     database: Database, running: Run
 ) -> None:
-    """No other attempt starts while one node of a run may still train."""
+    """A run on several nodes is queued again only once all nodes are gone."""
     with database.writing() as session:
         lost = queue.node(session, running.id, 1)
         values = {"run_id": running.id, "attempt": 1, "worker_id": lost.worker_id, "devices": [0]}
@@ -195,7 +195,7 @@ def test_a_gang_is_queued_again_only_when_every_node_is_gone(
 
 
 def test_a_renewed_lease_does_not_run_out(database: Database, running: Run) -> None:
-    """A renewal keeps the run, and returns the user's requests."""
+    """A renewal keeps the run and returns the user's requests."""
     with database.writing() as session:
         control = queue.renew(session, running.id, 1, 60.0)
         assert find_silent(session) == set()
@@ -222,8 +222,8 @@ def test_control_messages_carry_cancel_and_requests(
 def test_a_request_is_pending_until_acknowledged(
     database: Database, running: Run, ada: User
 ) -> None:
-    """Only the event of a request acknowledges it, and invalid events are rejected. A request
-    that was merely passed on is not lost with its training.
+    """Only its event acknowledges a request, and invalid events are rejected. A request that was
+    merely passed on is not lost with its training.
     """
     with database.writing() as session:
         first = run_control.request_scale(session, running.id, ada, 512.0)
@@ -243,7 +243,7 @@ def test_a_request_is_pending_until_acknowledged(
 
 
 def test_a_cancelled_run_is_not_queued_again(database: Database, running: Run, ada: User) -> None:
-    """A training that dies while it is being cancelled ends cancelled."""
+    """A run whose process dies during a cancel is cancelled, not queued."""
     with database.writing() as session:
         run_control.cancel(session, running.id, ada)
         queue.end(session, running.id, 1, Status.QUEUED)
@@ -251,7 +251,7 @@ def test_a_cancelled_run_is_not_queued_again(database: Database, running: Run, a
 
 
 def test_a_run_waits_for_the_end_of_another(database: Database, ada: User, worker: Worker) -> None:
-    """A dependent run starts once the other has ended, however it did."""
+    """A dependent run starts once the other has ended with any outcome."""
     with database.writing() as session:
         first = submit(session, ada)
         second = submit(session, ada, after_id=first.id, priority=9)
@@ -263,7 +263,7 @@ def test_a_run_waits_for_the_end_of_another(database: Database, ada: User, worke
 
 
 def test_a_user_has_so_many_runs_in_training(database: Database, ada: User, worker: Worker) -> None:
-    """A user's further runs wait at the limit, and runs of others pass them."""
+    """A user's runs wait at the user's limit, and other users' runs pass them."""
     with database.writing() as session:
         submit(session, ada)
         waits = submit(session, ada)
@@ -287,7 +287,7 @@ def test_a_user_has_so_many_runs_in_training(database: Database, ada: User, work
 def test_a_queued_run_shows_its_pending_reason(
     database: Database, ada: User, changes: dict[str, Any], reason: str
 ) -> None:
-    """A run that no worker can train shows the reason and what to do, and needs attention."""
+    """A run that no worker can train shows the reason and the remedy, and needs attention."""
     with database.writing() as session:
         assert why(session, submit(session, ada)) == "no worker reports at the moment"
     add_worker(database, "w1", [DIGITS], [CPU])
@@ -303,7 +303,7 @@ def test_a_queued_run_shows_its_pending_reason(
 def test_a_run_that_is_killed_again_and_again_fails(
     database: Database, running: Run, worker: Worker
 ) -> None:
-    """Consecutive attempts without a new step are limited; one with a step resets the count."""
+    """A run fails after several attempts in a row without a new step."""
     limits = {"max_attempts": 9, "max_stalled_attempts": 2}
 
     def kill_at(step: int) -> str:
@@ -322,7 +322,7 @@ def test_a_run_that_is_killed_again_and_again_fails(
 
 
 def test_attempts_are_limited(database: Database, running: Run) -> None:
-    """The last allowed attempt fails the run with the known reason."""
+    """A run fails with its last allowed attempt, and the reason is that attempt's end."""
     with database.writing() as session:
         limits = {"max_attempts": 1, "max_stalled_attempts": 5}
         queue.end_killed(session, running.id, 1, reason="killed", log="Killed", **limits)
@@ -335,7 +335,7 @@ def test_attempts_are_limited(database: Database, running: Run) -> None:
 def test_two_claims_at_once_keep_to_the_limit_of_a_user(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """While one claim is not committed yet, the next waits for it, and then takes nothing."""
+    """Of two concurrent claims at a user's limit the second waits, and gets none."""
     claimed: list[Run | None] = []
     is_waiting = select(func.count()).where(text("wait_event_type = 'Lock'"))
     is_waiting = is_waiting.select_from(text("pg_stat_activity"))
@@ -366,7 +366,7 @@ def test_two_claims_at_once_keep_to_the_limit_of_a_user(
 def test_a_cancel_prevails_over_an_earlier_pause(
     database: Database, running: Run, ada: User, said: Status
 ) -> None:
-    """A cancelled run ends as cancelled, whatever the training had reported."""
+    """A run that is cancelled after a pause ends as cancelled."""
     with database.writing() as session:
         run_control.pause(session, running.id, ada)
         run_control.cancel(session, running.id, ada)
@@ -377,7 +377,7 @@ def test_a_cancel_prevails_over_an_earlier_pause(
 def test_a_cancelled_run_that_is_killed_ends_cancelled(
     database: Database, running: Run, ada: User
 ) -> None:
-    """The run is cancelled also at its last allowed attempt."""
+    """A cancelled run that is killed ends as cancelled, also in its last allowed attempt."""
     with database.writing() as session:
         run_control.cancel(session, running.id, ada)
         limits = {"max_attempts": 1, "max_stalled_attempts": 1}
@@ -386,7 +386,7 @@ def test_a_cancelled_run_that_is_killed_ends_cancelled(
 
 
 def test_a_run_killed_on_request_says_so(database: Database, running: Run, ada: User) -> None:
-    """The killed process of a run that was stopped by force is no error."""
+    """A process killed by a forced stop is no error."""
     with database.writing() as session:
         run_control.cancel(session, running.id, ada)
         run_control.kill(session, running.id, ada)
@@ -415,7 +415,7 @@ def test_a_run_that_cannot_be_claimed_fails_and_its_pages_show_it(
 def test_a_run_that_finishes_in_spite_of_a_request_does_not_mention_it(
     database: Database, running: Run, ada: User, act: Any
 ) -> None:
-    """The last step came before the request."""
+    """A run that finishes before it executes a stop request is finished without mentioning it."""
     with database.writing() as session:
         act(session, running.id, ada)
         queue.end(session, running.id, 1, Status.FINISHED)
@@ -424,7 +424,7 @@ def test_a_run_that_finishes_in_spite_of_a_request_does_not_mention_it(
 
 
 def test_text_that_a_database_cannot_hold_is_mended(database: Database, running: Run) -> None:
-    """A traceback with half a surrogate pair or a zero byte does not lose the end of a run."""
+    """Half a surrogate pair or a zero byte in a traceback is replaced, and the end is stored."""
     with database.writing() as session:
         queue.end(session, running.id, 1, Status.FAILED, error="caf\udce9\x00")
     with database.reading() as session:

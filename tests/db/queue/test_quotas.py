@@ -1,4 +1,4 @@
-"""Limits of projects and users, and the order by their usage."""
+"""Limits of projects and users, and the order of runs by usage."""
 
 import threading
 from typing import Any
@@ -22,7 +22,7 @@ from tests.site import until
 
 
 def make(session: Session, *names: str, **limits: Any) -> None:
-    """Make projects of these limits."""
+    """Make projects with these limits."""
     for name in names:
         quotas.set_limits(projects.get_or_create(session, name), limits)
 
@@ -32,7 +32,7 @@ def why(session: Session, run: Run, **limits: int) -> str:
 
 
 def test_a_project_trains_on_so_many_devices(database: Database, ada: User) -> None:
-    """Nodes times devices count; what does not fit waits and says why, and others pass it by."""
+    """A project's device limit counts nodes times devices; later runs pass one above it."""
     one, two = add_workers(database, 4, 4)
     with database.writing() as session:
         make(session, "vision", devices=5)
@@ -52,8 +52,7 @@ def test_a_project_trains_on_so_many_devices(database: Database, ada: User) -> N
 
 
 def test_a_user_trains_on_so_many_devices(database: Database, ada: User) -> None:
-    """Others' runs pass; a run over the limit that waits for several devices gets no
-    reservation."""
+    """A user's device limit lets others pass, and a waiting run above it gets no reservation."""
     one, two = add_workers(database, 2, 2)
     most = {"devices_per_user": 3, "reserve_after_seconds": 0.0}
     with database.writing() as session:
@@ -72,7 +71,7 @@ def test_a_user_trains_on_so_many_devices(database: Database, ada: User) -> None
 
 @pytest.mark.only_on("postgresql")
 def test_two_claims_at_once_keep_to_a_projects_limit(database: Database, ada: User) -> None:
-    """While one claim is not committed yet, the next waits for it, and then takes nothing."""
+    """Of two concurrent claims at a project's limit the second waits, and gets none."""
     one, two = add_workers(database, 1, 1)
     taken: list[Run | None] = []
     waits = select(func.count()).where(text("wait_event_type = 'Lock'"))
@@ -101,9 +100,7 @@ def test_two_claims_at_once_keep_to_a_projects_limit(database: Database, ada: Us
 
 @pytest.mark.sql
 def test_the_project_with_the_least_for_its_share_goes_first(database: Database, ada: User) -> None:
-    """At equal priority projects take turns by share, 3 to 1 here, and positions agree
-    with the claims.
-    """
+    """At equal priority projects take turns by share, and positions agree with the claims."""
     (worker,) = add_workers(database, 9)
     with database.writing() as session:
         make(session, "large", share=3.0)
@@ -121,7 +118,7 @@ def test_the_project_with_the_least_for_its_share_goes_first(database: Database,
 
 @pytest.mark.sql
 def test_a_gang_is_ahead_by_its_projects_use(database: Database, ada: User) -> None:
-    """Reservations for a run on several nodes of an idle project exclude the others' runs."""
+    """A reservation for a less used project's run excludes runs of other projects."""
     one, two, _three = up = add_workers(database, 2, 2, 1)
     with database.writing() as session:
         make(session, "large", "small")
@@ -180,8 +177,8 @@ def test_a_project_without_use_does_not_wait_for_ever(
 
 
 def test_runs_beyond_a_quota_are_not_queued(database: Database, ada: User) -> None:
-    """Quotas of a project and of a user reject a submission; too many stored bytes do too, and
-    are a finding.
+    """Submissions beyond the quota of a project, a user or stored bytes are rejected, and
+    exceeded storage is a finding.
     """
     with database.writing() as session:
         make(session, "vision", queued=2, stored_gib=1)
@@ -214,7 +211,7 @@ def test_runs_beyond_a_quota_are_not_queued(database: Database, ada: User) -> No
      ("devices", "many")],
 )  # fmt: skip
 def test_a_limit_is_a_number_within_bounds(database: Database, name: str, value: Any) -> None:
-    """Other values are rejected with the field, the value and the allowed values."""
+    """An invalid limit is rejected with field, value and allowed values."""
     with database.writing() as session:
         with pytest.raises(Invalid, match=rf"{name}: '{value}' is not valid; allowed: a "):
             make(session, "vision", **{name: value})

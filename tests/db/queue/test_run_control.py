@@ -1,4 +1,4 @@
-"""Control requests of users: end, pause, position in the queue, loss scale."""
+"""Control requests of users: end, pause, queue position and loss scale."""
 
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from tests.db.conftest import claim, config, submit
 def test_cancel_ends_a_queued_run_and_stops_a_running_one(
     database: Database, running: Run, ada: User
 ) -> None:
-    """A queued run is cancelled at once; a running one is stopping until its training stops."""
+    """A queued run is cancelled at once, and a running one once its training has stopped."""
     with database.writing() as session:
         waiting = submit(session, ada)
         assert run_control.cancel(session, waiting.id, ada).status == Status.CANCELLED
@@ -26,9 +26,7 @@ def test_cancel_ends_a_queued_run_and_stops_a_running_one(
 def test_a_repeated_cancel_still_waits_for_the_checkpoint(
     database: Database, running: Run, ada: User
 ) -> None:
-    """A user who got no response may cancel again without losing the checkpoint; killing
-    is another action.
-    """
+    """A repeated cancel still leaves a checkpoint; a forced stop is another action."""
     with database.writing() as session:
         for _ in range(2):
             run = run_control.cancel(session, running.id, ada)
@@ -42,7 +40,7 @@ def test_a_repeated_cancel_still_waits_for_the_checkpoint(
 
 
 def test_pause_and_resume(database: Database, running: Run, ada: User) -> None:
-    """A paused run keeps its position; only a paused run resumes."""
+    """A paused run keeps its queue position, and only a paused run resumes."""
     with database.writing() as session:
         assert run_control.pause(session, running.id, ada).status == Status.PAUSING
         queue.end(session, running.id, 1, Status.PAUSED)
@@ -65,9 +63,7 @@ def test_pause_and_resume(database: Database, running: Run, ada: User) -> None:
 def test_a_measurement_is_only_cancelled(
     database: Database, running: Run, ada: User, task: str, act: Any
 ) -> None:
-    """A measurement makes no steps, so requests that a training handles between steps are
-    rejected.
-    """
+    """A measurement rejects requests that a training handles between steps."""
     with database.writing() as session:
         session.get_one(Run, running.id).config = config() | {"lab": {"task": task}}
     with (
@@ -83,7 +79,7 @@ def test_a_measurement_is_only_cancelled(
 
 
 def test_a_queued_measurement_leaves_the_queue(database: Database, ada: User) -> None:
-    """A measurement is paused and resumed like any run that has not started."""
+    """A queued measurement can be paused and resumed."""
     with database.writing() as session:
         run = submit(session, ada, config=config() | {"lab": {"task": "precision_plan"}})
         assert run_control.pause(session, run.id, ada).status == Status.PAUSED
@@ -98,7 +94,7 @@ def test_a_queued_measurement_leaves_the_queue(database: Database, ada: User) ->
 def test_an_ended_run_cannot_be_controlled(
     database: Database, running: Run, ada: User, act: object
 ) -> None:
-    """The error contains its status."""
+    """Controlling an ended run is an error with its status."""
     with database.writing() as session:
         queue.end(session, running.id, 1, Status.FINISHED)
     with pytest.raises(Conflict, match="finished"), database.writing() as session:
@@ -116,7 +112,7 @@ def test_an_ended_run_cannot_be_controlled(
 def test_a_run_without_a_loss_scale_rejects_one(
     database: Database, ada: User, worker: Worker, changes: dict[str, Any], message: str
 ) -> None:
-    """The request would have no effect."""
+    """A scale requested of a run without loss scaling is rejected."""
     with database.writing() as session:
         submit(session, ada, config=config() | changes)
         run = claim(session, worker, precisions=["fp32", "fp16", "bf16"])
@@ -126,7 +122,7 @@ def test_a_run_without_a_loss_scale_rejects_one(
 
 
 def test_a_scale_set_by_hand_is_in_the_history(database: Database, running: Run, ada: User) -> None:
-    """The history has the user and the value."""
+    """The history has user and value of a scale set by hand."""
     with database.writing() as session:
         run_control.request_scale(session, running.id, ada, 512.0)
         assert run_control.replaying_steps(session, running.id) == set()
@@ -138,7 +134,7 @@ def test_a_scale_set_by_hand_is_in_the_history(database: Database, running: Run,
 def test_priority_changes_only_while_it_matters(
     database: Database, running: Run, ada: User
 ) -> None:
-    """A queued run's priority can be changed, a running one's cannot."""
+    """Priority can be changed while a run is queued, not while it runs."""
     with database.writing() as session:
         waiting = submit(session, ada)
         assert run_control.set_priority(session, waiting.id, 7, ada).priority == 7
@@ -147,7 +143,7 @@ def test_priority_changes_only_while_it_matters(
 
 
 def test_a_waiting_run_is_moved_before_another(database: Database, running: Run, ada: User) -> None:
-    """The queue keeps the order that people give it, also after several moves."""
+    """Users can reorder the queue, repeatedly."""
     with database.writing() as session:
         a, b, c, d = (submit(session, ada) for _ in range(4))
         for moved, before in ((d, b), (c, b), (a, d), (b, a)):
@@ -159,9 +155,7 @@ def test_a_waiting_run_is_moved_before_another(database: Database, running: Run,
 
 @pytest.mark.slow
 def test_places_never_run_out(database: Database, running: Run, ada: User) -> None:
-    """Two runs that are moved before a third in turn stay in order beyond the halvings of
-    a double.
-    """
+    """Repeatedly moving runs before a third keeps their order beyond a double's halvings."""
     with database.writing() as session:
         a, b, c = (submit(session, ada) for _ in range(3))
         for n in range(70):

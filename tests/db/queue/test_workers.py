@@ -19,7 +19,7 @@ IDLE = workers.PendingWork(
 
 
 def test_a_worker_that_comes_back_is_the_same_worker(database: Database, worker: Worker) -> None:
-    """Registering a known name updates its row."""
+    """Registering a known worker name updates its row."""
     again = add_worker(database, "w1", [])
     assert again.id == worker.id
     with database.reading() as session:
@@ -29,7 +29,7 @@ def test_a_worker_that_comes_back_is_the_same_worker(database: Database, worker:
 def test_a_worker_name_in_use_on_another_host_is_rejected(
     database: Database, worker: Worker
 ) -> None:
-    """Two machines with one name would consider each other's runs lost."""
+    """A worker name in use on another host is rejected, since both would take over runs."""
     offer = {"devices": [], "recipes": [], "versions": {}}
     with pytest.raises(Conflict, match="'w1' is up on host"), database.writing() as session:
         workers.register(session, name="w1", host="other", pid=1, **offer)
@@ -58,7 +58,7 @@ def test_silent_or_stopped_workers_are_not_alive(database: Database, worker: Wor
 
 
 def test_living_workers_word_on_a_recipe_counts_first(database: Database, worker: Worker) -> None:
-    """Of two schemas of a recipe the one of a live worker is offered."""
+    """A live worker's schema of a recipe is offered rather than a dead worker's."""
     add_worker(database, "w2", [{**DIGITS, "schema": {"old": True}}])
     with database.writing() as session:
         session.execute(update(Worker).where(Worker.name == "w2").values(seen_at=now() - 60))
@@ -69,14 +69,14 @@ def test_living_workers_word_on_a_recipe_counts_first(database: Database, worker
 def test_an_unknown_recipe_is_an_error_with_the_offered_ones(
     database: Database, worker: Worker
 ) -> None:
-    """Broken recipes are not listed."""
+    """The error for an unknown recipe lists the offered ones, without broken recipes."""
     add_worker(database, "w2", [{"name": "mine", "error": "SyntaxError"}])
     with pytest.raises(NotFound, match=r"'mine'.*digits"), database.reading() as session:
         workers.recipe(session, "mine")
 
 
 def test_a_recipe_file_has_a_name_and_a_path(database: Database, worker: Worker, ada: User) -> None:
-    """Runs of an earlier version have the path, and the worker gets the file to load."""
+    """A run by a recipe's path gets its declared name, and the worker its file."""
     mine = {**DIGITS, "name": "mine", "reference": "/a/mine.py:Mine", "file": "/a/mine.py"}
     with database.writing() as session:
         workers.offer(session, worker.id, [DIGITS, mine])
@@ -92,8 +92,8 @@ def test_a_recipe_file_has_a_name_and_a_path(database: Database, worker: Worker,
 def test_a_drained_worker_claims_nothing_as_pending_reasons_say(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """The worker claims neither a run nor a part of one, and its current run continues. After
-    undraining it claims again.
+    """A drained worker claims neither a run nor a node, and finishes its run; undrained it
+    claims again.
     """
     other = add_worker(database, "w2", [DIGITS], [CPU])
     with database.writing() as session:
@@ -121,8 +121,8 @@ def test_a_drained_worker_claims_nothing_as_pending_reasons_say(
 def test_one_statement_says_that_a_worker_is_alive_and_what_there_is_to_do(
     database: Database, running: Run, worker: Worker, ada: User
 ) -> None:
-    """The statement returns the worker's nodes, queued runs, expired leases, and a
-    request to stop.
+    """One heartbeat statement returns a worker's nodes, queued runs, expired leases and stop
+    request.
     """
     with database.single_write() as session:
         pending = workers.heartbeat(session, worker.id)
@@ -137,7 +137,7 @@ def test_one_statement_says_that_a_worker_is_alive_and_what_there_is_to_do(
 
 
 def test_an_outdated_workers_schema_validates_nothing(database: Database, worker: Worker) -> None:
-    """A run by the schema of another version could fail where it is trained."""
+    """An outdated worker's schema is not used for validation."""
     with database.writing() as session:
         session.execute(update(Worker).values(versions={"torch": "2.13.0"}))  # as 0.1.0 registered
     with database.reading() as session:

@@ -1,4 +1,4 @@
-"""Stored commands, as the worker reads them."""
+"""Stored commands, as a worker reads them."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from db.runs.command_spec import CommandSpec, read_command
 
 
 def test_a_submitted_command_is_read() -> None:
-    """Every field of a submission has a field here, with the same default."""
+    """Every field of a submitted command is read, with the same default."""
     assert read_command(Command(line="python a.py").model_dump()) == CommandSpec(line="python a.py")
     assert Command.model_fields.keys() == set(CommandSpec.__struct_fields__)
     stored = Command.model_validate(
@@ -26,7 +26,7 @@ def test_a_submitted_command_is_read() -> None:
 
 
 def test_an_unknown_command_is_an_error() -> None:
-    """The run fails to start, with the field that is wrong."""
+    """An unreadable command fails its run with the invalid field."""
     with pytest.raises(ValueError, match="line"):
         read_command({})
     with pytest.raises(ValueError, match="secrets"):

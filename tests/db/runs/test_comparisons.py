@@ -31,7 +31,7 @@ def _change(database: Database, run_id: int, **values: Any) -> None:
 def test_metrics_of_several_runs_are_those_of_each(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """Last value, extremes and points; one that has none has an empty list."""
+    """Each run has its metrics' last value, extremes and count, or an empty list."""
     found = [_start(database, ada, worker) for _ in range(3)]
     values = [0.5, float("nan"), 0.9, 0.7]
     for place, run in enumerate(found[:2]):
@@ -54,9 +54,7 @@ def test_metrics_of_several_runs_are_those_of_each(
 def test_windows_of_several_runs_are_those_of_each(
     database: Database, ada: User, worker: Worker, names: list[str] | None
 ) -> None:
-    """Windows are equal if merged in memory or read from the pyramid, and if runs have
-    only parts of them.
-    """
+    """Windows of several runs equal those of each run, from memory or from the pyramid."""
     found = [_start(database, ada, worker) for _ in range(5)]
     for run, length in zip(found, (10, 60, 90, 9000), strict=False):
         losses = np.random.default_rng(length).normal(size=length).tolist()
@@ -86,7 +84,7 @@ def test_windows_of_several_runs_are_those_of_each(
 def test_names_that_most_runs_have_come_first(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """If there are more metrics than requested: those of most runs, before numbered ones."""
+    """Metrics of most runs come first if there are too many, in the order of numbers."""
     for names in (("b2", "c"), ("a1", "c", "d")):
         run = _start(database, ada, worker)
         record(database, run, events=[make_metric(1, 1.0, name) for name in names])
@@ -96,7 +94,7 @@ def test_names_that_most_runs_have_come_first(
 
 
 def test_lowest_losses_are_finite_ones(database: Database, ada: User, worker: Worker) -> None:
-    """Each run has its lowest finite loss of all steps, or none."""
+    """Each run has its lowest finite loss, or none."""
     for losses in ([3.0, -1.5, float("nan"), 2.0], [float("inf")] * 3, [0.5]):
         record(database, _start(database, ada, worker), make_steps(losses))
     with database.reading() as session:
@@ -106,7 +104,7 @@ def test_lowest_losses_are_finite_ones(database: Database, ada: User, worker: Wo
 def test_forks_continue_the_count_of_examples(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """Each generation counts by its own batch size; if one is unknown, so is the count."""
+    """A fork's examples count each generation by its batch size, or are unknown."""
     for _ in range(4):
         _start(database, ada, worker)
     _change(database, 1, workload={"examples": 10})
@@ -125,8 +123,8 @@ def test_forks_continue_the_count_of_examples(
 
 
 def test_related_runs_are_suggested_first(database: Database, ada: User, worker: Worker) -> None:
-    """Parent, forks and group come first, then the newest of the same recipe; never runs
-    already shown, nor measurements, which have no steps.
+    """Suggested runs are parent, forks and group, then the newest of the recipe, but no
+    measurements.
     """
     for recipe in ("digits", "digits", "other", "digits", "digits", "digits"):
         with database.writing() as session:

@@ -1,4 +1,4 @@
-"""Single numbers of curves, compared with the same numbers of all points."""
+"""Summary numbers of curves, compared with those of all points."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def _score(database: Database, run: Run, points: dict[int, float]) -> None:
 
 
 def _falling(count: int, seed: int = 0) -> NDArray[np.float64]:
-    """Make a noisy curve from about 3 to about 1, in four bytes as a loss is stored."""
+    """Return a noisy curve from about 3 to about 1, as float32."""
     noise = np.random.default_rng(seed).normal(scale=0.2, size=count)
     falling = 1 + 2 * np.exp(-np.arange(count) / (count / 5)) + noise
     return falling.astype(np.float32).astype(float)
@@ -49,7 +49,7 @@ def _areas(
 def test_the_mean_of_a_curve_is_its_area_by_the_trapezoidal_rule(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """The mean covers the steps that all curves share; a single value or NaN is no curve."""
+    """A curve's mean is its trapezoidal area over the shared steps; one value or a NaN has none."""
     points = {1: 4.0, 3: 2.0, 4: 3.0, 8: 1.0, 9: 2.0}
     later = {2: 0.0, 3: 6.0, 6: 8.0, 8: 8.0, 9: 1.0, 10: 8.0}
     for each in (points, later, {5: 1.0}, {1: 1.0, 2: float("nan"), 9: 1.0}, {7: float("nan")}):
@@ -69,9 +69,7 @@ def test_the_mean_of_a_curve_is_its_area_by_the_trapezoidal_rule(
 def test_the_mean_of_a_long_curve_is_that_of_all_points(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """Means of buckets give the mean to a thousandth of the curve's fall, of a longer curve
-    within the shared range.
-    """
+    """The mean of a long curve by buckets is exact to a thousandth of its fall."""
     for length in (12_000, 24_000):
         values = np.tile(_falling(12_000), 2)[:length].tolist()
         run = _start(database, ada, worker)
@@ -90,8 +88,9 @@ def test_the_mean_of_a_long_curve_is_that_of_all_points(
 def test_long_curves_are_compared_only_at_the_same_steps(
     database: Database, ada: User, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Means of buckets with other steps could differ where the curves do not. Of a short range,
-    all points are read."""
+    """Long curves are averaged in buckets only at equal steps; of a short range all points are
+    read.
+    """
     monkeypatch.setattr(curves, "MOST_POINTS", 1_000)
     values = _falling(4_000).tolist()
     every, other, short = (
@@ -113,7 +112,7 @@ def test_long_curves_are_compared_only_at_the_same_steps(
 def test_curves_have_the_same_steps_whatever_their_values_are(
     database: Database, ada: User, worker: Worker, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    """Curves have the same steps until the shorter one ends; NaN is a point too."""
+    """Curves are compared up to the shorter one's end, whatever values they have."""
     monkeypatch.setattr(curves, "MOST_POINTS", most)
     values = dict(enumerate(_falling(3_000).tolist(), start=1))
     nan = float("nan")
@@ -144,9 +143,7 @@ def test_curves_have_the_same_steps_whatever_their_values_are(
 def test_the_first_point_is_found_after_a_gap_of_steps(
     database: Database, run: Run, first: int, count: int
 ) -> None:
-    """The first point is found at any position in its bucket, also if one or two buckets
-    have all points.
-    """
+    """The first point below a target is found at any position in its buckets."""
     values = _falling(count)
     _score(database, run, {0: 9.0} | dict(enumerate(values.tolist(), start=first)))
     targets = [*np.quantile(values, np.linspace(0, 1, 6)).tolist(), *values[[0, -1]].tolist()]
@@ -162,7 +159,7 @@ def test_the_first_point_is_found_after_a_gap_of_steps(
 def test_the_first_step_is_found_after_a_gap_of_steps(
     database: Database, run: Run, gap: int
 ) -> None:
-    """Steps with a loss have one after an interval that was not recorded."""
+    """The first step below a target is found also if steps before it were not recorded."""
     values = _falling(1_500)
     record(database, run, make_steps([9.0]), make_steps(values.tolist(), first=gap))
     with database.reading() as session:
@@ -176,9 +173,7 @@ def test_the_first_step_is_found_after_a_gap_of_steps(
 def test_the_time_to_a_target_is_that_of_the_first_point(
     database: Database, run: Run, count: int, is_low: bool
 ) -> None:
-    """The time is not that of the bucket's lowest point, and a target that is never
-    reached has none.
-    """
+    """The time to a target is that of the first point, not of the bucket's minimum."""
     values = _falling(count)
     values[3] = float("nan")
     values[:20][::7] = np.inf if is_low else -np.inf
@@ -201,7 +196,7 @@ def test_the_time_to_a_target_is_that_of_the_first_point(
 def test_a_metric_called_loss_is_read_where_steps_have_none(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """A metric called loss is read only for a run whose steps have no loss."""
+    """A metric named loss is read only if a run's steps have no loss."""
     both, only = (_start(database, ada, worker) for _ in range(2))
     record(database, both, make_steps([3.0, 2.0, 1.0]))
     for run in (both, only):

@@ -10,7 +10,7 @@ from halfstep.telemetry.events import SOURCE_BYTES
 def test_the_latest_attempt_is_returned_with_truncated_texts(
     database: Database, running: Run
 ) -> None:
-    """Texts are truncated between characters, and a second write replaces the first."""
+    """The latest attempt's environment is returned, with texts truncated between characters."""
     with database.writing() as session:
         for attempt, source in ((1, "one"), (2, "two"), (2, "é" * SOURCE_BYTES)):
             texts = Texts(source, None)

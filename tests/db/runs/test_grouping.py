@@ -15,7 +15,7 @@ from tests.db.conftest import config, submit
 
 @pytest.fixture
 def some(database: Database, ada: User) -> None:
-    """Six runs; the last one is in the trash."""
+    """Six runs, of which the last one is in the trash."""
     rates, tags = [0.1, 0.1, 0.1, 0.2, None, 0.1], ["a, B", "b", "", "a", "a", "a"]
     losses = [1.0, 2.0, None, 5.0, 1e300, 9.0]
     with database.writing() as session:
@@ -45,7 +45,7 @@ def by(database: Database, name: str, *names: str, **options: Any) -> Grouped:
 
 
 def test_figures_of_a_group_are_counted_averaged_and_spread(database: Database, some: None) -> None:
-    """Only finite values count; runs without the setting are one group."""
+    """A group's figures use finite values only; runs without the setting are one group."""
     found = by(database, "lr", "loss", "val/accuracy")
     assert [(each.value, each.runs, each.newest) for each in found.groups] == [
         (None, 1, 5),
@@ -65,7 +65,7 @@ def test_figures_of_a_group_are_counted_averaged_and_spread(database: Database, 
 
 
 def test_a_run_without_a_scaler_has_no_scale_to_average(database: Database, ada: User) -> None:
-    """Its recorded scale of 1 is not averaged."""
+    """The scale of 1 that runs without a scaler record is not averaged."""
     with database.writing() as session:
         for precision, scale in (("fp16", 2.0**16), ("bf16", 1.0), ("fp32", 1.0)):
             submit(session, ada, config=config() | {"precision": precision}).scale = scale
@@ -77,7 +77,7 @@ def test_a_run_without_a_scaler_has_no_scale_to_average(database: Database, ada:
 
 
 def test_by_columns_tags_and_texts_whatever_their_case(database: Database, some: None) -> None:
-    """A run with two tags is in both groups."""
+    """Runs are grouped by columns, tags and texts ignoring case; one with two tags is in both."""
     tags = [(each.value, each.runs) for each in by(database, "tag").groups]
     assert [(value and str(value).lower(), count) for value, count in tags] == [
         ("a", 3),
@@ -96,7 +96,7 @@ def test_by_columns_tags_and_texts_whatever_their_case(database: Database, some:
 def test_small_groups_have_the_ids_of_their_runs(
     database: Database, some: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run with two tags is in both groups; larger groups list no ids."""
+    """Small groups list the ids of their runs, larger ones do not."""
     groups = by(database, "tag", "loss").groups
     assert [each.ids for each in groups] == [[1, 4, 5], [3], [1, 2]]
     assert [each.ids for each in by(database, "lr").groups] == [[5], [4], [1, 2, 3]]
@@ -105,9 +105,7 @@ def test_small_groups_have_the_ids_of_their_runs(
 
 
 def test_it_is_ordered_and_filtered_as_the_list_is(database: Database, some: None) -> None:
-    """Groups are sorted by the mean of a column, by the number of runs or by the common value,
-    with nulls last.
-    """
+    """Groups can be sorted by a mean, a count or a common value, with nulls last."""
     for sort, values in (
         ("loss", [0.1, 0.2, None]),
         ("-loss", [0.2, 0.1, None]),

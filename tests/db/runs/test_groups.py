@@ -10,7 +10,7 @@ from tests.db.conftest import config, submit
 
 
 def test_variant_names_a_missing_scaler() -> None:
-    """fp16 without a scaler is a variant; in other precisions the scaler is irrelevant.
+    """fp16 without a scaler is a variant; in other precisions the scaler does not matter.
 
     TF32 is a variant of fp32 only.
     """
@@ -22,7 +22,7 @@ def test_variant_names_a_missing_scaler() -> None:
 
 
 def test_members_are_ordered_as_queued(database: Database, ada: User) -> None:
-    """A group contains only its own runs; without any it does not exist."""
+    """A group's members are in order of submission; without runs it does not exist."""
     with database.writing() as session:
         first, second, _other = (submit(session, ada) for _ in range(3))
         first.group_id = second.group_id = first.id

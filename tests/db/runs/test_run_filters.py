@@ -39,7 +39,7 @@ def latest(database: Database) -> dict[str, tuple[int, float | None]]:
 
 
 def test_the_latest_point_of_a_metric_counts(database: Database, running: Run) -> None:
-    """A late point of an earlier step and a point that was taken back do not count."""
+    """A metric's latest step counts, not a late point of an earlier step or one rolled back."""
     points = [make_metric(1, 0.25), make_metric(3, 0.75), make_metric(2, 0.5)]
     record(database, running, make_steps([1.0] * 3), events=points)
     record(database, running, events=[make_metric(2, 0.9), make_metric(3, 1.0, "late")])
@@ -54,7 +54,7 @@ def test_the_latest_point_of_a_metric_counts(database: Database, running: Run) -
 
 
 def test_a_watched_run_is_found_by_what_its_script_says_now(database: Database, ada: User) -> None:
-    """Any configuration is found: names with dots, lists, texts, and numbers beyond doubles."""
+    """A watched run is found by any configuration: dotted names, lists, texts, large numbers."""
     said: dict[str, Any] = {"a.lr": 1, "model": {"a": {"lr": 0.5}, "sizes": [1, 2], "on": True}}
     said |= {"text": "Some Words", "none": None, "huge": 10**400, "p" * 300: 1, "empty": {}}
     said["a"] = {"lr": 2}  # the path of the first again
@@ -83,9 +83,7 @@ def test_a_watched_run_is_found_by_what_its_script_says_now(database: Database, 
 
 
 def test_names_are_listed_each_once(database: Database, ada: User) -> None:
-    """Settings are listed by the last part of their path, or by the path if several have
-    the same.
-    """
+    """Each setting is listed once, by its last part or by its path if that is ambiguous."""
     with database.writing() as session:
         for n in range(3):
             submit(session, ada, config=config(lr=0.1 * n), tags="b, a")
@@ -104,9 +102,7 @@ def test_names_are_listed_each_once(database: Database, ada: User) -> None:
 def test_a_metric_with_the_name_of_a_column_goes_by_a_prefix(
     database: Database, ada: User, worker: Worker
 ) -> None:
-    """The prefix works to filter, sort, show and group, for settings too; without it the name
-    is the column.
-    """
+    """A metric named like a column needs a prefix to filter, sort, show and group."""
     started = []
     for n in (3, 2, 1):
         with database.writing() as session:
@@ -150,7 +146,7 @@ NAMED = ("loss", "step", "id", "status", "name", "duration", "skips")
 
 @pytest.mark.only_on("sqlite")
 def test_a_list_reads_no_long_rows(database: Database) -> None:
-    """Filter, order and count use a covering index."""
+    """Filter, sort and count use a covering index instead of the long rows."""
     conditions = [
         *(Compared(name, ">", 1.0, "1") for name in NUMBERS),
         *(Text(name, "x") for name in TEXTS),

@@ -19,7 +19,7 @@ def edit(database: Database, run_id: int, ada: User, **wanted: Any) -> Run:
 
 
 def test_only_given_fields_change(database: Database, running: Run, ada: User) -> None:
-    """A new name is in the history; viewers are notified of each change."""
+    """Editing labels changes the given fields only, records a new name, and notifies viewers."""
     before = running.revision
     edit(database, running.id, ada, note="# Why\r\nbigger *batch* \n\n")
     run = edit(database, running.id, ada, name=" baseline ", tags=["a", " b", "a", ""])
@@ -44,7 +44,7 @@ def test_only_given_fields_change(database: Database, running: Run, ada: User) -
 def test_bad_values_are_named(
     database: Database, running: Run, ada: User, wanted: dict[str, Any], field: str, message: str
 ) -> None:
-    """The error has field, value and allowed values, and nothing is written."""
+    """The error for an invalid label has field, value and allowed values; nothing is written."""
     with pytest.raises(Invalid) as refused:
         edit(database, running.id, ada, **{"note": "fine", **wanted})
     assert refused.value.errors == {field: message}
@@ -73,7 +73,7 @@ def test_the_second_of_two_conflicting_edits_is_rejected(
 
 
 def test_tags_are_added_and_removed_one_by_one(database: Database, running: Run, ada: User) -> None:
-    """Adding a tag twice has no effect; other tags stay."""
+    """Adding a tag twice has no effect, and other tags stay."""
     with database.writing() as session:
         for tag in ("a", "b", "a "):
             run_metadata.add_tag(session, running.id, ada, tag)
@@ -87,7 +87,7 @@ def test_tags_are_added_and_removed_one_by_one(database: Database, running: Run,
 
 
 def test_a_script_does_not_overwrite_edits_of_users(database: Database, ada: User) -> None:
-    """The script sets name and tags at first; after an edit the users' values stay."""
+    """A script's name and tags apply until a user edits them."""
     with database.writing() as session:
         run_id = ingest.begin(session, ada, "b" * 32, 1, **(WATCHED | {"tags": "old"})).run_id
     edit(database, run_id, ada, name="mine", tags=["new"], note="kept")

@@ -18,7 +18,7 @@ from tests.spool_made import checkpoint_of
 
 
 def test_submitted_run_waits_in_the_queue(database: Database, ada: User) -> None:
-    """A new run is queued, named after recipe and precision, with its place in the queue."""
+    """A submitted run is queued, named after recipe and precision, and has a position."""
     with database.writing() as session:
         first, second = submit(session, ada), submit(session, ada)
         assert (first.status, first.name, first.steps_total) == ("queued", "digits-fp16", 100)
@@ -26,7 +26,7 @@ def test_submitted_run_waits_in_the_queue(database: Database, ada: User) -> None
 
 
 def test_list_is_filtered_and_paged(database: Database, ada: User) -> None:
-    """The list goes from new to old, by text, by status and from a run on."""
+    """The list is sorted from new to old, and limited by text, status and a start run."""
     with database.writing() as session:
         for name in ("warm", "cold", "100%"):
             submit(session, ada, name=name)
@@ -56,7 +56,7 @@ def test_list_is_filtered_and_paged(database: Database, ada: User) -> None:
 def test_a_page_and_the_count_of_all_come_together(
     database: Database, ada: User, sort: str, filtered: bool
 ) -> None:
-    """One query returns the same as two, on the first page, a later one and without a match."""
+    """A page and the total come by one query, equal to two, also without a match."""
     with database.writing() as session:
         for name in ("warm", "cold", "scold"):
             submit(session, ada, name=name)
@@ -71,7 +71,7 @@ def test_a_page_and_the_count_of_all_come_together(
 
 
 def test_pages_of_the_list_lead_on_and_back(database: Database, ada: User) -> None:
-    """Runs that have not ended come first; each page says how many are ahead of it."""
+    """Active runs come first, and each page has the number of runs before it."""
     with database.writing() as session:
         for _ in range(5):
             submit(session, ada)
@@ -101,7 +101,7 @@ def test_pages_of_the_list_lead_on_and_back(database: Database, ada: User) -> No
 
 
 def test_runs_that_need_attention_are_found(database: Database, ada: User) -> None:
-    """Failed and unreachable runs are found, cancelled and queued ones are not."""
+    """Failed and unreachable runs need attention, cancelled and queued ones do not."""
     with database.writing() as session:
         for status in (Status.FAILED, Status.UNREACHABLE, Status.CANCELLED, Status.QUEUED):
             runs.set_status(session, submit(session, ada), status)
@@ -111,7 +111,7 @@ def test_runs_that_need_attention_are_found(database: Database, ada: User) -> No
 
 
 def test_hints_reach_sqlite(database: Database, ada: User) -> None:
-    """A query by setting names its index for SQLite; PostgreSQL gets no hint."""
+    """A query by setting has an index hint in SQLite only."""
     with database.writing() as session:
         submit(session, ada)
     with database.reading() as session:
@@ -123,7 +123,7 @@ def test_hints_reach_sqlite(database: Database, ada: User) -> None:
 
 
 def test_a_pause_is_no_part_of_a_runs_duration(database: Database, running: Run, ada: User) -> None:
-    """The duration stops and continues with the run, in filters, orders and rows alike."""
+    """A run's duration excludes its pauses, in filters, orders and rows."""
     with database.writing() as session:
         queue.seconds_since_start(session, session.get_one(Run, running.id))
         session.get_one(Run, running.id).status = Status.PAUSED
@@ -149,9 +149,7 @@ def test_a_pause_is_no_part_of_a_runs_duration(database: Database, running: Run,
 def test_a_forks_steps_are_those_after_its_parents(
     database: Database, running: Run, ada: User, worker: Worker
 ) -> None:
-    """The parent's steps are not the fork's applied steps, and cannot be replayed by a run that
-    may see other batches.
-    """
+    """A fork's applied steps, and steps that it can replay, exclude its parent's."""
     file = {"kind": "checkpoint", "path": "", "size_bytes": 1, "sha256": "aa"}
     event = {"step": 40, "reason": "interval", "request": None, "files": [file]}
     with database.writing() as session:
@@ -168,6 +166,6 @@ def test_a_forks_steps_are_those_after_its_parents(
 
 
 def test_unknown_run_is_named(database: Database) -> None:
-    """A run that does not exist is an error that names it."""
+    """The error for a missing run names it."""
     with pytest.raises(NotFound, match="run 7"), database.reading() as session:
         runs.get(session, 7)

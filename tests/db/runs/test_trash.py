@@ -76,7 +76,7 @@ def rows_left(database: Database, run_id: int) -> int:
 
 
 def test_a_deleted_run_is_out_of_every_list(database: Database, ended: int, ada: User) -> None:
-    """Lists, counts, groups and the run itself: only the bin has it, until it is restored."""
+    """A deleted run is in the trash only, and in no list, count or group, until it is restored."""
     with database.writing() as session:
         other = submit(session, ada)
         groups.join(session, other, ended)
@@ -106,7 +106,7 @@ def test_a_deleted_run_is_out_of_every_list(database: Database, ended: int, ada:
 
 
 def test_only_an_ended_run_is_deleted(database: Database, running: Run, ada: User) -> None:
-    """An active run must be cancelled first, as the message says."""
+    """An active run must be cancelled before it is deleted, as the message says."""
     with pytest.raises(Conflict, match=r"is running.*Cancel it first"):
         move_to_trash(database, ada, running.id)
 
@@ -114,9 +114,7 @@ def test_only_an_ended_run_is_deleted(database: Database, running: Run, ada: Use
 def test_a_checkpoint_that_a_run_starts_from_is_kept(
     database: Database, ended: int, ada: User
 ) -> None:
-    """A fork that has not ended keeps its parent's checkpoint, and so do initial weights; then
-    it can be deleted.
-    """
+    """A run cannot be deleted while an active fork needs its checkpoint or weights."""
     place = {"parent_id": ended, "parent_step": 10}
     with database.writing() as session:
         by_fork = submit(session, ada, config=config(200), **place)
@@ -131,7 +129,7 @@ def test_a_checkpoint_that_a_run_starts_from_is_kept(
 
 
 def test_nothing_new_refers_to_a_deleted_run(database: Database, ended: int, ada: User) -> None:
-    """No run starts from it, waits for it or is compared with it."""
+    """A deleted run cannot be a new run's parent, dependency or comparison."""
     move_to_trash(database, ada, ended)
     for changes in (
         {"parent_id": ended, "parent_step": 10, "config": config(200)},
@@ -144,7 +142,7 @@ def test_nothing_new_refers_to_a_deleted_run(database: Database, ended: int, ada
 
 
 def test_a_watched_run_in_the_trash_takes_nothing(database: Database, ada: User) -> None:
-    """The script of such a run gets the reason; after the erasure it begins another run."""
+    """The script of a deleted run is refused; once that is erased, it begins another run."""
     with database.writing() as session:
         run_id = ingest.begin(session, ada, "a" * 32, 1, **WATCHED).run_id
         ingest.end(session, ada, run_id, 1, "finished", step=0, error=None)
@@ -158,7 +156,7 @@ def test_a_watched_run_in_the_trash_takes_nothing(database: Database, ada: User)
 def test_a_run_is_erased_with_all_its_rows(
     database: Database, settings: Settings, ended: int, ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each table loses its rows of the run in small batches, and other runs keep theirs."""
+    """An erased run's rows are deleted from each table in small batches, and no other run's."""
     monkeypatch.setattr(erasure, "BATCH_ROWS", 7)
     filled = set()
     with database.writing() as session:
@@ -210,7 +208,7 @@ def test_a_run_is_erased_with_all_its_rows(
 def test_its_number_is_never_given_again(
     database: Database, settings: Settings, ended: int, ada: User
 ) -> None:
-    """The newest run is erased: the next one has another number, and so another folder."""
+    """The id of an erased run, even the newest, is not used again."""
     erase_now(database, settings, ada, ended)
     with database.writing() as session:
         assert submit(session, ada).id == ended + 1
@@ -238,9 +236,7 @@ def test_forks_outlive_their_parent(
 def test_files_go_wherever_they_are(
     database: Database, settings: Settings, ended: int, ada: User, tmp_path: Path, place: str
 ) -> None:
-    """The run's folder and its files in the storage are deleted, with and without rows;
-    files of other runs stay.
-    """
+    """A run's folder and stored files are deleted, with and without rows, and no other run's."""
     store = open_store(settings)
     if place == "bucket":
         store = LocalStore(tmp_path / "bucket", mkdir=True)
@@ -268,7 +264,7 @@ def test_files_go_wherever_they_are(
 def test_only_due_runs_are_purged(
     database: Database, settings: Settings, ended: int, ada: User
 ) -> None:
-    """Days are counted by the database's clock; restored runs stay."""
+    """Runs are purged after days by the database's clock; restored runs stay."""
     move_to_trash(database, ada, ended)
     with database.writing() as session:
         assert erasure.due(session, 7.0) == []
@@ -284,7 +280,7 @@ def test_only_due_runs_are_purged(
 
 
 def test_a_run_being_purged_is_not_restored(database: Database, ended: int, ada: User) -> None:
-    """A partly erased run would be useless."""
+    """A partly purged run cannot be restored."""
     move_to_trash(database, ada, ended)
     with database.writing() as session:
         trash.erase(session, ended, ada)
@@ -295,7 +291,7 @@ def test_a_run_being_purged_is_not_restored(database: Database, ended: int, ada:
 
 
 class CutOff:
-    """A connection that is lost at a commit, after a number of successful ones."""
+    """A connection that is lost at a commit, after some successful ones."""
 
     def __init__(self, after: int) -> None:
         self._left = after
@@ -314,7 +310,7 @@ def test_stopped_anywhere_it_continues(
     ada: User,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Cut off at each of its transactions in turn, the run is erased in the end, and only then."""
+    """An erasure cut off at any transaction completes later, and only then the run is gone."""
     monkeypatch.setattr(erasure, "BATCH_ROWS", 40)
     move_to_trash(database, ada, ended)
     with database.writing() as session:
@@ -343,7 +339,7 @@ def test_it_stops_on_request(
     ada: User,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A server that stops does not wait for ten million rows."""
+    """An erasure stops on request, so that a server can stop."""
     monkeypatch.setattr(erasure, "BATCH_ROWS", 1)
     move_to_trash(database, ada, ended)
     stopping = Event()
@@ -362,9 +358,7 @@ def test_others_write_while_a_run_is_erased(
     ada: User,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Another writer has its turn between two batches, and two concurrent erasures of a
-    run agree.
-    """
+    """Other writers get their turn between two batches of an erasure, and two erasures agree."""
     monkeypatch.setattr(erasure, "BATCH_ROWS", 3)
     move_to_trash(database, ada, ended)
     with database.writing() as session:

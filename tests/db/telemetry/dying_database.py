@@ -1,4 +1,4 @@
-"""A database whose process is killed in the midst of a transaction."""
+"""A database whose process is killed within a transaction."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from db.database import Database
 
 
 def dying_database(url: str, point: int) -> Database:
-    """Return a database that kills this process before its point-th statement that writes."""
+    """Return a database that kills this process before its n-th writing statement."""
     database, count = Database(url), 0
 
     def die(_connection: Any, _cursor: Any, statement: str, *_others: Any) -> None:

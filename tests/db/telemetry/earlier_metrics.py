@@ -1,4 +1,4 @@
-"""Metrics of a run in the form of earlier versions: a row for each point."""
+"""Metrics of a run in the form of earlier versions, a row for each point."""
 
 from sqlalchemy import delete, insert
 

@@ -44,7 +44,7 @@ def as_rows(database: Database, run: Run) -> Columns:
 
 
 def store_rows(connection: Connection, run_id: int, columns: Columns) -> None:
-    """Store steps as rows, and their summaries, which no other steps may share."""
+    """Store steps as rows with their summaries, where no other steps share them."""
     key = {"run_id": run_id}
     rows: dict[str, bulk_writes.Column] = {**columns}
     bulk_writes.replace(connection, Step.__table__, key, rows)
@@ -79,7 +79,7 @@ def as_file(database: Database, store: ObjectStore, run: Run) -> str:
 
 
 def parquet_of(columns: Columns) -> bytes:
-    """Return the file of steps."""
+    """Return the Parquet file of steps."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -103,7 +103,7 @@ def parquet_of(columns: Columns) -> bytes:
 
 
 def rows_left(database: Database, run: Run) -> list[int]:
-    """Return the steps of a run that are rows."""
+    """Return the run's steps that are still rows."""
     with database.reading() as session:
         query = select(Step.step).where(Step.run_id == run.id).order_by(Step.step)
         return list(session.scalars(query))

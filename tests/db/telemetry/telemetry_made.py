@@ -1,4 +1,4 @@
-"""Makes steps and events as a training would spool them, and records them."""
+"""Helpers that make steps and events as a training spools them, and record them."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -36,7 +36,7 @@ def make_steps(
 ) -> NDArray[Any]:
     """Make steps from `first` on, one for each loss.
 
-    A skipped step has an infinite norm, and the scale is another from the next step on.
+    A skipped step has an infinite norm, and changes the scale for the next step.
     """
     steps = np.zeros(len(losses), STEP_DTYPE)
     step = np.arange(first, first + len(losses))
@@ -86,7 +86,7 @@ def record(
     *batches: NDArray[Any],
     events: Sequence[dict[str, Any]] = (),
 ) -> None:
-    """Record batches, each in a transaction of its own, then events in another."""
+    """Record batches, each in a transaction of its own, then events in another one."""
     flushes = [telemetry.Flush(steps=[batch]) for batch in batches]
     for flush in (*flushes, telemetry.Flush(events=[step_event(each) for each in events])):
         with database.writing() as session:
@@ -105,7 +105,7 @@ def step_event(fields: dict[str, Any]) -> StepEvent:
 def read_logged_points(
     session: Session, run_id: int | None = None, name: str | None = None
 ) -> list[Point]:
-    """Return the points of metrics in order of run, name and step; of all runs, or of one."""
+    """Return the points of metrics by run, name and step, of one run or all."""
     run_ids = session.scalars(select(Run.id).order_by(Run.id)) if run_id is None else [run_id]
     points = [
         point
@@ -145,7 +145,7 @@ def make_module(name: str, lowest: int, counts: list[int], **changes: Any) -> di
 
 
 def make_histogram(step: int, *modules: dict[str, Any], scale: float = 2.0**16) -> dict[str, Any]:
-    """Make the event of a histogram."""
+    """Return a histogram event."""
     return {"event": "histogram", "step": step, "scale": scale, "modules": list(modules)}
 
 

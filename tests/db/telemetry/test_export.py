@@ -1,4 +1,4 @@
-"""Exports: everything that was recorded, in files that others read."""
+"""Exports: all recorded data, in formats that other tools read."""
 
 import csv
 import io
@@ -42,7 +42,7 @@ def read_parquet(database: Database, run: Run, name: str) -> list[dict[str, Any]
 
 
 def test_csv_has_every_step(database: Database, recorded: Run) -> None:
-    """All steps in order, over many pages, with numbers that are not finite by name."""
+    """CSV has all steps in order over many pages, with non-finite numbers by name."""
     rows = read_csv(database, recorded, "steps")
     assert [int(row["step"]) for row in rows] == list(range(1, 26))
     assert [row["loss"] for row in rows[3:7]] == ["4.0", "NaN", "-Infinity", "7.0"]
@@ -51,7 +51,7 @@ def test_csv_has_every_step(database: Database, recorded: Run) -> None:
 
 
 def test_parquet_has_the_same_steps(database: Database, recorded: Run) -> None:
-    """Parquet stores each number exactly; NaN is NaN."""
+    """Parquet has the same steps with exact numbers and NaN."""
     rows = read_parquet(database, recorded, "steps")
     result = read_csv(database, recorded, "steps")
     assert list(rows[0]) == list(result[0])
@@ -62,7 +62,7 @@ def test_parquet_has_the_same_steps(database: Database, recorded: Run) -> None:
 
 
 def test_events_bring_their_culprits(database: Database, recorded: Run) -> None:
-    """Both formats have every scaler event, with the names of the parameters at fault."""
+    """Both formats have every scaler event with its culprits' names."""
     result, rows = (
         read_csv(database, recorded, "events"),
         read_parquet(database, recorded, "events"),
@@ -76,9 +76,7 @@ def test_events_bring_their_culprits(database: Database, recorded: Run) -> None:
 
 
 def test_no_cell_is_a_formula(database: Database, running: Run) -> None:
-    """In CSV a name that begins like a formula is text, and numbers stay numbers; Parquet has the
-    names unchanged.
-    """
+    """A CSV name that looks like a formula is text; Parquet has the names unchanged."""
     formulas = ["=HYPERLINK(1)", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"]
     metrics = [make_metric(1, -2.5, name) for name in [*formulas, "val/loss"]]
     record(database, running, make_steps([-1.0]), events=metrics)
@@ -93,7 +91,7 @@ def test_no_cell_is_a_formula(database: Database, running: Run) -> None:
 
 
 def test_metrics_come_by_name(database: Database, recorded: Run) -> None:
-    """Both formats have every metric, in order of name and step."""
+    """Both formats have every metric in order of name and step."""
     rows = read_parquet(database, recorded, "metrics")
     assert [(row["name"], row["step"]) for row in rows] == [
         *(("run/gap", 25), ("val/accuracy", 10), ("val/accuracy", 20))
@@ -107,13 +105,13 @@ def test_metrics_come_by_name(database: Database, recorded: Run) -> None:
 
 @pytest.mark.parametrize("name", export.EXPORTS)
 def test_run_without_rows_gives_an_empty_table(database: Database, running: Run, name: str) -> None:
-    """CSV has a header only, and the Parquet file can be read."""
+    """A run without rows exports a CSV with a header only, and a readable Parquet file."""
     assert read_csv(database, running, name) == []
     assert read_parquet(database, running, name) == []
 
 
 def test_the_data_wait_of_a_step_is_a_number_or_unknown(database: Database, running: Run) -> None:
-    """Unknown is an empty cell in CSV, null in Parquet, and NaN for the client's arrays."""
+    """An unknown data wait is an empty cell in CSV, null in Parquet and NaN in arrays."""
     steps = make_steps([1.0] * 3)
     steps["data_us"][0] = UNKNOWN_US
     record(database, running, steps)

@@ -1,4 +1,4 @@
-"""Histograms as they come out of both databases."""
+"""Histograms as read from both databases."""
 
 import math
 from typing import Any
@@ -10,7 +10,7 @@ from tests.db.telemetry.telemetry_made import make_headroom, make_histogram, mak
 
 
 def test_modules_add_up_exponent_by_exponent() -> None:
-    """Windows that begin elsewhere are laid over each other; empty ones add their zeros."""
+    """Histograms of modules add up by exponent, also if they begin at different exponents."""
     body = make_module("body", -10, [1, 2, 3], zeros=4)
     head = make_module("head", -9, [10, 20, 30], nonfinite=5)
     empty = make_module("empty", 0, [], zeros=6)
@@ -24,9 +24,7 @@ def test_modules_add_up_exponent_by_exponent() -> None:
 
 
 def test_samples_are_thinned_except_the_last(database: Database, running: Run) -> None:
-    """They are thinned evenly, to about the requested number, in order of steps, of one module or
-    all.
-    """
+    """Histograms are thinned evenly to the requested number, with the last one."""
     events = [
         make_histogram(step, make_module("body", -8, [step]), make_module("head", -8, [1]))
         for step in range(1, 12)
@@ -44,20 +42,20 @@ def test_samples_are_thinned_except_the_last(database: Database, running: Run) -
 
 
 def test_run_without_histograms_has_none(database: Database, running: Run) -> None:
-    """A run without histograms has an empty list."""
+    """A run without histograms has an empty list of them."""
     with database.reading() as session:
         assert histograms.of_module(session, running.id, None, most=4) == []
         assert histograms.newest(session, running.id) is None
 
 
 def make_layers(step: int, **norms: float | str) -> dict[str, Any]:
-    """Make the event of layers' norms, as it comes out of a spool."""
+    """Make the event of layer norms, as read from a spool."""
     result = {"layers": list(norms), "norms": list(norms.values())}
     return {"event": "layer_norms", "step": step, **result}
 
 
 def test_norms_of_layers_are_rows_in_forward_order(database: Database, running: Run) -> None:
-    """One list per layer, one number per step; null before the layer existed; inf is preserved."""
+    """Each layer has a norm per step, null before it existed, with inf preserved."""
     events = [make_layers(50, body=1.0, head="Infinity"), make_layers(100, body=2.0, tail=3.0)]
     record(database, running, events=events)
     with database.reading() as session:
@@ -68,7 +66,7 @@ def test_norms_of_layers_are_rows_in_forward_order(database: Database, running: 
 
 
 def test_headroom_of_modules_is_rows_in_forward_order(database: Database, running: Run) -> None:
-    """The larger of activation and gradient counts; inf and NaN leave none, zeros say nothing."""
+    """A module's headroom is by the larger of activation and gradient; inf and NaN leave none."""
     looks = [
         make_headroom(50, body=(65504.0, 1.0), head=(65504 / 2**4, 65504 / 2**3)),
         make_headroom(100, head=(1.0, "NaN"), tail=(0.0, None), body=("Infinity", 1.0)),
@@ -82,7 +80,7 @@ def test_headroom_of_modules_is_rows_in_forward_order(database: Database, runnin
 
 
 def test_many_norms_of_layers_are_thinned_evenly(database: Database, running: Run) -> None:
-    """About the requested number stays, including the last one."""
+    """Layer norms are thinned evenly to the requested number, with the last one."""
     record(database, running, events=[make_layers(step, body=1.0) for step in range(1, 102)])
     with database.reading() as session:
         steps = histograms.layer_norms(session, running.id, most=10)["steps"]

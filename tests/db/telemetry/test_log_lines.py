@@ -1,4 +1,4 @@
-"""Lines of the log in the database, and the files that hold all of it."""
+"""Lines of the log in the database, and the files with all lines."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from halfstep.telemetry.events import LogPart
 def test_the_database_keeps_a_bounded_number_of_lines(
     database: Database, running: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first and the newest lines; deleted ones are identified by number."""
+    """The first and the newest lines are kept, with a note of the numbers of those between."""
     monkeypatch.setattr(telemetry, "FIRST_LINES", 10)
     monkeypatch.setattr(telemetry, "MOST_LINES", 100)
     monkeypatch.setattr(telemetry, "LINES_PER_CHECK", 50)
@@ -43,7 +43,7 @@ def test_the_database_keeps_a_bounded_number_of_lines(
 def test_files_of_the_log_go_with_its_lines(
     database: Database, running: Run, tmp_path: Path
 ) -> None:
-    """The rule for logs deletes their rows, bytes and files."""
+    """Retention of logs deletes their rows, bytes and files."""
     store, key = LocalStore(tmp_path), f"runs/{running.id}/log/attempt-0001-000001.txt.gz"
     obstore.put(store, key, b"x" * 10)
     path = "log/attempt-0001-000001.txt.gz"

@@ -1,4 +1,4 @@
-"""Blocks of metrics: whatever is logged, repeated and rolled back, they have what a list would."""
+"""Blocks of metrics return what a plain list would, whatever is logged, repeated or rolled back."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -48,13 +48,13 @@ back = st.sampled_from([0, 1, 7, 100, 1000, 20_000])
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seal and join often."""
+    """Seal and join blocks often."""
     _make_small(monkeypatch.setattr)
 
 
 @pytest.fixture
 def other(database: Database, ada: User, running: Run, worker: Worker) -> Run:
-    """Another run, in its first attempt."""
+    """Another run in its first attempt."""
     with database.writing() as session:
         submit(session, ada)
         run = claim(session, worker)
@@ -76,7 +76,7 @@ def _make_small(change: Any) -> None:
 
 @st.composite
 def flushes(draw: st.DrawFn, first: int) -> list[tuple[str, int, int, float]]:
-    """Draw points from a step on: dense or sparse ones, with a few odd values."""
+    """Draw points from a step on, dense or sparse, with a few odd values."""
     number = draw(st.sampled_from([1, 3, 40, 300, 900]))
     stride = draw(st.sampled_from([1, 1, 2, 50, 3000, 2**30]))
     names = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True))
@@ -105,7 +105,7 @@ def roll_back(database: Database, run: Run, after: int) -> None:
 
 
 class _PlainSource:
-    """All points of a metric in memory: the rows that a list would have."""
+    """A source with all points of a metric in memory, as plain rows."""
 
     series = metric_blocks.SERIES
 
@@ -199,7 +199,7 @@ def _check(database: Database, run: Run, expected: Plain, spans: Sequence[Any]) 
 def test_blocks_have_what_a_list_would_have(
     database: Database, running: Run, data: st.DataObject
 ) -> None:
-    """After any flushes, repetitions, other values, rollbacks and ends, charts to the bit."""
+    """After any flushes, repetitions, rollbacks and ends, charts equal those of a plain list."""
     forget(database, running)
     expected: Plain = {}
     latest: list[tuple[str, int, int, float]] = []
@@ -244,7 +244,7 @@ def _content(row: MetricBlock) -> tuple[Any, ...]:
 
 
 def _check_blocks(database: Database, run: Run) -> None:
-    """Blocks of a metric do not overlap, and the tail is later than all of them."""
+    """Check that blocks of a metric do not overlap, and precede the tail."""
     with database.reading() as session:
         connection = session.connection()
         for source in metric_blocks.sources(connection, [run.id]):
@@ -257,7 +257,7 @@ def _check_blocks(database: Database, run: Run) -> None:
 
 
 def test_the_same_points_give_the_same_blocks(database: Database, running: Run) -> None:
-    """However many came at once, and whatever was repeated."""
+    """The same points make the same blocks, in any flushes and with repetitions."""
     points = [("a", step, step, step / 7) for step in range(3000)]
     found = []
     for size in (1, 700):
@@ -275,7 +275,7 @@ def test_the_same_points_give_the_same_blocks(database: Database, running: Run) 
 
 
 def test_a_flush_is_one_row_and_a_short_run_ends_as_one(database: Database, running: Run) -> None:
-    """The row has the points of all names, and blocks have none."""
+    """A flush is one row for all names, and so is a short run that has ended."""
     for step in range(1, 4):
         log(database, running, [(name, step, step, 0.5) for name in NAMES])
     with database.writing() as session:
@@ -290,7 +290,7 @@ def test_a_flush_is_one_row_and_a_short_run_ends_as_one(database: Database, runn
 def test_points_take_little_more_than_their_noise(
     database: Database, running: Run, other: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A short run ends as one row; of a longer one, SQLite's pages of blocks are full."""
+    """Points take little space: a short run is one row, and SQLite pages of blocks are full."""
     monkeypatch.undo()
     noise = np.random.default_rng(0).standard_normal((1536, 40))
     short = [(f"m{n}", step, step, noise[step, n]) for n in range(20) for step in range(300)]
@@ -316,7 +316,7 @@ def test_points_take_little_more_than_their_noise(
 def test_many_names_are_sealed_some_at_a_time(
     database: Database, running: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One flush writes the blocks of few names, so that other writers need not wait long."""
+    """One flush seals blocks of few names, so that other writers wait briefly."""
     monkeypatch.setattr(metric_block_writer, "MOST_NAMES", 3)
     monkeypatch.setattr(metric_block_writer, "MOST_POINTS", 500)
     expected: Plain = {}
@@ -328,7 +328,7 @@ def test_many_names_are_sealed_some_at_a_time(
 
 
 def test_a_live_reader_gets_each_point_once(database: Database, running: Run) -> None:
-    """A reader goes from cursor to cursor, and is told of those that it missed."""
+    """A live reader gets each point once by its cursor, and is told if it missed some."""
     seen: list[Point] = []
     cursor = Cursor()
     for step in range(30):
@@ -351,7 +351,7 @@ def test_a_live_reader_gets_each_point_once(database: Database, running: Run) ->
 
 
 def test_a_backlog_of_flushes_comes_in_pages(database: Database, running: Run) -> None:
-    """A page has whole flushes, until there are enough points."""
+    """A page of a backlog has whole flushes up to a number of points."""
     for step in range(3):
         log(database, running, [("a", 10 * step + n, n, 0.5) for n in range(10)])
     seen, pages, cursor = list[int](), 0, Cursor()
@@ -364,7 +364,7 @@ def test_a_backlog_of_flushes_comes_in_pages(database: Database, running: Run) -
 
 
 def test_pages_of_points_are_in_order_of_name_and_step(database: Database, running: Run) -> None:
-    """Whatever is in blocks and what not; a page has the cursor of the next."""
+    """Pages of points are in order of name and step, whether in blocks or not, with a cursor."""
     for first in range(0, 900, 90):
         log(database, running, [(n, first + i, i, 0.5) for n in ("b-1", "a") for i in range(90)])
     found, after = list[Point](), ""
@@ -382,7 +382,7 @@ def test_pages_of_points_are_in_order_of_name_and_step(database: Database, runni
 def test_a_damaged_block_costs_its_points(
     database: Database, running: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The rest reads; which block it is stands in the log, and a deep check finds it."""
+    """A damaged block loses its own points only, is logged, and is found by a deep check."""
     damage._log.cache_clear()  # each is logged once in a process
     for first in range(0, 3000, 100):
         log(database, running, [("a", first + i, i, float(first + i)) for i in range(100)])
@@ -420,7 +420,7 @@ def test_damaged_summaries_are_computed(database: Database, running: Run) -> Non
 
 
 def _log_until(url: str, run_id: int, point: int) -> None:
-    """Log in a process that is killed at a statement."""
+    """Log metrics in a process that is killed at a statement."""
     _make_small(setattr)
     database = dying_database(url, point)
     with database.reading() as session:
@@ -436,7 +436,7 @@ def _log_until(url: str, run_id: int, point: int) -> None:
 def test_a_kill_at_any_statement_loses_nothing(
     database: Database, database_url: str, running: Run
 ) -> None:
-    """Each flush is there as a whole or not at all."""
+    """After a kill at any statement each flush is stored as a whole or not at all."""
     database.dispose()
     for point in (3, 11, 27, 53):
         child = FORKSERVER.Process(target=_log_until, args=(database_url, running.id, point))
@@ -455,7 +455,7 @@ def test_a_kill_at_any_statement_loses_nothing(
 def test_readers_see_whole_flushes_while_blocks_are_sealed(
     database: Database, running: Run
 ) -> None:
-    """Each sees all points of some moment."""
+    """While blocks are sealed, a reader sees all points of some moment."""
     problems: list[Any] = []
 
     def read() -> None:
@@ -479,7 +479,7 @@ def test_readers_see_whole_flushes_while_blocks_are_sealed(
 
 @pytest.mark.sql
 def test_two_runs_are_logged_at_once(database: Database, running: Run, other: Run) -> None:
-    """Each has its own blocks."""
+    """Two runs logged at once have separate blocks."""
 
     def write(run: Run) -> None:
         for first in range(0, 1500, 50):
@@ -499,7 +499,7 @@ def test_two_runs_are_logged_at_once(database: Database, running: Run, other: Ru
 
 
 def test_a_tail_row_is_the_same_after_encoding() -> None:
-    """It is the same with and without compression; the later of two rows counts."""
+    """A tail row is unchanged by encoding, compressed or not; of two rows the later counts."""
     rows = [
         events.Metric(name=n, step=s, elapsed_ms=s, value=0.1 * s) for n in "ba" for s in (2, 1)
     ]

@@ -1,4 +1,4 @@
-"""Conversion of the metrics of earlier versions: blocks have them to the bit, wherever it stops."""
+"""Metrics of earlier versions are converted to bit-equal blocks, wherever a conversion stops."""
 
 import math
 import signal
@@ -45,7 +45,7 @@ def _make_small(change: Any) -> None:
 
 @pytest.fixture
 def recorded(database: Database, running: Run) -> dict[str, Any]:
-    """What readers return of a run with dense and sparse metrics and odd values."""
+    """What readers return of a run with dense and sparse metrics, and odd values."""
     points = [("dense", step, math.sin(step)) for step in range(3000)]
     points += [("sparse", 80 * step, float(step)) for step in range(40)]
     points += [(f"n{number}", 7, 0.1) for number in range(30)]
@@ -86,7 +86,7 @@ def is_waiting(database: Database, run: Run) -> bool:
 def test_a_converted_run_is_as_if_recorded_by_this_version(
     database: Database, running: Run, recorded: dict[str, Any]
 ) -> None:
-    """All readers return the same; until then none returns anything, and no rows are left."""
+    """A converted run reads as if recorded by this version; until then nothing is read."""
     as_rows(database, running)
     with database.reading() as session:
         for read in (
@@ -107,7 +107,7 @@ def test_a_converted_run_is_as_if_recorded_by_this_version(
 
 
 def test_a_short_run_becomes_one_row(database: Database, running: Run) -> None:
-    """The row is that of a run that ended in this version."""
+    """A short run is converted to one row, as one that ended in this version."""
     record(database, running, events=[make_metric(1, 0.5, f"m{n}") for n in range(50)])
     as_rows(database, running)
     step_conversion.convert(database, running.id)
@@ -117,7 +117,7 @@ def test_a_short_run_becomes_one_row(database: Database, running: Run) -> None:
 
 
 class _StopsLate(Event):
-    """Is set after some pauses."""
+    """An event that is set after some pauses."""
 
     def __init__(self, pauses: int) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class _StopsLate(Event):
 def test_a_stopped_conversion_continues(
     database: Database, running: Run, recorded: dict[str, Any]
 ) -> None:
-    """Wherever it stops, nothing is lost; it is unreadable only until all was compared."""
+    """A stopped conversion continues; metrics are unreadable until all were compared."""
     as_rows(database, running)
     for pauses in range(100):
         try:
@@ -155,7 +155,7 @@ def _convert_until(url: str, run_id: int, point: int) -> None:
 def test_a_kill_at_any_statement_loses_nothing(
     database: Database, database_url: str, running: Run, recorded: dict[str, Any]
 ) -> None:
-    """The next conversion continues."""
+    """After a kill at any statement the next conversion continues."""
     as_rows(database, running)
     database.dispose()
     for point in (1, 3, 6, 9, 12, 14, 17):
@@ -172,7 +172,7 @@ def test_a_kill_at_any_statement_loses_nothing(
 def test_blocks_that_differ_are_not_read(
     database: Database, running: Run, recorded: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rows stay, and the next conversion begins again."""
+    """If blocks differ from the rows, the rows stay, and the next conversion begins again."""
     as_rows(database, running)
     append = metric_block_writer.append_converted
 
@@ -191,7 +191,7 @@ def test_blocks_that_differ_are_not_read(
 
 
 def test_recording_converts_its_run_first(database: Database, running: Run) -> None:
-    """Its metrics, as its steps; other data needs no conversion."""
+    """Recording metrics or steps first converts a run; other data need no conversion."""
     record(database, running, make_steps([1.0] * 9), events=[make_metric(3, 0.5)])
     earlier_steps.as_rows(database, running)
     as_rows(database, running)
@@ -206,7 +206,7 @@ def test_recording_converts_its_run_first(database: Database, running: Run) -> N
 
 
 def test_a_run_that_an_earlier_version_records_waits(database: Database, running: Run) -> None:
-    """The conversion waits until the attempt has ended."""
+    """A run that an earlier version records is converted once its attempt has ended."""
     record(database, running, events=[make_metric(3, 0.5)])
     as_rows(database, running)
     with database.writing() as session:
@@ -222,7 +222,7 @@ def test_a_run_that_an_earlier_version_records_waits(database: Database, running
 
 
 def test_a_sweep_waits_for_the_conversion(database: Database, running: Run) -> None:
-    """The sweep waits without an error, for a metric as for the loss."""
+    """A sweep waits for the conversion of its runs without an error."""
     record(database, running, make_steps([1.0] * 9), events=[make_metric(3, 0.5)])
     names = ("val/accuracy", "loss")
     with database.reading() as session:
@@ -240,7 +240,7 @@ def test_a_sweep_waits_for_the_conversion(database: Database, running: Run) -> N
 def test_a_downgrade_writes_the_rows_again(
     database: Database, running: Run, recorded: dict[str, Any]
 ) -> None:
-    """The next upgrade converts the rows again."""
+    """A downgrade writes the rows again, and the next upgrade converts them."""
     command.downgrade(database.migrations(), "0055")
     command.upgrade(database.migrations(), "head")
     assert is_waiting(database, running)

@@ -1,4 +1,4 @@
-"""The pyramid: its blocks agree with the raw steps for any order of arrival."""
+"""The pyramid of summaries agrees with the raw steps, in any order of arrival."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 
 
 def test_run_counts_each_skip_once(database: Database, running: Run) -> None:
-    """Steps that are run again do not count their skips twice, and may have lost them."""
+    """A skip of repeated steps counts once, and a repetition may remove it."""
     record(database, running, make_steps([1.0] * 100, skipped=[3, 60, 90]))
     record(database, running, make_steps([1.0] * 50, first=51, skipped=[90]))
     with database.reading() as session:
@@ -27,7 +27,7 @@ def test_run_counts_each_skip_once(database: Database, running: Run) -> None:
 def test_points_far_apart_are_summed_up_however_many_come_at_once(
     database: Database, running: Run
 ) -> None:
-    """After an outage each leaves a gap of its own, and all are read back with the next."""
+    """Points that are far apart are summarized, however many arrive at once."""
     steps = range(200, 200 * 601, 200)
     for some in (steps, (200 * 601,)):
         record(database, running, events=[make_metric(step, step / 200, "far") for step in some])
@@ -37,7 +37,7 @@ def test_points_far_apart_are_summed_up_however_many_come_at_once(
 
 
 def test_runs_do_not_mix(database: Database, running: Run) -> None:
-    """A rebuild of one run does not change the blocks of another."""
+    """A rebuild of one run does not change another's blocks."""
     record(database, running, make_steps([1.0] * 100))
     written = _stones(database)
     with database.writing() as session:
@@ -46,7 +46,7 @@ def test_runs_do_not_mix(database: Database, running: Run) -> None:
 
 
 def test_merging_by_steps_is_merging_at_once() -> None:
-    """Sixteen at a time or one after the other: the extremes and the counts are the same."""
+    """Merging steps by sixteen or one after the other gives the same extremes and counts."""
     rng = np.random.default_rng(0)
     step = np.arange(512)
     points = Points(step, step * 5, np.zeros_like(step), rng.normal(size=(512, 2)))
@@ -58,7 +58,7 @@ def test_merging_by_steps_is_merging_at_once() -> None:
 
 
 def test_mean_of_numbers_whose_sum_overflows() -> None:
-    """The largest numbers there are have a mean, whatever stretches they are summed up in."""
+    """The mean of the largest floats does not overflow, however they are merged."""
     largest = np.finfo(np.float64).max
     step = np.arange(200)
     values = np.where(step < 100, largest, -largest)[:, None]
@@ -82,7 +82,7 @@ def _stones(database: Database) -> list[tuple[Any, ...]]:
 
 
 def test_a_series_without_known_values_has_no_extremes(database: Database, running: Run) -> None:
-    """Whole-number columns have no NaN: a count of 0 says that there is no value."""
+    """In an integer series, which has no NaN, a count of 0 marks a missing value."""
     steps = make_steps([1.0] * 130)
     steps["data_us"][:64] = UNKNOWN_US
     record(database, running, steps)
@@ -95,7 +95,7 @@ def test_a_series_without_known_values_has_no_extremes(database: Database, runni
 
 
 def test_a_series_that_was_not_kept_yet_has_no_mean() -> None:
-    """Summaries of before it are as long as the others were, and say nothing of it."""
+    """A series that older summaries lack has no mean in them."""
     rows = np.zeros(2, layout(pyramid.STEP_SERIES[:-1], 64))
     rows["steps"] = 64
     packed = [row.tobytes() for row in rows]

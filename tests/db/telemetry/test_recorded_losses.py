@@ -1,4 +1,4 @@
-"""Damaged steps and points are still named after writers have written the rest again."""
+"""Damaged steps and points are still reported after they were written again."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def damage_block(database: Database, table: type[Any], **its: int | str) -> None
 def test_a_damaged_part_of_a_tail_is_named_after_it_was_joined(
     database: Database, running: Run, way: str
 ) -> None:
-    """At the end of an attempt, or when a block is sealed."""
+    """A damaged part of a tail is still reported after the tail was joined or sealed."""
     for first in (1, 301, 601):
         record_flush(database, running, first, 300)
     damage_block(database, StepBlock, first=301)
@@ -50,7 +50,7 @@ def test_a_damaged_part_of_a_tail_is_named_after_it_was_joined(
 
 
 def test_steps_after_a_rollback_are_no_loss(database: Database, running: Run) -> None:
-    """What a rollback deletes may be damaged."""
+    """Damaged steps that a rollback deletes are not reported."""
     for first in (1, 301, 601):
         record_flush(database, running, first, 300)
     damage_block(database, StepBlock, first=601)
@@ -62,7 +62,7 @@ def test_steps_after_a_rollback_are_no_loss(database: Database, running: Run) ->
 def test_damaged_points_of_metrics_are_named_after_they_were_joined(
     database: Database, running: Run
 ) -> None:
-    """Those of a tail without their names, those of a block with its steps."""
+    """Damaged points of metrics are reported after a join, in a tail without names."""
     record(database, running, events=[make_metric(step, 0.5) for step in range(20_000)])
     record(database, running, events=[make_metric(20_000, 0.5)])
     with database.reading() as session:

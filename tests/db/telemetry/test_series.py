@@ -1,4 +1,4 @@
-"""Changes since a cursor."""
+"""Changes of a run since a cursor."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def record(database: Database, run: Run, attempt: int, *batches: np.ndarray[Any,
 
 
 def test_a_viewer_gets_each_step_once(database: Database, running: Run) -> None:
-    """From cursor to cursor nothing is missed and nothing comes twice; no news is None."""
+    """A viewer gets each step once by its cursor, and None if there are no updates."""
     seen: list[int] = []
     cursor = Cursor()
     for first in (1, 11, 21):
@@ -40,7 +40,7 @@ def test_a_viewer_gets_each_step_once(database: Database, running: Run) -> None:
 
 
 def test_a_backlog_comes_in_pages(database: Database, running: Run) -> None:
-    """A viewer that is far behind gets it all, a page at a time."""
+    """A viewer that is far behind gets all steps, a page at a time."""
     record(database, running, 1, steps(1, 25))
     seen: list[int] = []
     cursor = Cursor()
@@ -54,7 +54,7 @@ def test_a_backlog_comes_in_pages(database: Database, running: Run) -> None:
 def test_a_viewer_sees_what_a_resumed_attempt_made_of_the_steps(
     database: Database, running: Run, worker: Worker
 ) -> None:
-    """Resumed at 10 after 20: the old steps beyond 10 go, and the viewer is sent the new ones."""
+    """A viewer that has 20 steps of a run resumed at 10 gets the new ones instead."""
     record(database, running, 1, steps(1, 20))
     with database.reading() as session:
         changes = series.changes(session, running.id, Cursor())
@@ -81,7 +81,7 @@ def test_a_viewer_sees_what_a_resumed_attempt_made_of_the_steps(
 
 
 def test_a_cursor_that_makes_no_sense_is_as_good_as_none() -> None:
-    """A cursor from an address may be anything."""
+    """An invalid cursor counts as none."""
     for text in (
         "1.2.three",
         "",
@@ -98,7 +98,7 @@ def test_a_cursor_that_makes_no_sense_is_as_good_as_none() -> None:
 def test_a_cursor_beyond_the_range_of_ids_counts_as_none(
     database: Database, running: Run, field: str
 ) -> None:
-    """PostgreSQL would refuse to compare an id with such a number."""
+    """A cursor beyond the range of ids, which PostgreSQL would reject, counts as none."""
     record(database, running, 1, steps(1, 3))
     text = str(Cursor(**{field: 2**31}))
     assert Cursor.parse(text) == Cursor()

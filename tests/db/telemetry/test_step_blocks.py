@@ -1,4 +1,4 @@
-"""Blocks of steps: whatever is recorded, repeated and rolled back, they have what a list would."""
+"""Blocks of steps return what a plain list would, whatever is recorded, repeated or rolled back."""
 
 import math
 from itertools import pairwise
@@ -57,7 +57,7 @@ def batches(draw: st.DrawFn, first: int) -> NDArray[Any]:
 
 @pytest.fixture
 def other(database: Database, ada: User, running: Run, worker: Worker) -> Run:
-    """Another run, in its first attempt."""
+    """Another run in its first attempt."""
     with database.writing() as session:
         submit(session, ada)
         run = claim(session, worker)
@@ -71,7 +71,7 @@ back = st.sampled_from([0, 1, 7, 300, 2000, 5000, 20_000])
 
 
 def plain(batch: NDArray[Any]) -> dict[int, Any]:
-    """Return what is to be stored of steps: (floats, others) by step."""
+    """Return what is stored of steps, as (floats, others) by step."""
     batch = telemetry._canonical(batch)
     columns = block_codec.of_records(batch)
     columns = columns | {"grad_norm_clipped": step_blocks.get_applied_norm(columns)}
@@ -86,7 +86,7 @@ def plain(batch: NDArray[Any]) -> dict[int, Any]:
 def test_blocks_have_what_a_list_would_have(
     database: Database, running: Run, data: st.DataObject
 ) -> None:
-    """After any batches, repetitions, other values and rollbacks, also the flagged rows."""
+    """After any batches, repetitions and rollbacks blocks equal a plain list, also flagged rows."""
     forget(database, running)
     expected: dict[int, StepRow] = {}
     latest: NDArray[Any] | None = None
@@ -120,7 +120,7 @@ def test_blocks_have_what_a_list_would_have(
 
 
 def _check_blocks(database: Database, run: Run, expected: dict[int, StepRow]) -> None:
-    """Check that blocks do not overlap, and that all summaries are those of the steps."""
+    """Check that blocks do not overlap, and that all summaries match the steps."""
     everything = [(size, -END // size, END // size) for size in SIZES]
     with database.reading() as session:
         connection = session.connection()
@@ -149,7 +149,7 @@ def _check_blocks(database: Database, run: Run, expected: dict[int, StepRow]) ->
 
 
 def test_a_repeated_flush_writes_nothing(database: Database, running: Run) -> None:
-    """A spool that is read again leaves the blocks as they are."""
+    """A repeated flush leaves the blocks unchanged."""
     steps = make_steps(np.linspace(3, 1, 9000).tolist(), skipped=[5, 4000])
     record(database, running, *np.split(steps, [10, 700, 5000]))
     before = _blocks(database)
@@ -159,7 +159,7 @@ def test_a_repeated_flush_writes_nothing(database: Database, running: Run) -> No
 
 
 def test_the_same_steps_give_the_same_sealed_blocks(database: Database, running: Run) -> None:
-    """Blocks are equal whether steps came at once, in flushes, or again after a rollback."""
+    """The same steps make the same sealed blocks, in any flushes and after rollbacks."""
     steps = make_steps(np.linspace(3, 1, 14_000).tolist(), skipped=[5, 4000])
     record(database, running, steps)
     sealed = [row for row in _blocks(database) if row.is_sealed]
@@ -175,7 +175,7 @@ def test_the_same_steps_give_the_same_sealed_blocks(database: Database, running:
 def test_the_tail_is_joined_while_it_grows(
     database: Database, running: Run, steps_of_flush: int, stride: int
 ) -> None:
-    """A chart of a slow training, or of one that logs seldom, need not read thousands of parts."""
+    """The tail is joined as it grows, so that a chart does not read thousands of parts."""
     number = max(700, 300 * steps_of_flush) if stride == 1 else 100
     steps = make_steps([1.0] * number)
     steps["step"] *= stride
@@ -193,7 +193,7 @@ def test_the_tail_is_joined_while_it_grows(
 
 
 def test_a_damaged_block_costs_its_steps_only(database: Database, running: Run) -> None:
-    """The others are read, a window names the steps, and recording goes on."""
+    """A damaged block loses its own steps only, a window names them, and recording continues."""
     steps = make_steps([1.0] * 13_000)
     record(database, running, steps)
     with database.writing() as session:
@@ -219,7 +219,7 @@ def test_a_damaged_block_costs_its_steps_only(database: Database, running: Run) 
 
 
 def test_two_runs_do_not_mix(database: Database, running: Run, other: Run) -> None:
-    """Windows of several runs are those of each."""
+    """Windows of several runs equal those of each run."""
     record(database, running, make_steps([1.0] * 5000))
     record(database, other, make_steps([2.0] * 70, first=4000))
     both = [running.id, other.id]
@@ -246,7 +246,7 @@ def _record_until(url: str, run_id: int, first: int, point: int) -> None:
 def test_a_kill_at_any_statement_leaves_whole_flushes(
     database: Database, database_url: str, running: Run
 ) -> None:
-    """After a kill between chunk, seal and summaries all of a flush is there, or nothing."""
+    """After a kill between chunk, seal and summaries a flush is stored whole or not at all."""
     first = 1
     for point in (1, 2, 4, 9, 14, 18, 21, 25, 33):
         database.dispose()
@@ -269,7 +269,7 @@ def test_a_kill_at_any_statement_leaves_whole_flushes(
 def test_charts_are_whole_while_steps_are_recorded(
     database: Database, running: Run, other: Run
 ) -> None:
-    """Two runs are recorded and sealed at once, and a reader always sees a prefix of each."""
+    """While two runs are recorded and sealed, a reader always sees a prefix of each."""
     failed: list[BaseException] = []
 
     def record_all(run: Run) -> None:

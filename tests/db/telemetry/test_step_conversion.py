@@ -1,4 +1,4 @@
-"""Conversion of the steps of earlier versions: blocks have them to the bit, wherever it stops."""
+"""Steps of earlier versions are converted to bit-equal blocks, wherever a conversion stops."""
 
 import math
 import signal
@@ -121,7 +121,7 @@ def everything(database: Database, run: Run) -> dict[str, Any]:
 def test_a_converted_run_is_as_if_recorded_by_this_version(
     database: Database, running: Run, store: ObjectStore, recorded: dict[str, Any], form: Form
 ) -> None:
-    """All readers return the same; flagged rows stay, the others and the file are deleted."""
+    """A converted run reads as if recorded by this version; only flagged rows remain."""
     form(database, store, running)
     with database.reading() as session, pytest.raises(StepsNotConverted, match="converted after"):
         windows.windows_of(session, [running.id]).get(running.id)
@@ -136,7 +136,7 @@ def test_a_converted_run_is_as_if_recorded_by_this_version(
 
 
 def test_values_that_need_eight_bytes_stay(database: Database, running: Run) -> None:
-    """Earlier versions may have stored losses that no float32 is."""
+    """A loss of an earlier version that is no float32 keeps eight bytes."""
     record(database, running, make_steps([1.0] * 50))
     as_rows(database, running)
     odd = {3: 0.1, 4: 1e300, 5: 5e-324, 6: -math.inf, 7: None}
@@ -152,7 +152,7 @@ def test_values_that_need_eight_bytes_stay(database: Database, running: Run) -> 
 
 
 class _StopsLate(Event):
-    """Is set after some pauses."""
+    """An event that is set after some pauses."""
 
     def __init__(self, pauses: int) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class _StopsLate(Event):
 def test_a_stopped_conversion_continues(
     database: Database, running: Run, store: ObjectStore, recorded: dict[str, Any], form: Form
 ) -> None:
-    """Wherever it stops, nothing is lost; it is unreadable only until all was compared."""
+    """A stopped conversion continues; steps are unreadable until all were compared."""
     form(database, store, running)
     for pauses in range(1, 100):
         try:
@@ -194,7 +194,7 @@ def _convert_until(url: str, run_id: int, point: int) -> None:
 def test_a_kill_at_any_statement_loses_nothing(
     database: Database, database_url: str, running: Run, recorded: dict[str, Any]
 ) -> None:
-    """The next conversion continues."""
+    """After a kill at any statement the next conversion continues."""
     as_rows(database, running)
     database.dispose()
     for point in (1, 3, 6, 11, 17, 24, 30, 34, 40, 43):
@@ -212,7 +212,7 @@ def test_a_kill_at_any_statement_loses_nothing(
 def test_an_attempt_that_continues_converts_its_run(
     database: Database, running: Run, store: ObjectStore, form: Form
 ) -> None:
-    """Before its first flush is recorded, also if that rolls back."""
+    """An attempt that continues a run converts it before its first flush."""
     record(database, running, make_steps([1.0] * 3000))
     form(database, store, running)
     flush = telemetry.Flush(steps=[make_steps([2.0] * 10, first=2001)])
@@ -233,7 +233,7 @@ def test_an_attempt_that_continues_converts_its_run(
 def test_a_run_that_an_earlier_version_records_waits(
     database: Database, running: Run, is_killed: bool
 ) -> None:
-    """Its process writes rows until its attempt or its lease ends; then all are converted."""
+    """A run that an earlier version records is converted once its attempt or lease has ended."""
     record(database, running, make_steps([1.0] * 3000))
     command.downgrade(database.migrations(), "0052")
     command.upgrade(database.migrations(), "head")
@@ -260,7 +260,7 @@ def test_a_run_that_an_earlier_version_records_waits(
 def test_a_lost_file_stops_the_conversion_but_no_recording(
     database: Database, running: Run, store: ObjectStore, problem: str
 ) -> None:
-    """Its steps stay lost; larger summaries of them stay, and draw the whole run."""
+    """Steps in a lost file stay lost, but larger summaries draw them, and recording continues."""
     record(database, running, make_steps([1.0] * 9500))
     key = as_file(database, store, running)
     obstore.put(store, "steps/0/of-another-run.parquet", b"")
@@ -289,7 +289,7 @@ def test_a_lost_file_stops_the_conversion_but_no_recording(
 def test_a_store_that_does_not_answer_is_an_outage(
     database: Database, running: Run, store: ObjectStore
 ) -> None:
-    """Nothing is lost: recorders try again."""
+    """A store that does not answer is an outage, after which recorders try again."""
     record(database, running, make_steps([1.0] * 3000))
     key = as_file(database, store, running)
     obstore.delete(store, key)  # and it has no other file: it is not mounted
@@ -300,7 +300,7 @@ def test_a_store_that_does_not_answer_is_an_outage(
 
 
 def test_a_backup_keeps_the_file(database: Database, running: Run, tmp_path: Path) -> None:
-    """The file stays for a backup that may have read its row."""
+    """A backup that may have read a run's row keeps the file after its conversion."""
     store = LocalStore(tmp_path)
     database.open_store = lambda: store
     record(database, running, make_steps([1.0] * 3000))
@@ -314,7 +314,7 @@ def test_a_backup_keeps_the_file(database: Database, running: Run, tmp_path: Pat
 def test_blocks_that_differ_are_not_read(
     database: Database, running: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rows stay as they are, and a later conversion begins again."""
+    """If blocks differ from the rows, the rows stay, and a later conversion begins again."""
     record(database, running, make_steps([1.0] * 3000))
     as_rows(database, running)
     encode = block_codec.encode

@@ -1,4 +1,4 @@
-"""Samples of the machine, thinned."""
+"""Thinned samples of the machine."""
 
 from typing import Any
 
@@ -12,12 +12,12 @@ from halfstep.telemetry.events import Sample
 
 
 def traffic(second: int) -> dict[str, Any]:
-    """The script's memory and the machine's traffic; the network is not reported."""
+    """Samples with the script's memory and the machine's traffic, without network figures."""
     return {"process_memory_bytes": second, "disk_bytes_per_second": 2.0 * second}
 
 
 def test_samples_are_thinned_by_device(database: Database, running: Run) -> None:
-    """A stretch of time is one point a device: mean utilization and power, highest memory."""
+    """A device's samples in an interval become mean utilization and power, and peak memory."""
     samples = [
         Sample(
             device=device,

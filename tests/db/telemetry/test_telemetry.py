@@ -1,4 +1,4 @@
-"""Recording: one fenced transaction a flush, which may be repeated."""
+"""Recording of telemetry: one fenced transaction per flush, which may be repeated."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def read(database: Database, run: Run, **limits: Any) -> dict[str, list[Any]]:
 
 
 def test_steps_are_read_back_as_they_were_recorded(database: Database, running: Run) -> None:
-    """Every number survives; NaN and infinities have their names."""
+    """Every recorded number is read back, with names for NaN and infinities."""
     record(database, running, make_steps([0.5, float("nan"), float("inf")], skipped=[2]))
     steps = read(database, running)
     assert steps["step"] == [1, 2, 3]
@@ -44,7 +44,7 @@ def test_steps_are_read_back_as_they_were_recorded(database: Database, running: 
 
 
 def test_an_exact_replay_outlives_an_inexact_one(database: Database, running: Run) -> None:
-    """A later replay of the same step has other weights, so that the first result is preserved.
+    """A later inexact replay of a step does not replace an exact one.
 
     Also if both arrive in one batch, or twice; an inexact result is replaced by any other.
     """
@@ -60,7 +60,7 @@ def test_an_exact_replay_outlives_an_inexact_one(database: Database, running: Ru
 
 
 def test_flags_follow_what_happened(database: Database, running: Run) -> None:
-    """A skip is flagged as sent, a nonfinite loss whether flagged or not."""
+    """A skip's flag is stored as sent, and a nonfinite loss sets its flag by itself."""
     steps = make_steps([1.0, float("nan"), 1.0], skipped=[1])
     steps["flags"][2] |= 2
     record(database, running, steps)
@@ -68,7 +68,7 @@ def test_flags_follow_what_happened(database: Database, running: Run) -> None:
 
 
 def test_replay_changes_nothing(database: Database, running: Run) -> None:
-    """A flush that is repeated leaves the same rows and the same counts."""
+    """A repeated flush leaves the same rows and counts."""
     steps, events = make_steps([1.0] * 9, skipped=[2, 5]), make_events([2, 5])
     record(database, running, steps, events=[*events, make_metric(9, 0.5)])
     before = _everything(database, running)
@@ -95,7 +95,7 @@ def _everything(database: Database, run: Run) -> dict[str, Any]:
 def test_steps_run_again_within_a_batch_replace_the_earlier(
     database: Database, running: Run
 ) -> None:
-    """A batch may hold the end of one attempt and then the same steps of the next."""
+    """Steps that are repeated within a batch, by the next attempt, replace the earlier ones."""
     again = np.concatenate([make_steps([1.0] * 10), make_steps([2.0] * 4, first=5)])
     record(database, running, again)
     assert read(database, running)["loss"] == [1.0] * 4 + [2.0] * 4 + [1.0] * 2
@@ -105,7 +105,7 @@ def test_steps_run_again_within_a_batch_replace_the_earlier(
 def test_the_last_value_of_a_metric_in_a_step_counts(
     database: Database, running: Run, at_once: bool
 ) -> None:
-    """The last value counts in one flush and across several."""
+    """A metric's last value in a step counts, in one flush and across several."""
     result = [make_metric(3, value) for value in (0.5, 0.9, 0.1)]
     for events in [result] if at_once else [[each] for each in result]:
         record(database, running, events=events)
@@ -114,8 +114,8 @@ def test_the_last_value_of_a_metric_in_a_step_counts(
 
 
 def test_run_shows_its_latest_figures(database: Database, running: Run) -> None:
-    """The run's row has the last step's loss and scale, and the pace of the last steps; of all of
-    them once it has ended.
+    """A run's row has the last step's loss and scale, and the latest speed, or at its end the
+    mean.
     """
     fast, steps = make_steps([3.0] * 300), make_steps([3.0] * 199 + [2.0], first=301)
     fast["step_us"], steps["step_us"] = 1000, 4000
@@ -135,7 +135,7 @@ def test_run_shows_its_latest_figures(database: Database, running: Run) -> None:
 def test_a_slow_first_step_does_not_count_for_the_speed(
     database: Database, running: Run, pieces: tuple[int, ...]
 ) -> None:
-    """The first step is left out, however the steps arrive."""
+    """A slow first step does not count for the speed, however steps arrive."""
     steps = make_steps([3.0] * 21)
     steps["step_us"] = 1000
     steps["step_us"][0] = 3_000_000
@@ -146,7 +146,7 @@ def test_a_slow_first_step_does_not_count_for_the_speed(
 
 
 def test_steps_without_durations_have_no_speed(database: Database, running: Run) -> None:
-    """The first step that a script logs has none; the next ones count as they come."""
+    """Steps without durations have no speed, which begins with a script's second step."""
     steps = make_steps([3.0, 2.0])
     steps["step_us"] = [0, 4000]
     record(database, running, steps[:1])
@@ -158,7 +158,7 @@ def test_steps_without_durations_have_no_speed(database: Database, running: Run)
 
 
 def test_a_short_pause_changes_the_speed_little(database: Database, running: Run) -> None:
-    """The speed is that of about the last 200 steps."""
+    """The speed is that of about the last 200 steps, so a pause changes it little."""
     steps, slow = make_steps([3.0] * 300), make_steps([3.0] * 2, first=301)
     steps["step_us"], slow["step_us"] = 1000, 50_000
     record(database, running, steps)
@@ -169,7 +169,7 @@ def test_a_short_pause_changes_the_speed_little(database: Database, running: Run
 
 
 def test_log_lines_and_samples_are_recorded(database: Database, running: Run) -> None:
-    """They arrive together with the steps."""
+    """Log lines and system samples are recorded with the steps."""
     line = {"number": 1, "attempt": 1, "time": 1.0, "stream": "stdout", "text": "hello"}
     sample = {
         "device": -1,
@@ -188,7 +188,7 @@ def test_log_lines_and_samples_are_recorded(database: Database, running: Run) ->
 
 
 def test_given_up_attempt_writes_nothing(database: Database, running: Run) -> None:
-    """The fence holds for telemetry: an attempt that has ended cannot record."""
+    """An ended attempt cannot record telemetry."""
     with database.writing() as session:
         queue.end(session, running.id, running.attempt, Status.FINISHED)
     with pytest.raises(StaleAttempt):
@@ -197,7 +197,7 @@ def test_given_up_attempt_writes_nothing(database: Database, running: Run) -> No
 
 
 def test_the_length_of_a_run_follows_from_epochs(database: Database, running: Run) -> None:
-    """The run gets the number of steps that the training computed; a metric may be at step 0."""
+    """A run by epochs gets the number of steps from its training; a metric may be at step 0."""
     events = [{"event": "length", "step": 0, "steps": 1234}, make_metric(0, 0.25)]
     record(database, running, make_steps([1.0]), events=events)
     with database.reading() as session:

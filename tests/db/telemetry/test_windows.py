@@ -1,4 +1,4 @@
-"""Windows: few points, and yet every extreme and every event of the raw steps."""
+"""Windows: few points with every extreme and every event of the raw steps."""
 
 import math
 from collections import Counter
@@ -96,7 +96,7 @@ def _assert_true(window: Window, raw: NDArray[Any], most: int) -> None:
 
 
 def _assert_line(line: Line, raw: dict[int, float]) -> None:
-    """Every point is a real one, and the finite extremes are among them."""
+    """Check that every point is a real one, and that the finite extremes are among them."""
     assert line.x == sorted(set(line.x))
     drawn = [(x, y) for x, y in zip(line.x, line.y, strict=True) if isinstance(y, float | int)]
     assert all(raw[x] == y for x, y in drawn)
@@ -108,7 +108,7 @@ def _assert_line(line: Line, raw: dict[int, float]) -> None:
 
 
 def _assert_scale(line: Line, raw: NDArray[Any], most: int) -> None:
-    """Each point holds until the next; with more changes than points, extremes are included."""
+    """Check that each point holds until the next, or that extremes are included."""
     assert len(line.x) <= most
     changes = np.count_nonzero(raw["flags"][:-1] & 1)
     if changes <= most - 2:
@@ -119,7 +119,7 @@ def _assert_scale(line: Line, raw: NDArray[Any], most: int) -> None:
 
 
 def _assert_ticks(ticks: Ticks, happened: NDArray[Any], bucket: int, most: int) -> None:
-    """One by one where they fit, else counted in the bucket where they happened."""
+    """Check that ticks are single if they fit, or else counted in their bucket."""
     assert ticks.total == sum(ticks.counts) == len(happened)
     assert len(ticks.steps) <= most
     if len(happened) <= most:
@@ -131,7 +131,7 @@ def _assert_ticks(ticks: Ticks, happened: NDArray[Any], bucket: int, most: int) 
 
 
 def test_close_zoom_is_raw(database: Database, running: Run) -> None:
-    """A window with no more steps than points has each step, non-finite ones as texts."""
+    """A window with at most as many steps as points has each step, non-finite ones as texts."""
     record(database, running, make_steps([1.0, float("nan"), float("inf"), -float("inf")] * 100))
     window = look(database, running, first=101, last=104)
     assert window.bucket == 1
@@ -145,7 +145,7 @@ def test_close_zoom_is_raw(database: Database, running: Run) -> None:
 def test_a_scale_set_by_hand_is_drawn_where_it_was_first_used(
     database: Database, running: Run
 ) -> None:
-    """From the very step that its event names; it prevails over a back-off at that boundary."""
+    """A scale set by hand is drawn from its event's step on, and overrides a back-off there."""
     steps = make_steps([1.0] * 99, skipped=[3])
     steps["scale"][3:] = 64.0
     steps["scale"][6:] = 32.0
@@ -159,7 +159,7 @@ def test_a_scale_set_by_hand_is_drawn_where_it_was_first_used(
 
 
 def test_growing_run_moves_no_point(database: Database, running: Run) -> None:
-    """Full buckets are drawn unchanged when steps are appended."""
+    """Appending steps does not change full buckets that are drawn."""
     rng = np.random.default_rng(0)
     losses = rng.normal(size=1500).tolist()
     record(database, running, make_steps(losses[:1100]))
@@ -175,7 +175,7 @@ def _until(line: Line, end: int) -> list[tuple[int, Any]]:
 
 
 def test_means_and_times_are_those_of_the_buckets(database: Database, running: Run) -> None:
-    """A bucketed line brings the mean of each bucket, and the window the time at its ends."""
+    """A bucketed line has the mean of each bucket, and the window the time at its ends."""
     steps = make_steps(np.arange(1000.0).tolist())
     record(database, running, steps)
     window = look(database, running, most=32)
@@ -188,7 +188,7 @@ def test_means_and_times_are_those_of_the_buckets(database: Database, running: R
 
 
 def test_run_without_steps_has_no_window(database: Database, running: Run) -> None:
-    """Without steps, or without steps in the range, there is no window."""
+    """Without steps in the range there is no window."""
     with database.reading() as session:
         assert windows.windows_of(session, [running.id]).get(running.id) is None
     record(database, running, make_steps([1.0] * 10))
@@ -197,14 +197,14 @@ def test_run_without_steps_has_no_window(database: Database, running: Run) -> No
 
 
 def test_window_of_too_few_points_is_rejected(database: Database, running: Run) -> None:
-    """Less than 32 points cannot hold the ends and the extremes of a window."""
+    """A window of fewer than 32 points is rejected, since it cannot have ends and extremes."""
     record(database, running, make_steps([1.0]))
     with database.reading() as session, pytest.raises(ValueError, match="at least 32"):
         windows.windows_of(session, [running.id], most=31).get(running.id)
 
 
 def test_metrics_have_the_same_windows(database: Database, running: Run) -> None:
-    """A metric at every step keeps its extremes too; one of few points is shown whole."""
+    """Windows of metrics keep their extremes too, and those of few points are whole."""
     values = np.random.default_rng(0).normal(size=3000).tolist()
     values[1234], values[2345] = float("nan"), 99.0
     many = [make_metric(s, v, "loss/generator") for s, v in enumerate(values, start=1)]
@@ -229,7 +229,7 @@ def test_metrics_have_the_same_windows(database: Database, running: Run) -> None
 def test_metric_that_is_not_a_number_is_the_latest_all_the_same(
     database: Database, running: Run
 ) -> None:
-    """The last step's value counts, a NaN too, which is no extreme."""
+    """A metric's latest value is the last step's, even a NaN, which is no extreme."""
     points = [make_metric(1, 0.5), make_metric(3, "NaN"), make_metric(2, "NaN", "a")]
     record(database, running, events=points)
     with database.reading() as session:

@@ -1,4 +1,4 @@
-"""The corpus' recipes: causes as `halfstep recipe train` and `recipe check` meet them."""
+"""The corpus' recipes: causes for `halfstep recipe train` and `recipe check`."""
 
 from tests.diagnosis.recipes import cases
 

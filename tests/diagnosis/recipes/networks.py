@@ -85,7 +85,7 @@ class Convolutional(Sound):
 
 
 class RootAtZero(Sound):
-    """The distance of two equal outputs, guarded by where: its derivative is NaN."""
+    """The distance of two equal outputs, masked by where: its derivative is NaN."""
 
     name: ClassVar = "root_at_zero"
 
@@ -125,7 +125,7 @@ class WideInputs(Sound):
 
 
 class SteepLoss(Sound):
-    """Tiny activations times 2^14: the gradient behind them overflows at every scale above 1."""
+    """Tiny activations times 2^14, with a gradient that overflows at every scale above 1."""
 
     name: ClassVar = "steep_loss"
     defaults: ClassVar = {
@@ -146,7 +146,7 @@ class SteepLoss(Sound):
 
 
 class MissingValues(Sound):
-    """A reading is missing in every tenth example."""
+    """Inputs with a missing reading in every tenth example."""
 
     name: ClassVar = "missing_values"
 
@@ -178,7 +178,7 @@ class UnusedHead(Sound):
 
 
 class BrightPicture(Convolutional):
-    """One picture overflows ahead of BatchNorm, in each epoch."""
+    """One image per epoch that overflows before BatchNorm."""
 
     name: ClassVar = "bright_picture"
     defaults: ClassVar = {
@@ -195,7 +195,7 @@ class BrightPicture(Convolutional):
 
 
 class RateBeyondReason(Sound):
-    """A squared error under a learning rate at which each step is larger than the last."""
+    """A squared error with a learning rate at which each step is larger than the last."""
 
     name: ClassVar = "rate_beyond_reason"
     defaults: ClassVar = {
@@ -215,7 +215,7 @@ class RateBeyondReason(Sound):
 
 
 class EmptyValidation(Sound):
-    """A validation loss over no examples: the mean of nothing."""
+    """A validation loss over no examples, which is NaN."""
 
     name: ClassVar = "empty_validation"
 

@@ -18,7 +18,7 @@ STEPS = 300
 
 @pytest.fixture
 def recorded(database: Database, running: Run) -> Run:
-    """Steps, with a skip and a loss that is infinite, a metric of an awkward name, and events."""
+    """A run of steps with a skip, an infinite loss, an awkwardly named metric, and events."""
     steps = np.zeros(STEPS, STEP_DTYPE)
     steps["step"] = range(1, STEPS + 1)
     steps["loss"] = 1 / steps["step"]

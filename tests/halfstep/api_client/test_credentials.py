@@ -19,7 +19,7 @@ STORED = Credentials("http://stored", "stored-token")
 
 
 def login(token: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Type `halfstep login` with a token as standard input."""
+    """Run `halfstep login` with a token as standard input."""
     command = [sys.executable, "-m", "halfstep.cli.main", "login", *words]
     return subprocess.run(command, input=token, capture_output=True, text=True, check=False)
 
@@ -27,7 +27,7 @@ def login(token: str, *words: str) -> subprocess.CompletedProcess[str]:
 def test_arguments_go_before_the_environment_and_that_before_the_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each part is resolved by itself, and may be missing."""
+    """Arguments override the environment, and that the login file, separately for URL and token."""
     assert credentials.find() is None
     credentials.store(STORED)
     place = str(credentials.place())
@@ -42,7 +42,7 @@ def test_arguments_go_before_the_environment_and_that_before_the_file(
 
 
 def test_a_stored_token_is_shown_to_no_other_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token is for the server with which it was stored, however its address is spelled."""
+    """A stored token is sent only to its own server, however the URL is spelled."""
     place = credentials.store(STORED)
     assert credentials.find("http://other") is None
     assert credentials.find("http://stored/") == STORED._replace(origin=str(place))
@@ -52,9 +52,7 @@ def test_a_stored_token_is_shown_to_no_other_server(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 def test_login_stores_the_token_privately(stranger: Path) -> None:
-    """The file has mode 0600, and the token is read as input and not printed. The client
-    has it then.
-    """
+    """The login file has mode 0600 and a token read from stdin, which is never printed."""
     done = login("secret-token\n", "http://there/")
     path = stranger / "halfstep" / "login.json"
     assert done.stdout == f"The token for http://there/ is stored in {path}\n"
@@ -72,7 +70,7 @@ def test_login_stores_the_token_privately(stranger: Path) -> None:
 
 
 def test_a_file_left_by_a_killed_process_of_this_number_is_replaced(tmp_path: Path) -> None:
-    """Process ids are reused, in containers soon."""
+    """A temporary file of a killed process with the same PID is replaced, since PIDs are reused."""
     path = tmp_path / "login.json"
     left = tmp_path / f".login.json.{os.getpid()}"
     left.write_text("half")
@@ -84,7 +82,7 @@ def test_a_file_left_by_a_killed_process_of_this_number_is_replaced(tmp_path: Pa
 
 
 def test_a_place_that_cannot_be_written_or_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error is one line with the reason; a path that cannot exist has no stored login."""
+    """For an unusable or impossible login file one line with the reason is printed."""
     for base, named in (("/proc/zz", "/proc/zz"), ("/dev/null", "/dev/null/halfstep")):
         monkeypatch.setenv("XDG_CONFIG_HOME", base)
         done = login("token", "http://127.0.0.1:9")
@@ -95,14 +93,14 @@ def test_a_place_that_cannot_be_written_or_read_is_named(monkeypatch: pytest.Mon
 
 
 def test_a_login_that_is_a_folder_is_named(stranger: Path) -> None:
-    """A login file that is a folder is reported like any unreadable one."""
+    """A login path that is a folder is reported like an unreadable file."""
     (stranger / "halfstep" / "login.json").mkdir(parents=True)
     with pytest.raises(Unreadable, match=r"login\.json cannot be read: Is a directory"):
         credentials.find()
 
 
 def test_login_names_the_allowed_values() -> None:
-    """An address without a scheme and a missing token are rejected with the allowed values."""
+    """`login` rejects a URL without a scheme, and a missing token, with the allowed values."""
     assert "url is 'there'; allowed: http://" in login("token", "there").stderr
     assert "no token given: type it" in login("", "http://there").stderr
 
@@ -110,8 +108,8 @@ def test_login_names_the_allowed_values() -> None:
 def test_invalid_credentials_are_named_with_their_source(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A URL without a host and a token with invalid characters are rejected; the token is
-    not printed.
+    """A URL without a host, or an invalid token, is named by its source; the token is not
+    printed.
     """
     monkeypatch.setenv("HALFSTEP_TOKEN", "hs_é")
     with pytest.raises(Unreadable, match="HALFSTEP_TOKEN: the token has the character 'é'"):
@@ -132,7 +130,7 @@ def test_invalid_credentials_are_named_with_their_source(
 
 
 def test_a_damaged_file_is_named(stranger: Path) -> None:
-    """The error names the command that replaces the file."""
+    """The error for a damaged login file names the command that replaces it."""
     path = credentials.store(STORED)
     for text in ("{", "[]", '{"url": 5, "token": 6}', '{"url": "http://there", "token": null}'):
         path.write_text(text)

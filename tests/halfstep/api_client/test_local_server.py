@@ -1,4 +1,4 @@
-"""A server on this machine that scripts of its user find."""
+"""A server on this machine that its user's scripts find."""
 
 import fcntl
 import json
@@ -33,7 +33,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_server_is_found_while_it_runs(tmp_path: Path, state: Path) -> None:
-    """The token of the server can be reused afterwards, and only the user may read the file."""
+    """A server is found only while it runs; its token can be reused, and its file is private."""
     assert local_server.running() is None
     with local_server.announce(tmp_path, "http://127.0.0.1:8000", "hs_a"):
         found = local_server.running()
@@ -48,7 +48,7 @@ def test_a_server_is_found_while_it_runs(tmp_path: Path, state: Path) -> None:
 
 
 def test_the_server_that_started_last_is_found(tmp_path: Path) -> None:
-    """Several servers on one machine are possible, each with a data folder."""
+    """Of several servers on one machine, each with a data folder, the last one started is found."""
     with (
         local_server.announce(tmp_path / "1", "http://127.0.0.1:8001", "hs_1"),
         local_server.announce(tmp_path / "2", "http://127.0.0.1:8002", "hs_2"),
@@ -61,7 +61,7 @@ def test_the_server_that_started_last_is_found(tmp_path: Path) -> None:
 def test_a_script_that_looks_delays_a_server_only(
     tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A script shares the lock only while it reads the file."""
+    """A script that searches for a server holds the file lock only while it reads."""
     with local_server.announce(tmp_path, "http://127.0.0.1:8000", "hs_a"):
         [path] = state.glob("*.lock")
     look = path.open()
@@ -83,7 +83,7 @@ def test_a_script_that_looks_delays_a_server_only(
     ],
 )
 def test_what_cannot_be_read_is_no_server(tmp_path: Path, state: Path, content: bytes) -> None:
-    """A damaged file, or one of another machine with the same home folder, is ignored."""
+    """A damaged server file, or one of another machine with the same home folder, is ignored."""
     with local_server.announce(tmp_path, "http://127.0.0.1:8000", "hs_a"):
         [path] = state.glob("*.json")
         path.write_bytes(content)
@@ -101,9 +101,7 @@ def _watch(folder: Path) -> str:
 @pytest.mark.extended
 @pytest.mark.slow
 def test_a_script_needs_no_token_for_halfstep_up(tmp_path: Path, database_url: str) -> None:
-    """The script's run belongs to the user of `halfstep up`; the next start reuses the token,
-    and a stopped server is not found.
-    """
+    """A script's run belongs to the user of `halfstep up`; later starts reuse the token."""
     installation = Installation(tmp_path / "data", database_url)
     for count in (1, 2):
         with installation.running() as admin:
@@ -115,7 +113,7 @@ def test_a_script_needs_no_token_for_halfstep_up(tmp_path: Path, database_url: s
 
 @pytest.mark.slow
 def test_scripts_do_not_find_a_server_that_forbids_it(tmp_path: Path, database_url: str) -> None:
-    """With HALFSTEP_LOCAL_SCRIPTS=no scripts do not find the server."""
+    """HALFSTEP_LOCAL_SCRIPTS=no hides the server from scripts."""
     environment = Installation(tmp_path / "data", database_url).environment
     with up(**environment, HALFSTEP_LOCAL_SCRIPTS="no"):
         assert local_server.running() is None
@@ -124,7 +122,7 @@ def test_scripts_do_not_find_a_server_that_forbids_it(tmp_path: Path, database_u
 def test_a_queued_run_uses_only_the_server_of_its_data_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The worker may belong to another server than the one that the same user runs here."""
+    """A queued run ignores a server of the same user that does not own its worker."""
     monkeypatch.delenv("HALFSTEP_URL", raising=False)
     monkeypatch.delenv("HALFSTEP_TOKEN", raising=False)
     monkeypatch.setenv("HALFSTEP_ATTEMPT", "1")
@@ -138,7 +136,7 @@ def test_a_queued_run_uses_only_the_server_of_its_data_folder(
 def test_commands_without_a_login_name_the_server_that_runs_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the message without a token, and where a token has no address: also `halfstep login`."""
+    """Without a login, error messages and `halfstep login` use the URL of the local server."""
     for name in ("HALFSTEP_URL", "HALFSTEP_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     with local_server.announce(tmp_path, "http://127.0.0.1:9", "hs_a"):

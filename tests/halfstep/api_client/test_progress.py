@@ -1,4 +1,4 @@
-"""The bar on stderr."""
+"""The progress bar on stderr."""
 
 import sys
 
@@ -10,7 +10,7 @@ from halfstep.api_client.progress import Progress
 def test_a_terminal_sees_how_far_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The bar has share and figures, and is removed at the end."""
+    """The bar in a terminal has percentage and figures, and is removed at the end."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     with Progress("run 1", in_bytes=True) as result:
         result(3 * 2**20, 4 * 2**20)
@@ -23,7 +23,7 @@ def test_a_terminal_sees_how_far_it_is(
 
 
 def test_other_outputs_do_not(capsys: pytest.CaptureFixture[str]) -> None:
-    """A log file contains no bars."""
+    """Output that is no terminal contains no progress bar."""
     with Progress("run 1") as result:
         result(1, 2)
     assert capsys.readouterr().err == ""

@@ -1,4 +1,4 @@
-"""Series of a run, as the client has them and the command prints them."""
+"""Series of a run by the client and by the command."""
 
 import csv
 import json
@@ -21,7 +21,7 @@ from tests.spool_made import checkpoint_of
 
 
 def test_every_step_is_an_element(client: Client) -> None:
-    """Steps are exactly as recorded, including infinities; all of them or a range."""
+    """A series has every step as recorded, including infinities, or a range of them."""
     series = client.series(1)
     assert series["loss"].step.tolist() == list(range(1, STEPS + 1))
     expected = 1 / np.arange(1, STEPS + 1, dtype=np.float64)
@@ -49,21 +49,21 @@ def test_metrics_come_by_name(client: Client) -> None:
 
 
 def test_a_table_of_arrow_has_the_columns(client: Client) -> None:
-    """The table has one row per step, with NaN where a line has no value."""
+    """A PyArrow table has one row per step, with NaN for missing values."""
     table = client.series(1).arrow()
     assert table.num_rows == STEPS
     assert table.column("loss")[0].as_py() == 1
 
 
 def test_events_and_findings_are_the_apis(client: Client) -> None:
-    """The skip is printed with its culprits."""
+    """Events and findings are those of the API; the command prints a skip with its culprits."""
     [event] = client.events(1)
     assert (event["kind"], event["step"], event["culprits"]) == ("skip", 10, [{"name": "w"}])
     assert client.findings(1) == client._get("/api/v1/runs/1/findings")["findings"]
 
 
 def test_pieces_may_end_anywhere() -> None:
-    """A network may cut the stream anywhere."""
+    """The stream can be cut at any byte."""
     text = "step,loss\n1,0.5\n2,NaN\n3,Infinity\n"
     whole = of_steps([text], 1, np.inf)["loss"]
     cut = of_steps(list(text), 1, np.inf)["loss"]
@@ -75,7 +75,7 @@ def test_pieces_may_end_anywhere() -> None:
 
 
 def test_the_commands_print_them(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
-    """The output is CSV, or a JSON object per line."""
+    """The commands print series as CSV, or as a JSON object per line."""
     type_command("run", "series", "1", "--last", "2")
     heads, first, *more = capsys.readouterr().out.splitlines()
     assert dict(zip(heads.split(","), first.split(","), strict=True))["loss"] == "1.0"
@@ -98,7 +98,7 @@ def test_the_command_prints_nan_and_leaves_unknown_numbers_empty(
     capsys: pytest.CaptureFixture[str],
     points: tuple[str, ...],
 ) -> None:
-    """A NaN norm is printed, and one that was not logged is empty, and null as JSON."""
+    """A NaN norm is printed, and an unknown one is empty, or null in JSON."""
     steps = make_steps([0.5, 0.5], first=STEPS + 1)
     for name in ("grad_norm", "grad_norm_clipped"):
         steps[name] = np.nan
@@ -114,7 +114,7 @@ def test_the_command_prints_nan_and_leaves_unknown_numbers_empty(
 
 
 def test_a_scale_is_requested(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
-    """The request is made once for a running run."""
+    """A new loss scale is requested once, and only from a running run."""
     type_command("run", "scale", "1", "2^12")
     assert "2^12" in capsys.readouterr().out
     statuses: list[dict[str, Any]] = client.run(1)["statuses"]
@@ -124,7 +124,7 @@ def test_a_scale_is_requested(client: Client, capsys: pytest.CaptureFixture[str]
 def test_ada_forks(client: Client, database: Database, ada: User) -> None:
     """A fork has its parent's configuration with the given changes.
 
-    The command says what to pass where these are no steps beyond the checkpoint.
+    The command says what to pass if there are no steps beyond the checkpoint.
     """
     from db.files import checkpoints
 
@@ -150,7 +150,7 @@ def test_ada_forks(client: Client, database: Database, ada: User) -> None:
 def test_metrics_of_many_names_come_in_pages(
     database: Database, running: Run, client: Client
 ) -> None:
-    """The client returns all; a chart requests a page, a search or names."""
+    """The client returns all metrics; a chart requests a page, a search or names."""
     names = [f"layer{number:03d}" for number in range(MOST_SHOWN + 20)]
     record(database, running, events=[make_metric(1, 0.5, name) for name in names])
     every = ['a "b",\u2028c', *names]

@@ -20,7 +20,7 @@ from halfstep.telemetry.ingest import Ingest
 
 
 class Projects(BaseHTTPRequestHandler):
-    """Responds with an empty list."""
+    """A handler that responds with an empty list of projects."""
 
     def do_GET(self) -> None:
         self.send_response(200)
@@ -33,7 +33,7 @@ class Projects(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
-    """A file with a key and a certificate for this machine that no authority has signed."""
+    """A self-signed certificate for this machine, and its key, in a file."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
     now = datetime.datetime.now(datetime.UTC)
@@ -72,7 +72,7 @@ def https(certificate: Path) -> Iterator[str]:
 
 
 def test_a_certificate_that_nobody_signed_is_rejected(https: str) -> None:
-    """The certificate is rejected as by an HTTP client without our context, also for uploads."""
+    """A self-signed certificate is rejected by API calls and uploads, as by a plain HTTP client."""
     with Client(https, "token") as client, pytest.raises(ApiError, match="certificate verify"):
         client.projects()
     refused = pytest.raises(ApiError, match="certificate verify")
@@ -83,7 +83,7 @@ def test_a_certificate_that_nobody_signed_is_rejected(https: str) -> None:
 def test_a_certificate_of_the_environment_is_accepted(
     https: str, certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The certificate is that of SSL_CERT_FILE."""
+    """A self-signed certificate in SSL_CERT_FILE is accepted."""
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     with Client(https, "token") as client:
         assert client.projects() == []

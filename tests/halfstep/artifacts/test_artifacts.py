@@ -39,7 +39,7 @@ from tests.site import until
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache for the test, and a folder for runs."""
+    """Use a cache of the test's own, and a folder for runs."""
     monkeypatch.setenv("HALFSTEP_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     return tmp_path / "cache"
@@ -87,7 +87,7 @@ WRONG = ["", "../", "data:", "data@xyz", "da ta", "data:a b", "data:v3:v4", "dat
 
 @looped("text", WRONG)
 def test_a_bad_reference_is_an_error_that_says_what_is_allowed(text: str) -> None:
-    """A bad reference is rejected with the allowed forms."""
+    """An invalid reference of an artifact is rejected with the allowed forms."""
     with pytest.raises(ArtifactError, match="allowed"):
         parse_reference(text)
 
@@ -95,7 +95,7 @@ def test_a_bad_reference_is_an_error_that_says_what_is_allowed(text: str) -> Non
 def test_links_within_a_folder_are_followed_and_all_else_is_refused(
     tmp_path: Path, data: Path
 ) -> None:
-    """The message names each link out of it, to nothing and in a circle, and each FIFO."""
+    """Links out of a folder, to nothing or in a circle, and FIFOs are named in the error."""
     (data / "c.csv").symlink_to("a.csv")
     (data / "linked").symlink_to("sub")
     names = ["a.csv", "c.csv", "linked/b.csv", "sub/b.csv"]
@@ -124,7 +124,7 @@ def test_links_within_a_folder_are_followed_and_all_else_is_refused(
 
 @pytest.mark.parametrize("name", ["pipe", "nothing", "folder"])
 def test_a_path_that_is_no_file_is_refused_at_once(tmp_path: Path, name: str) -> None:
-    """The path is also refused within a mapping; reading a FIFO would wait forever."""
+    """A path that is no file is refused, also in a mapping; reading a FIFO would wait forever."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     for path in (tmp_path / name, {"within": tmp_path / name}):
@@ -135,7 +135,7 @@ def test_a_path_that_is_no_file_is_refused_at_once(tmp_path: Path, name: str) ->
 def test_the_drop_in_logs_no_incomplete_artifact(
     data: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A folder that cannot be added completely ends no script, and its artifact is not logged."""
+    """The W&B drop-in skips an artifact whose folder it cannot add, and raises nothing."""
     wandb: Any = halfstep
     (data / "dead").symlink_to("nowhere")
     with wandb.init(name="maker", mode="offline") as run:
@@ -150,7 +150,7 @@ def test_the_drop_in_logs_no_incomplete_artifact(
 
 
 def test_without_a_server_a_version_is_used_from_disk(data: Path) -> None:
-    """A version is found by name, alias and digest, and a changed file of the cache is replaced."""
+    """Without a server a version is found by name, alias or digest in the cache."""
     watch = halfstep.watch(name="maker", mode="offline")
     saved = watch.save_artifact(data, name="digits", type="dataset", aliases=["good"])
     assert saved is not None
@@ -171,7 +171,7 @@ def test_without_a_server_a_version_is_used_from_disk(data: Path) -> None:
 
 
 def test_a_bad_artifact_costs_itself_only(data: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """One line has the reason, and the run continues."""
+    """An invalid artifact prints one line with the reason, and the run continues."""
     watch = halfstep.watch(mode="offline")
     assert watch.save_artifact("nowhere", name="digits") is None
     assert watch.save_artifact(data, name="no such name") is None
@@ -185,7 +185,7 @@ def test_a_bad_artifact_costs_itself_only(data: Path, capfd: pytest.CaptureFixtu
 
 
 def test_a_disabled_watch_uses_artifacts_too(data: Path) -> None:
-    """A script needs its data, watched or not."""
+    """A script can use artifacts also if its watch is disabled."""
     watch = halfstep.watch(mode="offline")
     watch.save_artifact(data, name="digits")
     watch.finish()
@@ -195,7 +195,7 @@ def test_a_disabled_watch_uses_artifacts_too(data: Path) -> None:
 
 
 def test_a_damaged_download_is_fetched_again_and_then_refused(tmp_path: Path) -> None:
-    """Content with another digest is never returned."""
+    """A download with a wrong digest is repeated once and then refused."""
     entry = Entry("a.txt", 3, "ab" * 32)
     manifest = cache.Manifest("", "a", digest_of([entry]), True, [entry])
     fetched: list[str] = []
@@ -212,7 +212,7 @@ def test_a_damaged_download_is_fetched_again_and_then_refused(tmp_path: Path) ->
 
 
 def test_two_versions_with_one_file_are_fetched_at_once(tmp_path: Path) -> None:
-    """Each has a partial file of its own: processes that fetch them do not wait for each other."""
+    """Two processes that fetch the same file have a partial file each, and wait for no other."""
     shared = Entry("a.txt", 6, hashlib.sha256(b"onetwo").hexdigest())
     other = Entry("b.txt", 6, shared.sha256)
     versions = [
@@ -242,8 +242,8 @@ def complete(database: Database) -> list[int]:
 def test_a_run_makes_a_version_that_another_uses(
     data: Path, database: Database, server: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A token that only uploads suffices; the lineage has both runs, and each content is
-    stored once.
+    """A token that only uploads can save an artifact for another run; the lineage has both runs,
+    and each content is stored once.
     """
     for name, value in server.items():
         monkeypatch.setenv(name, value)
@@ -270,7 +270,7 @@ def test_a_number_is_that_of_the_server_that_is_there_now(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Another server at the same URL has another v0; the known one is used during an outage."""
+    """A version number belongs to the server at a URL; the known one serves during an outage."""
     for name, value in server.items():
         monkeypatch.setenv(name, value)
     client.save_artifact(data, name="digits")
@@ -304,7 +304,7 @@ def test_an_unwatched_script_has_the_project_and_server_that_it_names(
     server: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """This holds for a disabled watch, a further rank and a watch with an invalid argument."""
+    """Disabled watches, further ranks and watches with invalid arguments use the named project."""
     with database.writing() as session:
         projects.make(session, "vision")
     client.save_artifact(data, name="digits", project="vision")
@@ -322,7 +322,7 @@ def test_an_unwatched_script_has_the_project_and_server_that_it_names(
 def test_a_further_rank_of_a_sweeps_point_has_its_project(
     is_taken: bool, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rank has the project before and after the first rank has taken the point."""
+    """A further rank has the sweep's project before and after the first rank claims a point."""
     options: dict[str, Any] = {"console": False, "system": False, "mode": "offline"}
     with halfstep.watch(project="vision", **options) as watch:
         watch.save_artifact(data, name="digits")
@@ -340,7 +340,7 @@ def read_digits(watch: halfstep.Watch) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_a_child_process_uses_artifacts_of_its_parents_project(data: Path) -> None:
-    """A spawned process receives the run's handle, and with it the project."""
+    """A spawned process gets its parent's run handle, and with it the project."""
     spawn = multiprocessing.get_context("spawn")
     with halfstep.watch(project="vision", console=False, system=False, mode="offline") as watch:
         watch.save_artifact(data, name="digits")
@@ -351,7 +351,7 @@ def test_a_child_process_uses_artifacts_of_its_parents_project(data: Path) -> No
 def test_a_version_outlives_the_run_that_saved_it(
     data: Path, database: Database, server: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The folder of the run is deleted after the upload: the server has the files."""
+    """A version can be used after its run's folder is deleted, because it was uploaded."""
     for name, value in server.items():
         monkeypatch.setenv(name, value)
     with halfstep.watch(name="maker") as watch:
@@ -370,7 +370,7 @@ def delete(folder: Path) -> bool:
 
 
 def test_a_deleted_run_without_a_server_is_an_error_that_names_its_folder(data: Path) -> None:
-    """Nothing else can be searched then, so the error says so."""
+    """Without a server the error for an artifact of a deleted run names the run's folder."""
     with halfstep.watch(name="maker", mode="offline") as watch:
         watch.save_artifact(data, name="digits")
     shutil.rmtree("halfstep-runs/maker")
@@ -391,7 +391,7 @@ def links(database: Database) -> list[tuple[int, int, str]]:
 def test_an_offline_run_is_uploaded_with_its_artifacts(
     data: Path, database: Database, server: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`halfstep upload` sends the versions and their files."""
+    """`halfstep upload` sends an offline run's artifact versions and files."""
     with halfstep.watch(name="maker", mode="offline") as watch:
         watch.save_artifact(data, name="digits", aliases=["best"])
     for name, value in server.items():
@@ -407,7 +407,9 @@ def test_content_that_has_no_room_in_its_project_is_sent_later(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Everything else of the run arrives; one line names the command that sends the rest."""
+    """If the project is full, all but the content is sent, and one line names the command for
+    it.
+    """
     with halfstep.watch(name="maker", mode="offline") as watch:
         watch.save_artifact(data, name="digits")
         watch.log({"score": 1.0}, step=1)
@@ -432,7 +434,7 @@ def test_content_that_has_no_room_in_its_project_is_sent_later(
 
 
 def test_the_client_puts_gets_and_deletes(client: Client, data: Path, tmp_path: Path) -> None:
-    """Unchanged content makes no version; differences and aliases are those of the pages."""
+    """The client saves no new version for unchanged content; differences are those of the pages."""
     first = client.save_artifact(data, name="digits", type="dataset", aliases=["good"])
     again = client.save_artifact(data, name="digits", type="dataset")
     assert (first["version"], again["version"]) == ("v0", "v0")
@@ -454,7 +456,7 @@ def test_the_client_puts_gets_and_deletes(client: Client, data: Path, tmp_path: 
 def test_a_version_that_is_not_uploaded_completely_is_refused(
     client: Client, monkeypatch: pytest.MonkeyPatch, server: dict[str, str]
 ) -> None:
-    """Client and script refuse the version."""
+    """A version that is not completely uploaded is refused by client and script."""
     files = [{"path": "a.csv", "size_bytes": 3, "sha256": "a" * 64}]
     client._post("/api/v1/artifacts", {"name": "digits", "files": files})
     text = "digits:v0 is not uploaded completely yet"
@@ -473,7 +475,7 @@ def test_a_version_that_is_still_uploaded_is_used_where_it_was_saved(
     server: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A digest's beginning, as in the text of what `save_artifact` returns, finds it."""
+    """A version that is still being uploaded is found locally by the start of its digest."""
     event = artifacts.save(tmp_path / "run", data, "digits", "dataset", [])
     credentials = Credentials(server["HALFSTEP_URL"], server["HALFSTEP_TOKEN"])
     artifacts.remember_saved(tmp_path / "run", event, "", credentials)
@@ -494,7 +496,7 @@ def test_the_command_does_the_same(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The command can put, list, show, diff, alias, get and delete."""
+    """The command can put, list, show, diff, alias, get and delete artifacts."""
     monkeypatch.setenv("HALFSTEP_URL", address)
     monkeypatch.setenv("HALFSTEP_TOKEN", token)
 

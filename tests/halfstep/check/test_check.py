@@ -44,7 +44,7 @@ CLIPPED = HEALTHY.replace(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with a script that overflows, one with a wrong call, and a healthy one."""
+    """A folder with an overflowing script, one with a wrong call, and a healthy one."""
     (tmp_path / "train.py").write_text(SMALL_EPS)
     (tmp_path / "healthy.py").write_text(HEALTHY)
     (tmp_path / "clipped.py").write_text(CLIPPED)
@@ -68,7 +68,7 @@ def faults(report: dict[str, Any]) -> list[tuple[str, str, int]]:
 
 
 def test_a_mistake_has_its_line_its_values_and_exit_code_1(folder: Path) -> None:
-    """The script gets its arguments, and its output is before the report."""
+    """A mistake is reported with its line, below the output of the script."""
     ended = check(folder, "train.py", "--lr", "1")
     assert ended.returncode == 1
     assert "step 19 --lr 1\n" in ended.stdout
@@ -78,7 +78,7 @@ def test_a_mistake_has_its_line_its_values_and_exit_code_1(folder: Path) -> None
 
 
 def test_json_is_all_of_stdout(folder: Path) -> None:
-    """The script's output goes to stderr."""
+    """With --json stdout has only the report, and the script's output goes to stderr."""
     ended = check(folder, "--json", "train.py")
     report = report_of(ended)
     assert faults(report) == [("rounding", "train.py", LINE)]
@@ -91,14 +91,14 @@ def test_json_is_all_of_stdout(folder: Path) -> None:
 
 
 def test_a_healthy_script_ends_with_0(folder: Path) -> None:
-    """All of its steps are checked with --steps 0."""
+    """A healthy script ends with exit code 0; --steps 0 checks all of its steps."""
     ended = check(folder, "--json", "--steps", "0", "healthy.py")
     assert ended.returncode == 0
     assert (faults(report_of(ended)), report_of(ended)["steps"]) == ([], 30)
 
 
 def test_every_nth_step_is_checked(folder: Path) -> None:
-    """Step 7 is checked with every third step, and not with every fourth."""
+    """With --every N only every Nth step is checked."""
     third, fourth = (check(folder, "--json", "--every", n, "train.py") for n in ("3", "4"))
     assert (third.returncode, report_of(third)["steps"]) == (1, 10)
     assert (fourth.returncode, report_of(fourth)["steps"]) == (0, 8)
@@ -124,7 +124,7 @@ def test_github_has_an_annotation_per_finding(folder: Path) -> None:
 
 
 def test_a_baseline_leaves_out_what_is_known(folder: Path) -> None:
-    """A known finding is left out even if its line has moved."""
+    """A finding in the baseline is left out even if its line has moved."""
     before = check(folder, "--json", "train.py")
     (folder / "known.json").write_text(before.stdout)
     (folder / "train.py").write_text("# moved\n" + SMALL_EPS)
@@ -149,7 +149,7 @@ def test_a_baseline_that_is_missing_is_named(folder: Path) -> None:
 
 
 def test_a_module_runs_with_m(folder: Path) -> None:
-    """Relative imports of the module work."""
+    """With -m a module is run, and its relative imports work."""
     (folder / "pkg").mkdir()
     (folder / "pkg" / "__init__.py").write_text("")
     (folder / "pkg" / "size.py").write_text("LR = 0.1\n")
@@ -172,7 +172,7 @@ def test_a_module_runs_with_m(folder: Path) -> None:
 def test_a_script_that_fails_is_reported_and_the_check_incomplete(
     folder: Path, end: str, result: str
 ) -> None:
-    """Findings until then are printed."""
+    """If the script raises, the check prints its findings until then, and is incomplete."""
     (folder / "train.py").write_text(SMALL_EPS + f"    if step == 9:\n        {end}\n")
     ended = check(folder, "--json", "train.py")
     assert ended.returncode == 1
@@ -195,7 +195,7 @@ def test_a_missing_script_is_named(folder: Path) -> None:
 
 
 def test_a_reproduction_shows_the_mistake_with_torch_alone(folder: Path) -> None:
-    """The script runs the operator unchanged and in fp32, from the inputs of its step."""
+    """The printed reproduction runs the operator unchanged and in fp32, from its step's inputs."""
     ended = check(folder, "--reproduce", "bug", "train.py")
     path = folder / "bug" / f"train-{LINE}-div.py"
     assert f"Reproduction: {path.relative_to(folder)}" in ended.stdout

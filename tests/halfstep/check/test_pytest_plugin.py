@@ -41,7 +41,7 @@ def test_without_a_step(halfstep_check):
 
 
 def test_a_test_fails_with_the_report(tmp_path: Path) -> None:
-    """A sound loop passes, a mistake fails with its line, and so does a loop without a step."""
+    """In pytest a correct loop passes, and a mistake or a loop without a step fails."""
     (tmp_path / "test_training.py").write_text(TESTS)
     plugin = ["-p", "halfstep.check.pytest_plugin", "-p", "no:cacheprovider"]
     start = "import pytest, sys; sys.exit(pytest.main(sys.argv[1:]))"

@@ -43,9 +43,7 @@ def server(server: dict[str, str], database: Database) -> dict[str, str]:
 def test_a_report_is_uploaded_with_the_sources_that_it_names(
     folder: Path, server: dict[str, str], client: Client
 ) -> None:
-    """The server has what --json prints; stdout has only the report, and the address is
-    on stderr.
-    """
+    """The server receives what --json prints, with the named sources; stderr has the address."""
     ended = upload(folder, "--json", "--project", "vision", "train.py", server=server)
     assert ended.returncode == 1
     [check] = client.checks(project="vision")
@@ -62,7 +60,7 @@ def test_a_report_is_uploaded_with_the_sources_that_it_names(
 def test_a_healthy_script_is_uploaded_without_sources(
     folder: Path, server: dict[str, str], client: Client
 ) -> None:
-    """The address is the last line of the report."""
+    """A healthy script's report is uploaded without sources, and ends with the address."""
     url, token = server.values()
     words = ("--server", url, "healthy.py")
     ended = upload(folder, *words, server={"HALFSTEP_TOKEN": token})
@@ -110,7 +108,7 @@ def test_project_and_server_are_of_an_upload(folder: Path) -> None:
 def test_a_report_that_the_server_does_not_take_is_in_a_file(
     folder: Path, server: dict[str, str], client: Client
 ) -> None:
-    """The script changes the module that sends it; the exit code is 1 though it has no mistake."""
+    """A report that cannot be uploaded is written to a file, and the exit code is 1."""
     script = folder / "healthy.py"
     break_client = "halfstep.client.Client.upload_check = None"
     script.write_text(f"import halfstep.client\n{break_client}\n{script.read_text()}")
@@ -126,7 +124,7 @@ def test_a_report_that_the_server_does_not_take_is_in_a_file(
 def test_files_beyond_the_limits_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files that fit are sent in any order; generated and installed ones are left out."""
+    """Source files that fit are uploaded in any order, without generated and installed ones."""
     monkeypatch.chdir(tmp_path)
     texts = {"wide.py": "x" * MOST_BYTES, "small.py": "a\0\n", "long.py": "\n" * MOST_LINES}
     texts |= {"last.py": "b"}
@@ -142,7 +140,7 @@ def test_files_beyond_the_limits_are_left_out(
 def test_an_upload_of_the_largest_size_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: Client
 ) -> None:
-    """The limit of the client is within that of the server."""
+    """A report of the client's maximum size is accepted by the server."""
     monkeypatch.chdir(tmp_path)
     made = report(*(row("overflow", 1, file=file) for file in ("a.py", "b.py")))
     line = '"\\é' * 20 + "\n"

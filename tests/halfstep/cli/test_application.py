@@ -1,4 +1,4 @@
-"""Messages of commands at a server of another version."""
+"""Command-line messages for a server of another version."""
 
 import json
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ WORKER = {"id": 1, "name": "w1", "host": "h", "alive": False, "devices": [], "dr
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers with a worker as an earlier version described it."""
+    """A server that returns a worker as an earlier version described it."""
 
     protocol_number: int | None = None
 
@@ -54,14 +54,14 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Handler]]:
 def test_what_an_older_server_lacks_is_one_sentence(
     server: type[Handler], words: list[str], problem: str
 ) -> None:
-    """The message names what to update."""
+    """The message about a server without a feature is one sentence that names what to update."""
     ended = str(type_command(*words))
     assert problem in ended
     assert protocol.OLDER_SERVER in ended
 
 
 def test_a_wrong_response_of_this_version_is_a_traceback(server: type[Handler]) -> None:
-    """A wrong response of the same version is an internal error."""
+    """A wrong response from a server of the same version is an internal error with a traceback."""
     server.protocol_number = protocol.PROTOCOL
     with pytest.raises(KeyError):
         type_command("workers")

@@ -9,7 +9,7 @@ from tests.marks import looped
 
 
 def test_placeholders_are_named_once_in_order() -> None:
-    """Other braces stay, and doubled braces become single ones."""
+    """Each placeholder is listed once in order; other braces stay, doubled ones become single."""
     line = """python t.py {b} --x={a}{b} '{"k": {"n": 1}}' {{c}} {1} {} {é}"""
     assert placeholders(line) == ["b", "a"]
     assert fill_placeholders(line, {"a": 1e-05, "b": True}) == [
@@ -34,7 +34,7 @@ def test_a_value_stays_within_its_argument(first: str, second: str) -> None:
     [("", "empty"), ("''", "empty"), ("a 'b", "no closing quotation"), ("{a}", "placeholder")],
 )
 def test_an_invalid_command_line_is_reported(line: str, message: str) -> None:
-    """The error of an invalid command line is in plain words."""
+    """An invalid command line gets an error in plain words."""
     with pytest.raises(ValueError, match=message):
         words(line)
 

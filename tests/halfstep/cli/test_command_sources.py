@@ -1,4 +1,4 @@
-"""Code of a command by its digests, as the client submits and the worker compares them."""
+"""Digests of a command's code, as the client submits and the worker compares them."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from halfstep.cli.command_sources import list_changed, sources_of
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A folder with code, and much that is none."""
+    """A folder with code, and with many files that are not code."""
     for name in ("train.py", "lib/model.py", "conf/base.yaml", "data.csv", ".git/hook.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
@@ -21,7 +21,9 @@ def project(tmp_path: Path) -> Path:
 
 
 def test_script_and_code_of_the_folder_are_noted(project: Path) -> None:
-    """The script is first; data, environments and hidden files are left out."""
+    """The script comes first, then the folder's code without data, environments and hidden
+    files.
+    """
     found = sources_of(["python", "lib/model.py", "--lr", "{lr}"], str(project))
     assert list(found) == ["lib/model.py", "train.py", "conf/base.yaml"]
     assert next(iter(sources_of(["python", "-m", "lib.model"], str(project)))) == "lib/model.py"
@@ -31,7 +33,7 @@ def test_script_and_code_of_the_folder_are_noted(project: Path) -> None:
 
 
 def test_changed_and_deleted_files_are_named(project: Path) -> None:
-    """New files are not among those with which the command was queued."""
+    """Changed and deleted files are named; new files are ignored."""
     found = sources_of(["python", "train.py"], str(project))
     assert list_changed(found, project) == []
     (project / "train.py").write_text("edited")
@@ -41,6 +43,6 @@ def test_changed_and_deleted_files_are_named(project: Path) -> None:
 
 
 def test_a_large_folder_is_noted_in_part(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The script is always noted, then the files nearest to the folder."""
+    """Of a large folder the script is recorded, then the files nearest to the folder."""
     monkeypatch.setattr(command_sources, "MOST_FILES", 2)
     assert list(sources_of(["sh", "lib/model.py"], str(project))) == ["lib/model.py", "train.py"]

@@ -1,4 +1,4 @@
-"""Commands that the documents name: each exists, with its options; journeys run operators' ones."""
+"""Commands in the documents exist with their options, and journeys run those of operators."""
 
 import re
 import shlex
@@ -30,7 +30,7 @@ def list_documented() -> Iterator[tuple[str, str]]:
 
 
 def forms(line: str) -> Iterator[list[str]]:
-    """Yield the words after `halfstep`, for each alternative: list|add."""
+    """Yield the words after `halfstep` for each alternative, such as list|add."""
     command = ENDS.split(re.sub(r"\[([^\]]*)\]", r"\1", line.replace("…", "")))[0]
     words = shlex.split(re.sub(r"^(?:[A-Z_]+=\S* )*halfstep ", "", command))
     if "--help" in words:
@@ -44,7 +44,7 @@ def forms(line: str) -> Iterator[list[str]]:
 
 
 def fault(words: list[str]) -> str | None:
-    """Return the error of a command; a group without a command has none."""
+    """Return the error of a command, if any; a group without a command has none."""
     try:
         command = found_command(tuple(words[:1]))
         depth = 1
@@ -63,7 +63,7 @@ def fault(words: list[str]) -> str | None:
 
 
 def test_every_documented_command_exists_with_its_options() -> None:
-    """Commands within sentences of the documents exist too."""
+    """Every command in the documents exists with its options, also within sentences."""
     found = list(list_documented())
     assert len(found) > 120
     wrong = [
@@ -76,6 +76,6 @@ def test_every_documented_command_exists_with_its_options() -> None:
 
 
 def test_every_client_command_is_in_the_reference() -> None:
-    """The reference lists all commands, and short forms such as `halfstep submit`."""
+    """The reference lists all client commands, and short forms such as `halfstep submit`."""
     text = (ROOT / "docs/reference/client.md").read_text()
     assert [name for name in main.CLIENT if not re.search(rf"halfstep {name}\b", text)] == []

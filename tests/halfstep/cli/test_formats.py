@@ -1,4 +1,4 @@
-"""Values as text."""
+"""Formatting of values as text."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.halfstep.cli.formats_made import RUN
 
 
 def test_the_status_line_has_the_key_figures() -> None:
-    """The line has loss, scale, skipped steps, health and ETA; unknown ones are left out."""
+    """The status line has loss, scale, skipped steps, health and ETA, if known."""
     line = formats.run_line(RUN)
     assert line == (
         "run 7  running  baseline  step 352,889/3,000,000  loss 0.01812  scale 2^19  "
@@ -23,20 +23,20 @@ def test_the_status_line_has_the_key_figures() -> None:
 
 @pytest.mark.parametrize(("own_steps", "text"), [(0, "–"), (12, "0")])
 def test_the_number_of_skips_is_unknown_without_steps(own_steps: int, text: str) -> None:
-    """A run that applied all of its steps has 0."""
+    """The number of skips is unknown without steps, and 0 if all steps were applied."""
     assert formats.format_skipped(RUN | {"own_steps": own_steps, "skipped": 0}) == text
 
 
 @pytest.mark.parametrize(("is_scaled", "text"), [(True, "1"), (False, "–")])
 def test_a_run_without_a_scaler_has_no_scale(is_scaled: bool, text: str) -> None:
-    """Steps without a scaler are recorded with a scale of 1, which is not shown."""
+    """A run without a scaler, whose steps are recorded with a scale of 1, shows no scale."""
     run = RUN | {"scale": 1.0, "is_scaled": is_scaled}
     assert formats.run_scale(run) == text
     assert ("scale 1 " in formats.run_line(run)) == is_scaled
 
 
 def test_a_failed_run_has_the_reason_of_its_failure() -> None:
-    """The reason is not that of a later action; a list, which has no history, has the last line
+    """A failed run shows its failure's reason, not a later action's; a list shows the last line
     of the error.
     """
     failed = RUN | {"status": "failed", "error": "Traceback:\n\nValueError: bye\n"}
@@ -58,21 +58,19 @@ def test_a_damaged_run_says_so_in_each_table() -> None:
 
 
 def test_text_cannot_control_the_terminal() -> None:
-    """Escape sequences in a name are printed visibly."""
+    """Terminal escape sequences in a name are printed visibly."""
     assert formats.plain("a\x1b[2Jb\nc") == "a\ufffd[2Jb c"
 
 
 def test_a_trial_has_the_label_of_its_state() -> None:
-    """The label is that of lists and pages; a state of a newer server is shown as it is."""
+    """A trial's state has the label of lists and pages; a newer server's state is shown as is."""
     trial = {"run_id": 7, "status": "unreachable", "value": 0.5, "params": {}}
     assert sweep._trial_row(trial, [], None, is_loss=False)[:2] == ("7", "no contact")
     assert formats.label("resting") == "resting"
 
 
 def test_compared_bytes_have_a_unit() -> None:
-    """Bytes have the unit that the page shows; other numbers have none, and a run without the
-    metric a dash.
-    """
+    """Compared bytes have the unit of the page, other numbers none; a missing metric is a dash."""
     row = {"run/peak_memory_bytes": 2.951e8, "val/loss": 2.951e8}
     cells = [run_data._cell(row, name) for name in (*row, "none")]
     assert cells == ["281 MiB", "2.951e8", "–"]

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def known(address: str, token: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The environment of a signed-in user, set in this process too."""
+    """Set the environment of a signed-in user, also in this process."""
     known = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
     for name, value in known.items():
         monkeypatch.setenv(name, value)
@@ -30,7 +30,7 @@ def known(address: str, token: str, monkeypatch: pytest.MonkeyPatch) -> dict[str
 
 
 class Terminal:
-    """A command in a terminal of its own."""
+    """A command that runs in its own terminal."""
 
     def __init__(self, *words: str) -> None:
         self._end, other_end = pty.openpty()
@@ -47,14 +47,14 @@ class Terminal:
         self.text = ""
 
     def wait_for(self, text: str) -> None:
-        """Read until the terminal has shown this."""
+        """Read until the terminal has shown this text."""
         deadline = time.monotonic() + SECONDS
         while text not in self.text:
             assert time.monotonic() < deadline
             self.text += os.read(self._end, 65536).decode(errors="replace")
 
     def interrupt(self) -> None:
-        """Do what Ctrl-C does."""
+        """Send the signal of Ctrl-C."""
         self.process.send_signal(signal.SIGINT)
 
     def end(self) -> int:
@@ -71,7 +71,7 @@ class Terminal:
 def test_a_run_is_followed_on_one_line_of_a_terminal(
     known: dict[str, str], database: Database, running: Run
 ) -> None:
-    """The line is drawn again, with the end last; the exit code reports the outcome."""
+    """`run follow` redraws one line with the result last; its exit code is the run's outcome."""
     terminal = Terminal("run", "follow", str(running.id))
     terminal.wait_for(f"run {running.id}  running")
     with database.writing() as session:
@@ -84,7 +84,7 @@ def test_a_run_is_followed_on_one_line_of_a_terminal(
 def test_ctrl_c_ends_the_following_and_not_the_run(
     known: dict[str, str], client: Client, running: Run
 ) -> None:
-    """The command ends with exit code 130."""
+    """Ctrl-C ends `run follow` with exit code 130, and the run continues."""
     terminal = Terminal("run", "follow", str(running.id))
     terminal.wait_for("running")
     terminal.interrupt()
@@ -96,7 +96,7 @@ def test_ctrl_c_ends_the_following_and_not_the_run(
 def test_top_refreshes_a_table_of_running_runs(
     known: dict[str, str], database: Database, ada: User, running: Run, client: Client
 ) -> None:
-    """Runs that start appear, those that wait or ended do not; Ctrl-C ends it."""
+    """`top` lists running runs only, adds those that start, and ends by Ctrl-C."""
     terminal = Terminal("top", "--interval", "0.2")
     terminal.wait_for("Running: 1")
     started = start_run(database, ada)
@@ -114,7 +114,7 @@ def test_top_refreshes_a_table_of_running_runs(
 def test_top_prints_once_where_there_is_no_terminal(
     known: dict[str, str], running: Run, client: Client
 ) -> None:
-    """The output is a table or JSON."""
+    """Without a terminal `top` prints once, as a table or JSON."""
     head, row = halfstep("top", **known).stdout.splitlines()
     assert set(head.split()) >= {"Run", "Loss", "Scale", "Skipped", "Health", "ETA"}
     assert row.split()[:3] == [str(running.id), running.name, "running"]
@@ -123,7 +123,7 @@ def test_top_prints_once_where_there_is_no_terminal(
 
 
 def test_top_says_that_nothing_runs(known: dict[str, str], client: Client) -> None:
-    """Where there is no terminal, instead of a table of headings."""
+    """Without a terminal `top` says that nothing is running instead of printing an empty table."""
     ended = halfstep("top", **known)
     assert (ended.returncode, ended.stdout) == (0, "")
     assert "no run is running" in ended.stderr
@@ -136,7 +136,7 @@ def test_the_page_of_a_run_is_opened(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The link is printed; a run that does not exist is an error, and opens nothing."""
+    """The page of a run is opened and its link printed; a missing run is an error."""
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     link = f"{known['HALFSTEP_URL']}/runs/{running.id}"

@@ -1,4 +1,4 @@
-"""The log of server, worker and placer."""
+"""Logging of server, worker and placer."""
 
 import io
 import json
@@ -17,7 +17,7 @@ logger = logging.getLogger("worker.test_logs")
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
-    """Restore handlers and levels after the test."""
+    """Restore log handlers and levels after the test."""
     root = logging.getLogger()
     packages = [logging.getLogger(package) for package in logs.PACKAGES]
     handlers, levels = root.handlers[:], [each.level for each in (root, *packages)]
@@ -44,7 +44,7 @@ def log_messages(level: str = "info", form: str = "text") -> list[str]:
 
 
 def test_a_line_of_text_names_process_and_run() -> None:
-    """A traceback follows its message."""
+    """A text line names process and run, and a traceback follows its message."""
     lines = log_messages()
     assert lines[:5] == [
         "worker: offers digits",
@@ -66,14 +66,14 @@ def test_a_line_of_text_names_process_and_run() -> None:
     ],
 )
 def test_messages_below_the_level_are_left_out(level: str, messages: list[str]) -> None:
-    """The level applies to our packages; others log their warnings at any level."""
+    """Our packages log at the given level; other packages log warnings at any level."""
     lines = [json.loads(line)["message"] for line in log_messages(level, "json")]
     assert len(lines) == len(messages)
     assert all(map(str.startswith, lines, messages))
 
 
 def test_json_has_a_line_per_message_with_level_and_run() -> None:
-    """A traceback does not break the line."""
+    """A JSON log has one line per message, also with a traceback."""
     first, second, _third, last = map(json.loads, log_messages(form="json"))
     assert first | {"time": ""} == {
         "time": "",
@@ -89,7 +89,7 @@ def test_json_has_a_line_per_message_with_level_and_run() -> None:
 
 
 def test_a_full_disk_ends_nothing() -> None:
-    """Only the log line is lost."""
+    """A full disk costs the log line and raises nothing."""
     with Path("/dev/full").open("w") as stream:
         logs.configure("worker", "info", "text", stream)
         logger.info("lost")
@@ -98,7 +98,7 @@ def test_a_full_disk_ends_nothing() -> None:
 
 
 def test_a_reader_who_has_gone_ends_nothing() -> None:
-    """A closed reader ends nothing, and nothing is written to it again."""
+    """A closed log reader ends nothing, and nothing is written to it again."""
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as stream:

@@ -1,4 +1,4 @@
-"""The root of the `halfstep` command, and what holds for every command."""
+"""The root of the `halfstep` command, and rules that apply to every command."""
 
 import json
 import re
@@ -24,7 +24,7 @@ FOR_EVER = {"mcp", "placer", "server", "show", "up", "worker"}
 
 
 def all_commands() -> Iterator[tuple[str, ...]]:
-    """Yield the words of each command that is installed, groups without their own."""
+    """Yield the words of each installed command, with the subcommands in place of a group."""
     installed = {point.name for point in entry_points(group=main.GROUP)}
     for name in sorted({*main.CLIENT, *installed}):
         found = main.command(name)
@@ -33,7 +33,7 @@ def all_commands() -> Iterator[tuple[str, ...]]:
 
 
 def found_command(words: tuple[str, ...]) -> Any:
-    """Return the command that these words name."""
+    """Return the command with these words."""
     command = main.command(words[0])
     return command.commands[words[1]] if words[1:] else command
 
@@ -49,13 +49,13 @@ def install_command(folder: Path, command: str, code: str) -> dict[str, str]:
 
 
 def help_of(*words: str, **environment: str) -> str:
-    """Return what --help prints, without frames and line breaks."""
+    """Return the output of --help, without frames and line breaks."""
     return re.sub(r"[\s│]+", " ", halfstep(*words, **environment).stdout)
 
 
 @pytest.mark.slow
 def test_help_lists_every_command_with_its_first_line() -> None:
-    """`halfstep` without arguments lists the installed commands."""
+    """`halfstep` without arguments lists the installed commands with their first help lines."""
     for words in ((), ("--help",)):
         text = help_of(*words)
         assert "up Start server and worker on this machine" in text
@@ -65,7 +65,7 @@ def test_help_lists_every_command_with_its_first_line() -> None:
 
 
 def test_help_has_a_short_option(capsys: pytest.CaptureFixture[str]) -> None:
-    """Commands at every level have -h."""
+    """Commands at every level accept -h."""
     for words in (["-h"], ["run", "-h"], ["run", "show", "-h"], ["storage", "prune", "-h"]):
         assert type_command(*words) == 0
         assert "Usage: halfstep" in capsys.readouterr().out
@@ -73,14 +73,14 @@ def test_help_has_a_short_option(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_version_is_printed() -> None:
-    """The version is the wheel's."""
+    """--version prints the version of the wheel."""
     assert halfstep("--version").stdout.strip() == __version__
 
 
 @pytest.mark.extended
 @pytest.mark.slow
 def test_another_package_adds_a_command(tmp_path: Path) -> None:
-    """An entry point of the group is called with all arguments after its name."""
+    """A package's entry point is called with all arguments after its name."""
     code = 'def greet(words):\n    """Say hello."""\n    print("hello", *words)\n'
     environment = install_command(tmp_path, "greet = guest:greet", code)
     typed = ("greet", "Ada", "--loud", "--", "--help")
@@ -90,7 +90,7 @@ def test_another_package_adds_a_command(tmp_path: Path) -> None:
 
 @pytest.mark.extended
 def test_another_package_adds_a_typer_application(tmp_path: Path) -> None:
-    """The commands of the application are a group under the name of the entry point."""
+    """A package's typer application becomes a group named like its entry point."""
     code = (
         "import typer\napp = typer.Typer(help='Greetings.')\n"
         "@app.command()\ndef hello(name: str):\n    print('hello', name)\n"
@@ -104,7 +104,7 @@ def test_another_package_adds_a_typer_application(tmp_path: Path) -> None:
 
 @pytest.mark.extended
 def test_a_broken_package_hides_no_command(tmp_path: Path) -> None:
-    """The package's line has the error, and the others are listed."""
+    """A package that cannot be imported is listed with its error, next to the other commands."""
     environment = install_command(tmp_path, "greet = guest:greet", "1 / 0")
     shown = help_of("--help", **environment)
     assert "cannot be loaded: ZeroDivisionError" in shown
@@ -123,9 +123,8 @@ def test_a_broken_package_hides_no_command(tmp_path: Path) -> None:
     ],
 )
 def test_a_command_that_moved_is_installed_again(tmp_path: Path, point: str, missing: str) -> None:
-    """An older installation that names a missing module or attribute is reported without a
-    traceback, and so is metadata that an earlier build left in the folder of the sources, which
-    pip does not renew.
+    """An installation that names a missing module or attribute gets an error without a traceback,
+    and so does metadata that an earlier build left in the source folder, which pip does not renew.
     """
     code = "class Greeter:\n    pass\n"
     environment = install_command(tmp_path, f"greet = {point}", code)
@@ -142,14 +141,14 @@ def test_a_command_that_moved_is_installed_again(tmp_path: Path, point: str, mis
 @pytest.mark.extended
 @pytest.mark.parametrize("code", ["import sys\nsys.absent", "import json\njson.absent"])
 def test_an_error_in_a_packages_own_code_keeps_its_traceback(tmp_path: Path, code: str) -> None:
-    """An attribute that is missing elsewhere is an error of the package."""
+    """An attribute missing within a package's own code is an error with a traceback."""
     ended = halfstep("greet", **install_command(tmp_path, "greet = guest:greet", code))
     assert "Traceback" in ended.stderr
     assert "AttributeError" in ended.stderr
 
 
 def test_the_services_commands_are_known_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client's help names their package."""
+    """Without the service the client's help names the package of the service's commands."""
     points = entry_points(group=main.GROUP)
     ours = [each.name for each in points if each.dist and each.dist.name == "halfstep-service"]
     assert tuple(sorted(ours)) == main.SERVICE
@@ -176,7 +175,7 @@ def test_everything_has_help_text(words: tuple[str, ...]) -> None:
 
 @looped("words", [each for each in all_commands() if each[0] not in FOR_EVER])
 def test_every_command_has_json(words: tuple[str, ...]) -> None:
-    """Every command has --json, except servers."""
+    """Every command except servers has --json."""
     assert any("--json" in parameter.opts for parameter in found_command(words).params)
 
 
@@ -186,7 +185,7 @@ def test_every_command_has_json(words: tuple[str, ...]) -> None:
 def test_runs_are_sorted_in_descending_order_by_a_word_with_a_dash(
     monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
-    """A word with a dash is no option after --sort, but a real option still is."""
+    """A sort key with a leading dash is no option after --sort, but a real option still is."""
     asked: list[str] = []
 
     def run_page(_self: Client, _filter: str, *, sort: str, limit: int) -> dict[str, Any]:
@@ -203,7 +202,7 @@ def test_runs_are_sorted_in_descending_order_by_a_word_with_a_dash(
 
 @pytest.mark.slow
 def test_unknown_command_is_named() -> None:
-    """A usage error ends with a message that lists the commands, and a suggestion."""
+    """An unknown command is a usage error that lists the commands, with a suggestion."""
     ended = halfstep("dwonload")
     assert ended.returncode == 2
     assert "'dwonload'; did you mean download?" in ended.stderr
@@ -231,7 +230,7 @@ def test_unknown_command_is_named() -> None:
 def test_a_typing_error_is_one_sentence(
     typed: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """stderr has one line, with the command that has --help; the exit code is 2."""
+    """A usage error prints one line on stderr with the command for help, and exits with 2."""
     assert type_command(*shlex.split(typed)) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"halfstep: {message}")
@@ -239,7 +238,7 @@ def test_a_typing_error_is_one_sentence(
 
 
 def test_a_group_without_a_command_prints_its_help(capsys: pytest.CaptureFixture[str]) -> None:
-    """The help of the group is printed, and the exit code is 2."""
+    """A group without a command prints its help with exit code 2."""
     assert type_command("run") == 2
     assert "follow" in capsys.readouterr().out
 
@@ -270,7 +269,7 @@ def test_errors_are_json_if_requested(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """stderr has one object, stdout nothing, and the exit code is the same as without --json."""
+    """With --json an error is one object on stderr, with the usual exit code."""
     monkeypatch.setenv("HALFSTEP_DATA", str(tmp_path))
     monkeypatch.setenv("HALFSTEP_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("HALFSTEP_TOKEN", "none")
@@ -282,7 +281,7 @@ def test_errors_are_json_if_requested(
 
 @pytest.mark.slow
 def test_a_list_of_runs_loads_nothing_that_it_does_not_need(tmp_path: Path) -> None:
-    """The start is quick: neither numpy nor torch nor pydantic is loaded."""
+    """Listing runs imports neither numpy nor torch nor pydantic, so that it starts quickly."""
     code = """
 import sys
 from halfstep.cli.main import main

@@ -13,7 +13,7 @@ GIT = {
 
 
 def environment(git: dict[str, Any] | None = None, **changes: Any) -> Any:
-    """Return a run's environment."""
+    """Return a run's recorded environment."""
     return {
         **{"attempt": 1, "host": "gpu-7", "folder": "/home/ada", "versions": {"python": "3.12.1"}},
         **{"command": ["python", "train.py", "--name", "it's {a}"], "diff": None},
@@ -23,7 +23,7 @@ def environment(git: dict[str, Any] | None = None, **changes: Any) -> Any:
 
 
 def test_the_commands_are_a_shell_script() -> None:
-    """Each part that is recorded has its command, and texts are quoted."""
+    """The commands form a shell script with one for each recorded part, and texts are quoted."""
     text = reproduction.script(7, environment({"remote": "https://host/a b;.git"}, diff="+x"))
     assert text.splitlines() == [
         "# Run 7, attempt 1 on gpu-7",
@@ -42,7 +42,7 @@ def test_the_commands_are_a_shell_script() -> None:
 
 
 def test_what_is_missing_is_said() -> None:
-    """Each missing part is a comment of one line."""
+    """Each part that was not recorded is a comment of one line."""
     git = {"remote": "", "untracked": ["a.bin", "b.py"], "is_cut": True, "is_redacted": True}
     git |= {"error": "git\nfailed"}
     notes = reproduction.missing(
@@ -58,14 +58,14 @@ def test_what_is_missing_is_said() -> None:
 
 
 def test_builds_of_torch_need_their_index() -> None:
-    """PyPI has no such builds."""
+    """A CUDA build of torch needs its own package index, because PyPI lacks it."""
     first = reproduction.requirements(environment()).splitlines()[0]
     assert first == "--extra-index-url https://download.pytorch.org/whl/cu126"
 
 
 def test_a_pushed_commit_without_changes_can_be_queued() -> None:
-    """The commit is queued with its command, whose braces stay braces; anything else is
-    rejected with the reasons.
+    """A pushed commit without changes is queued with its command, whose braces are escaped;
+    other states are rejected with the reasons.
     """
     assert reproduction.obstacles(environment()) == []
     assert reproduction.command_of(environment()) == {
@@ -85,7 +85,7 @@ def test_a_pushed_commit_without_changes_can_be_queued() -> None:
 
 
 def test_a_run_of_a_recipe_is_submitted_again() -> None:
-    """Its process is the worker's own, in a folder of the service."""
+    """A recipe's run is repeated by submitting it, because its process belongs to the worker."""
     file = {"path": "/srv/mine.py", "sha256": "aa", "size_bytes": 6, "is_cut": False}
     again = "halfstep run submit mine --set training.steps=70"
     text = reproduction.script(

@@ -1,4 +1,4 @@
-"""Tables of runs, by their fields and values."""
+"""Tables of runs, their columns and values."""
 
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ ROW: dict[str, Any] = RUN | {"steps_per_second": 131.1, "owner": "ada"}
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Stdout counts as a terminal without colours; COLUMNS is its width."""
+    """Make stdout a terminal without colours that is as wide as COLUMNS."""
     made = partial(Console, force_terminal=True, color_system=None, highlight=False)
     monkeypatch.setattr(tables, "console", made)
     monkeypatch.setenv("TERM", "xterm")
@@ -42,7 +42,7 @@ def test_without_a_terminal_nothing_is_cut_or_coloured(
 
 
 def test_a_column_without_values_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    """The reason, for instance, is left out if no run waits or has failed."""
+    """A column without values is left out, such as the reason if no run is queued or failed."""
     assert "Reason" not in print_table(capsys, ROW)[0]
     assert "Reason" in print_table(capsys, ROW | {"status": "queued", "waiting": "no worker"})[0]
 
@@ -51,7 +51,7 @@ def test_a_column_without_values_is_left_out(capsys: pytest.CaptureFixture[str])
 def test_a_table_of_running_runs_fits_a_terminal_of_80_columns(
     terminal: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
 ) -> None:
-    """Long names take more lines, and every column is shown."""
+    """On an 80-column terminal every column of a table is shown, and long names wrap."""
     terminal.setenv("COLUMNS", str(width))
     lines = print_table(capsys, ROW | {"name": "a-name-of-30-characters-or-so"})
     assert max(map(len, lines)) <= width
@@ -60,12 +60,12 @@ def test_a_table_of_running_runs_fits_a_terminal_of_80_columns(
 
 
 def test_a_name_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
-    """Brackets of rich's markup are printed as text."""
+    """Brackets in a run's name are printed as text, not as rich's markup."""
     assert "[red]it[/red]" in print_table(capsys, ROW | {"name": "[red]it[/red]"})[1]
 
 
 def test_wide_comparisons_are_several_tables(terminal: pytest.MonkeyPatch) -> None:
-    """Each table has as many runs as fit next to the names of the fields, at least one."""
+    """A comparison is split into tables with as many runs as fit, at least one."""
     terminal.setenv("COLUMNS", "40")
     first, runs = ["Field", "x" * 20], [["1 a", "y" * 7], ["2 b", "y" * 7], ["3 c", "y" * 70]]
     assert [*tables.parts(first, runs)] == [slice(0, 2), slice(2, 3)]

@@ -1,4 +1,4 @@
-"""A real server with a run that was recorded."""
+"""A real server with a recorded run."""
 
 from tests.halfstep.api_client.conftest import client, recorded
 

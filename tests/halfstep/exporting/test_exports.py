@@ -1,4 +1,4 @@
-"""Exports for other loggers, read back by their own readers and ours."""
+"""Exports for other loggers, read by their own readers and by ours."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def lines(found: SourceRun) -> dict[str, list[Point]]:
 def test_tensorboard_reads_it(
     client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """TensorBoard's own reader finds every step, the metric, and the description."""
+    """TensorBoard's reader finds every step, the metric and the description."""
     place = export("tensorboard", tmp_path / "logs", capsys)
     read = EventAccumulator(str(place), size_guidance={"scalars": 0, "tensors": 0})
     read.Reload()
@@ -56,7 +56,7 @@ def test_tensorboard_reads_it(
 def test_a_folder_whose_name_is_not_utf8_is_rejected(
     client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str
 ) -> None:
-    """The folder is rejected with the reason, and nothing is written."""
+    """A folder whose name is not UTF-8 is rejected with the reason, and nothing is written."""
     assert type_command("export", target, "1", str(tmp_path / "caf\udce9")) == 2
     assert "is not valid; allowed: UTF-8" in capsys.readouterr().err
     assert not list(tmp_path.glob("caf*"))
@@ -65,7 +65,7 @@ def test_a_folder_whose_name_is_not_utf8_is_rejected(
 def test_what_is_unknown_is_not_exported(
     client: Client, database: Database, recorded: Run, tmp_path: Path
 ) -> None:
-    """A norm that nobody logged has no point."""
+    """A gradient norm that was not logged has no exported point."""
     row = LoggedRow.of(STEPS + 1, 1, {"loss": 0.5})
     assert row is not None
     record(database, recorded, rows_of([row]))
@@ -76,7 +76,7 @@ def test_what_is_unknown_is_not_exported(
 def test_mlflows_folder_has_it(
     client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Our reader of MLflow finds the run in it; names that MLflow rejects are changed."""
+    """Our MLflow reader finds the exported run; names that MLflow rejects are changed."""
     place = export("mlflow", tmp_path / "mlruns", capsys)
     [found] = mlflow.runs(tmp_path)
     assert isinstance(found, SourceRun)
@@ -93,7 +93,7 @@ def test_mlflows_folder_has_it(
 
 
 def test_a_name_may_be_a_folder_too(tmp_path: Path) -> None:
-    """`loss` and `loss/train` are stored in either order; a name cannot leave its folder."""
+    """Metrics `loss` and `loss/train` are exported in either order; no name leaves the folder."""
     from halfstep.exporting.mlflow import _Files
 
     with _Files(tmp_path / "a") as files:

@@ -1,4 +1,4 @@
-"""Imported runs of other loggers: every number, once."""
+"""Runs imported from other loggers have every number once."""
 
 import csv
 import hashlib
@@ -50,7 +50,7 @@ def metrics(written: Written) -> dict[str, list[tuple[int, Any]]]:
 
 
 def test_a_wandb_run(imported: Import) -> None:
-    """Loss, rate and scale of W&B are columns of the steps, which are counted from 1."""
+    """W&B's loss, learning rate and scale become columns of the steps, counted from 1."""
     [result] = imported("wandb", RECORDED / "wandb")
     assert (result["steps"], result["numbers"]) == (12, 14)
     assert (result["media"], result["left_out"]) == (1, {"text": 1})
@@ -74,7 +74,7 @@ def test_a_wandb_run(imported: Import) -> None:
 def test_a_damaged_wandb_log_affects_only_its_run(
     imported: Import, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Data before the damage are imported; the other run is complete."""
+    """A damaged W&B log is imported up to the damage, and other runs completely."""
     [log] = (RECORDED / "wandb").rglob("*.wandb")
     both = tmp_path / "wandb"
     for name in ("a", "b"):
@@ -97,7 +97,7 @@ def test_a_damaged_wandb_log_affects_only_its_run(
 
 @pytest.fixture(params=["mlflow.db", "mlruns"])
 def mlflow(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """MLflow's store, in either form."""
+    """MLflow's store as a database or as a folder."""
     if request.param == "mlruns":
         return RECORDED / "mlruns"
     with sqlite3.connect(tmp_path / "mlflow.db") as database:
@@ -107,7 +107,7 @@ def mlflow(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_mlflows_runs(imported: Import, mlflow: Path) -> None:
-    """Database and folder lead to the same; runs deleted there are not imported."""
+    """MLflow's database and folder give the same runs, without those that are deleted in it."""
     result = {Path(each["folder"]).name: each for each in imported("mlflow", mlflow)}
     assert result.keys() == {"first", "bad", "killed"}
     folder = Path(result["first"]["folder"])
@@ -130,7 +130,7 @@ def test_mlflows_runs(imported: Import, mlflow: Path) -> None:
 def test_damaged_stores_of_mlflow_are_named(
     imported: Import, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A damaged file and a damaged line are reported."""
+    """Damaged files and lines of an MLflow store are reported."""
     (tmp_path / "mlflow.db").write_text("no database")
     assert imported("mlflow", tmp_path, code=1) == []
     copy = tmp_path / "mlruns"
@@ -147,7 +147,7 @@ def test_damaged_stores_of_mlflow_are_named(
 
 
 def test_tensorboards_runs(imported: Import, tmp_path: Path) -> None:
-    """Each folder is a run; numbers are unchanged, and other values are counted."""
+    """Each TensorBoard folder is a run with unchanged numbers; unsupported values are counted."""
     image = Event(step=1, summary=Summary(value=[Summary.Value(tag="x", image=Summary.Image())]))
     unserved = "file that is no PNG, JPEG or WAV up to 32 MiB"
     losses = [scalar("Loss/train", step, 1 / step) for step in range(10, 60, 10)]
@@ -174,7 +174,7 @@ def test_tensorboards_runs(imported: Import, tmp_path: Path) -> None:
 def test_the_second_writer_of_torch_says_how_it_was_configured(
     imported: Import, tmp_path: Path
 ) -> None:
-    """`SummaryWriter.add_hparams` has the configuration."""
+    """The configuration of `SummaryWriter.add_hparams` is imported from its second file."""
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(tmp_path / "logs") as writer:  # type: ignore[no-untyped-call]
@@ -227,7 +227,7 @@ def test_tensorboards_pictures_and_sounds(imported: Import, tmp_path: Path) -> N
 def test_media_are_bounded(
     imported: Import, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files above the limit are counted and reported."""
+    """Media files above the size limit are counted and reported."""
     monkeypatch.setattr(media, "MOST", 2)
     picture = Summary.Value(tag="x", image=Summary.Image(encoded_image_string=PNG))
     event_file(
@@ -239,9 +239,7 @@ def test_media_are_bounded(
 
 
 def test_wandbs_pictures(tmp_path: Path) -> None:
-    """A single image and several at once are imported; those outside of the run's folder
-    are left out.
-    """
+    """W&B's images are imported singly and in lists, except those outside of the run's folder."""
     inside = tmp_path / "files" / "media" / "images"
     inside.mkdir(parents=True)
     for name in ("a.png", "b.png"):
@@ -269,10 +267,10 @@ def test_wandbs_pictures(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_twice_as_many_of_wandbs_pictures_are_twice_the_work(tmp_path: Path) -> None:
-    """The work grows linearly for one row, because a run may log a thousand names in a step."""
+    """The work for images grows linearly, because a W&B run may log a thousand names in a step."""
 
     def work(pictures: int) -> int:
-        """Count what Python executes."""
+        """Count the Python instructions that are executed."""
         entry = {"_type": "image-file", "path": "none.png"}
         paths = ((f"it {n}", name) for n in range(pictures) for name in entry)
         row = {1: [item(path, entry[path[-1]]) for path in paths]}
@@ -296,9 +294,7 @@ def test_twice_as_many_of_wandbs_pictures_are_twice_the_work(tmp_path: Path) -> 
 
 
 def test_wandbs_histograms_and_tables(imported: Import) -> None:
-    """Histograms with even bins are like ours, and tables become CSV; others are counted
-    as unsupported.
-    """
+    """W&B's evenly binned histograms and tables are imported, and others counted as unsupported."""
     [result] = imported("wandb", RECORDED / "wandb-media")
     assert (result["media"], result["left_out"]) == (3, {"histogram": 1})
     kept = files(result)
@@ -330,8 +326,8 @@ def test_wandbs_histograms_and_tables(imported: Import) -> None:
     ids=["a list", "cut short", "wide row", "no row", "deep", "of another kind"],
 )
 def test_a_table_that_is_none_is_counted(tmp_path: Path, content: bytes, kind: str) -> None:
-    """An invalid table is counted, and so is one outside of the folder, by path, by link or in
-    a linked folder.
+    """A table that is invalid, or outside of the folder by path, by link or in a linked folder,
+    is counted.
     """
     folder, left_out = tmp_path / "files", Counter[str]()
     (folder / "media").mkdir(parents=True)
@@ -369,7 +365,7 @@ def test_a_table_that_is_none_is_counted(tmp_path: Path, content: bytes, kind: s
     ],
 )
 def test_a_histogram_that_is_none_becomes_none(edges: Any, counts: Any) -> None:
-    """An invalid histogram is ignored, whatever the imported file claims."""
+    """An invalid histogram in an imported file is ignored."""
     assert media.histogram_of(edges, counts) is None
     assert media.histogram_of([0, 1, 2], [1, 2.5]) is not None
 
@@ -388,7 +384,7 @@ def varint(number: int) -> bytes:
 
 @pytest.mark.parametrize("kind", ["folder", "database"])
 def test_mlflows_pictures(imported: Import, tmp_path: Path, kind: str) -> None:
-    """Images have the step of `log_image`, or 0; models and thumbnails are not imported."""
+    """MLflow's images have the step of `log_image`, or 0; models and thumbnails are left out."""
     store = tmp_path / "mlruns"
     shutil.copytree(RECORDED / "mlruns", store)
     [meta] = [path for path in store.rglob("meta.yaml") if "run_name: first" in path.read_text()]
@@ -415,7 +411,7 @@ def test_mlflows_pictures(imported: Import, tmp_path: Path, kind: str) -> None:
 
 
 def test_a_damaged_event_file_is_named(imported: Import, tmp_path: Path) -> None:
-    """Data before the damage are imported; a truncated file is imported up to its end."""
+    """A damaged event file is named and imported up to the damage, a truncated one to its end."""
     path = event_file(tmp_path / "logs", *(scalar("loss", step, 1.0) for step in range(1, 9)))
     content = bytearray(path.read_bytes())
     path.write_bytes(content[:-5])
@@ -466,7 +462,7 @@ def export_of_neptune(folder: Path, name: str, rows: list[dict[str, Any]], parts
 
 
 def test_neptunes_runs(imported: Import, tmp_path: Path) -> None:
-    """All parts of a run are one; the exporter's metadata are imported."""
+    """All parts of a Neptune run become one run; the exporter's metadata are imported."""
     began = datetime.fromtimestamp(MOMENT, UTC)
     rows: list[dict[str, Any]] = [
         {"attribute_path": path, "attribute_type": kind, f"{kind}_value": value}
@@ -510,7 +506,7 @@ def test_neptunes_runs(imported: Import, tmp_path: Path) -> None:
 
 
 def test_neptunes_files(imported: Import, tmp_path: Path) -> None:
-    """Files are next to the data, by project; a file without a step is at step 0.
+    """Neptune's files are next to the data, by project; a file without a step is at step 0.
 
     Files outside of the project's folder, and those missing in the export, are left out.
     """
@@ -564,7 +560,7 @@ def test_neptunes_files(imported: Import, tmp_path: Path) -> None:
 
 
 def test_neptunes_files_behind_a_link_are_left_out(imported: Import, tmp_path: Path) -> None:
-    """A foreign export cannot name folders of this machine."""
+    """Files behind a link are left out, since a foreign export must not read this machine."""
     (tmp_path / "private" / "digits-1a").mkdir(parents=True)
     (tmp_path / "private" / "digits-1a" / "key").write_text("secret")
     (tmp_path / "files").symlink_to(tmp_path / "private")
@@ -575,7 +571,7 @@ def test_neptunes_files_behind_a_link_are_left_out(imported: Import, tmp_path: P
 
 
 def test_the_same_twice_is_one_run(imported: Import, tmp_path: Path) -> None:
-    """Existing data are unchanged; new data are its next attempt."""
+    """A second import changes nothing that exists; new data become the run's next attempt."""
     logs = tmp_path / "logs"
     event_file(logs, scalar("loss", 1, 0.5))
     [first] = imported("tensorboard", logs)
@@ -594,7 +590,7 @@ def test_the_same_twice_is_one_run(imported: Import, tmp_path: Path) -> None:
 
 
 def test_an_import_that_was_broken_off_is_done_over(imported: Import, tmp_path: Path) -> None:
-    """The remains of an interrupted import are no run, and do not disturb the next import."""
+    """The remains of an interrupted import are no run, and the next import is complete."""
     event_file(tmp_path / "logs", scalar("loss", 1, 0.5))
     left = tmp_path / "halfstep" / "logs" / "spool"
     left.mkdir(parents=True)
@@ -605,7 +601,7 @@ def test_an_import_that_was_broken_off_is_done_over(imported: Import, tmp_path: 
 
 
 def test_names_that_are_evident() -> None:
-    """Case and separators are ignored, and the training's own loss has precedence."""
+    """Metric names match in any case and with any separator; a training loss has precedence."""
     assert columns_of(["Train/Loss", "loss", "val_loss", "lr", "GRAD NORM"]) == {
         "Train/Loss": "loss",
         "lr": "lr",

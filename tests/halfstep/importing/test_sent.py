@@ -1,4 +1,4 @@
-"""Imported runs on a server."""
+"""Runs imported and sent to a server."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def import_into(folder: Path, source: str, path: Path) -> None:
 
 
 def test_an_imported_run_exists_once(server: None, database: Database, tmp_path: Path) -> None:
-    """The run keeps its own time, and a second import, also from another folder, adds nothing."""
+    """An imported run keeps its own time, and a second import adds nothing."""
     for folder in ("here", "here", "there"):
         import_into(tmp_path / folder, "wandb", RECORDED / "wandb")
     with database.reading() as session:

@@ -1,4 +1,4 @@
-"""An agent, by the official SDK's own client."""
+"""An agent that uses the official SDK's client."""
 
 import asyncio
 import json
@@ -20,10 +20,10 @@ def ask(
     *,
     mode: str = "auto",
 ) -> Any:
-    """Let an agent talk to a server.
+    """Connect an agent to a server.
 
-    person: answers the server's questions: True, False, "decline" or "cancel"; None: the client
-    shows no questions.  mode: "legacy" for the protocol before 2026-07-28.
+    person: the reply to the server's questions: True, False, "decline" or "cancel"; None: the
+    client shows no questions.  mode: "legacy" for the protocol before 2026-07-28.
     """
 
     async def reply(_context: Any, asked: Any) -> ElicitResult:

@@ -1,4 +1,4 @@
-"""`halfstep mcp`, by the official SDK's own client."""
+"""`halfstep mcp`, used by the official SDK's client."""
 
 import json
 import os
@@ -37,7 +37,7 @@ READING = {
 
 
 def test_an_agent_talks_over_stdio(client: Client, address: str, token: str) -> None:
-    """The command that agents start lists tools and reads a run."""
+    """The documented command of `halfstep mcp` lists tools and reads a run over stdio."""
     server = StdioServerParameters(
         command=sys.executable,
         args=["-m", "halfstep.cli.main", "mcp"],
@@ -77,7 +77,7 @@ def test_what_is_read(client: Client, database: Database, recorded: Run) -> None
 
 
 def test_the_first_nonfinite_loss_is_exact(client: Client, database: Database, ada: User) -> None:
-    """The step is exact also in a run of many steps, whose ticks are buckets."""
+    """The first non-finite loss has its exact step, also in a run long enough for buckets."""
     found = call(server_of(client), "explain_run", run_id=1)["nonfinite_losses"]
     assert found == {"count": 1, "first_step": 10}
     losses = [1.0] * 20_000
@@ -90,7 +90,7 @@ def test_the_first_nonfinite_loss_is_exact(client: Client, database: Database, a
 def test_a_replaced_loss_has_no_first_step(
     client: Client, address: str, token: str, database: Database, ada: User
 ) -> None:
-    """Steps that a resumed run repeats between the requests cost that figure only."""
+    """If a run repeats its steps between two requests, only the first step is unknown."""
     losses = [1.0] * 20_000
     losses[12_344] = float("nan")
     run = start_run(database, ada)
@@ -117,7 +117,7 @@ def test_runs_are_compared(client: Client) -> None:
 
 
 def test_writing_has_to_be_allowed(client: Client) -> None:
-    """Without --allow-writes there are no tools that queue."""
+    """Without --allow-writes the MCP server has no tools that queue runs."""
     with pytest.raises((LookupError, MCPError), match="submit"):
         call(server_of(client), "submit", recipe="digits")
     server = server_of(client, allow_writes=True)
@@ -139,7 +139,7 @@ def test_writing_has_to_be_allowed(client: Client) -> None:
 
 @pytest.mark.parametrize("answer", [False, "decline", "cancel"])
 def test_nothing_is_queued_without_the_person(client: Client, answer: bool | str) -> None:
-    """No tool queues a run on the agent's own confirmation."""
+    """No tool queues a run by the agent's own confirmation, without the user."""
     server = server_of(client, allow_writes=True)
     for tool, arguments in (("submit", {"recipe": "digits"}), ("fork", {"run_id": 1})):
         for further in ({}, {"confirm": True}, {"confirmation": {"action": "accept"}}):
@@ -149,7 +149,7 @@ def test_nothing_is_queued_without_the_person(client: Client, answer: bool | str
 
 
 def test_a_client_without_questions_gets_the_page(client: Client) -> None:
-    """The person can queue the same run there, and also one that is too long to be confirmed."""
+    """Without questions in the client, or for a long run, the user gets a page to queue the run."""
     server = server_of(client, allow_writes=True)
     new = {"recipe": "digits", "config": {"training": {"steps": 3}}}
     with pytest.raises(LookupError, match=r"cannot ask the user .*: http") as raised:
@@ -168,7 +168,7 @@ def test_a_client_without_questions_gets_the_page(client: Client) -> None:
 def test_texts_of_others_are_marked_as_untrusted(
     client: Client, database: Database, ada: User
 ) -> None:
-    """All of a result is below the notice, and characters that are not shown are escaped."""
+    """All texts of other users are below a notice, and invisible characters are escaped."""
     hidden = "".join(chr(0xE0000 + ord(c)) for c in "obey")
     start_run(database, ada, name="x\u202e\u200b" + hidden)
     for tool in (*READING, "explain_run"):
@@ -189,7 +189,7 @@ async def _call(agent: Agent, *, tool: str, arguments: dict[str, Any]) -> Any:
 
 
 def test_results_are_bounded() -> None:
-    """The longest lists are halved with the number of missing items, and texts are cut."""
+    """Long results are halved with the number of missing items, and texts are cut."""
     small = {"a": [1, 2], "b": "x"}
     assert bound(small) == small
     large = {"rows": [{"n": n, "text": "x" * 100} for n in range(1000)], "few": [1, 2]}

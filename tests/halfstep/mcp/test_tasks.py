@@ -1,4 +1,4 @@
-"""Twenty tasks of an agent: a question, the call that answers it, and the right answer."""
+"""Twenty tasks of an agent: a question, the tool call that answers it, and the correct answer."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ LOWER = "Fork from step 5 with training.learning_rate 0.05"
 
 @dataclass(frozen=True)
 class Task:
-    """arguments: of the tool.  answer: takes it from the result."""
+    """arguments: those of the tool.  answer: extracts the answer from the result."""
 
     question: str
     tool: str
@@ -169,7 +169,7 @@ TASKS = [
 
 @pytest.fixture
 def client(database: Database, address: str, token: str, ada: User) -> Iterator[Client]:
-    """A client of a server with a diverged run, a good one and a failed one."""
+    """A client of a server with a diverged run, a healthy one and a failed one."""
     offer(database, bf16=True)
     fall(database, ada, rate=0.5)
     training = {**CONFIG["training"], "learning_rate": 0.1}
@@ -188,7 +188,7 @@ def client(database: Database, address: str, token: str, ada: User) -> Iterator[
 
 
 def test_tasks(client: Client) -> None:
-    """One call answers each task."""
+    """A single call answers each task."""
     assert len(TASKS) == 20
     server = server_of(client, allow_writes=True)
     answers = {
@@ -199,8 +199,8 @@ def test_tasks(client: Client) -> None:
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 def test_a_fix_is_queued_once_the_person_confirms(client: Client, mode: str) -> None:
-    """The run has the parent's other settings, and starts from the checkpoint that the
-    finding names.
+    """Once the user confirms, a fix is queued from the finding's checkpoint, with the parent's
+    other settings.
     """
     server = server_of(client, allow_writes=True)
     questions = []

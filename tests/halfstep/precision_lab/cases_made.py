@@ -1,4 +1,4 @@
-"""Models of which one module loses precision, and clean ones."""
+"""Models with one module that loses precision, and models without any."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -29,17 +29,17 @@ class Function(nn.Module):
 
 
 def between(function: Callable[[Tensor], Tensor]) -> nn.Sequential:
-    """Return a network with a function as module 1."""
+    """Return a network whose module 1 is a function."""
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), Function(function), nn.Linear(WIDTH, WIDTH))
 
 
 def half(x: Tensor) -> Tensor:
-    """Return a tensor in half precision, as the layer before would under autocast on a GPU."""
+    """Return a tensor in half precision, as a layer under autocast on a GPU does."""
     return x.half()
 
 
 class Scores(nn.Module):
-    """Exponentials of large scores, computed in the module."""
+    """Exponentials of large scores, computed in the module's precision."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ def large_residual() -> nn.Module:
 
 
 class Planted(NamedTuple):
-    """A case, the modules that must be named, and how it is run."""
+    """A model, the modules that a diff must name, and how it is run."""
 
     make: Callable[[], nn.Module]
     batch: Callable[[], Any]

@@ -101,7 +101,7 @@ def classes(model: nn.Module, batch: Any) -> Tensor:
 
 
 class Recurrent(nn.Module):
-    """A cell called at each step of a sequence."""
+    """A recurrent cell that is called at each step of a sequence."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ def chain(depth: int = 4, width: int = WIDTH) -> nn.Sequential:
 
 
 class Last(nn.Module):
-    """A recurrent network over the pieces of a vector."""
+    """A recurrent network over the parts of a vector."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -249,7 +249,7 @@ class SelfAttention(nn.Module):
 
 
 class Counting(nn.Module):
-    """Changes attributes, buffers and its own weights in each forward pass."""
+    """A module that changes attributes, buffers and its own weights in each forward pass."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Models of which one part needs more precision, as autocast leaves it to them."""
+"""Models with one part that needs more precision than autocast gives it."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -50,7 +50,7 @@ def cancel(offset: float) -> Callable[[Tensor], Tensor]:
 
 
 def plain_loss(model: nn.Module, batch: Any) -> Tensor:
-    """Return a sum of squares of what the model returns, which overflows fp16."""
+    """Return a sum of squares of the model's output, which overflows fp16."""
     return (model(batch[0]) * 50).square().sum() / 50**2
 
 
@@ -66,7 +66,7 @@ class CancelledBlock(Block):
 
 
 def transformer(offsets: list[float]) -> nn.Module:
-    """Return a transformer whose blocks cancel these offsets."""
+    """Return a transformer whose blocks add and subtract these offsets."""
     model = Transformer(blocks=0)
     model.blocks.extend(CancelledBlock(offset) for offset in offsets)
     return model
@@ -77,7 +77,7 @@ STRICT = {"max_error": 0.02, "min_cosine": 0.999}
 
 
 class Needed(NamedTuple):
-    """A model, and the modules that a plan must name in fp16 and in bf16; None: any."""
+    """A model, and the modules that a plan must name in fp16 and in bf16 (None: any)."""
 
     make: Callable[[], nn.Module]
     batch: Callable[[], Any]

@@ -1,4 +1,4 @@
-"""Errors of the gradient that single modules cause, in a precision diff."""
+"""Gradient errors that single modules cause, in a precision diff."""
 
 import math
 
@@ -14,16 +14,14 @@ from tests.halfstep.precision_lab.plans_made import cancel
 
 
 def squared_error(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-    """Return a loss of a batch."""
+    """Return the squared error of a batch."""
     loss: torch.Tensor = model(batch).square().mean()
     return loss
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_planted_cause_is_the_first(dtype: torch.dtype) -> None:
-    """The planted cause has nearly all of the error; shares of operations and memory add
-    up to the whole.
-    """
+    """A planted cause has nearly all of the error; shares of operations and memory sum up."""
     torch.manual_seed(0)
     model, batch = between(cancel(300)), torch.randn(16, 32)
     before = {name: value.clone() for name, value in model.state_dict().items()}

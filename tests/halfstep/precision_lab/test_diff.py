@@ -1,4 +1,4 @@
-"""Precision diffs of models of every kind, their report, and models of which none can be made."""
+"""Precision diffs of models of every kind, their report, and models that cannot be diffed."""
 
 import subprocess
 import sys
@@ -36,7 +36,7 @@ def diff(name: str, dtype: torch.dtype = torch.bfloat16, **options: Any) -> Prec
 
 
 def test_rows_are_in_the_order_of_calls() -> None:
-    """A module's row comes before those of its children; parameters come last."""
+    """A precision diff lists a module before its children, and parameters last."""
     names = [row.name for row in diff("chain").rows if row.direction == "forward"]
     assert names == ["(loss)", "Sequential", "0", "1", "2", "3"]
     directions = [row.direction for row in diff("transformer").rows]
@@ -89,7 +89,7 @@ def test_dropout_is_equal_in_both_passes() -> None:
 
 
 def test_checkpointing_changes_nothing() -> None:
-    """A model with activation checkpointing has the rows of the same model without."""
+    """Activation checkpointing does not change the rows of a diff."""
     torch.manual_seed(3)
     plain = diff("transformer")
     torch.manual_seed(3)
@@ -97,7 +97,7 @@ def test_checkpointing_changes_nothing() -> None:
 
 
 def test_calls_under_no_grad_have_forward_rows() -> None:
-    """A network that only evaluates has no gradients."""
+    """A network that runs without gradients has rows of the forward pass only."""
 
     def distill(model: nn.Module, batch: Any) -> Tensor:
         with torch.no_grad():
@@ -114,7 +114,7 @@ def test_calls_under_no_grad_have_forward_rows() -> None:
 
 
 def test_side_channel_is_unknown_not_wrong() -> None:
-    """A gradient that enters a module beside its results leaves its local error unknown."""
+    """A gradient that enters a module other than by its results leaves its local error unknown."""
 
     class Remembering(nn.Module):
         def __init__(self) -> None:
@@ -143,7 +143,7 @@ class Once:
     is_used = False
 
     def use(self) -> None:
-        """Raise RuntimeError the second time."""
+        """Raise RuntimeError at the second use."""
         if self.is_used:
             raise RuntimeError("used twice")
         self.is_used = True
@@ -166,7 +166,7 @@ class Own(nn.Module):
 
 
 class OwnTwice(nn.Module):
-    """Calls a layer, of which some calls cannot be repeated."""
+    """A module that calls its layer several times, where some calls cannot be repeated."""
 
     def __init__(self, onces: int) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ def cubed(model: nn.Module, batch: Any) -> Tensor:
 
 
 def penalized(model: nn.Module, batch: Any) -> Tensor:
-    """Return a loss with a gradient of a gradient."""
+    """Return a loss that contains the gradient of a gradient."""
     x = batch[0].clone().requires_grad_()
     loss = squared_error(model, (x, batch[1]))
     (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
@@ -214,7 +214,7 @@ def test_parameter_with_other_uses_is_unknown(
 
 
 def test_parameter_whose_uses_are_all_repeated_is_known() -> None:
-    """A penalty on a weight is computed by the loss function's own run, or its module's."""
+    """A penalty on a weight keeps local errors known, in the loss function and in a module."""
     model = nn.Sequential(Own(), nn.Linear(WIDTH, WIDTH))
     for strength in (0.0, 100.0):
         report = precision_diff(
@@ -243,7 +243,7 @@ class Repeating(nn.Module):
 
 @looped("order", [(0, 0), (0, 1, 0), (0, 0, 0, 1, 1), (2, 0, 2), (0, 2, 0)])
 def test_results_that_are_returned_twice_have_local_errors(order: tuple[int, ...]) -> None:
-    """Each of equal results has the gradient of its own uses."""
+    """Equal results that a module returns twice each have the gradient of their own uses."""
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         results = model[1](model[0](batch[0]))
@@ -271,7 +271,7 @@ class Unusual(nn.Module):
 
 
 def test_complex_and_sparse_gradients_are_compared_whole() -> None:
-    """Errors are those of a plain script, of real and imaginary parts, and of all rows."""
+    """Errors of complex and sparse gradients equal those of a plain script."""
     model = Unusual()
     batch = torch.randint(0, 9, (6,)), torch.randint(0, 4, (6,))
     model.zero_grad()
@@ -295,7 +295,7 @@ def test_complex_and_sparse_gradients_are_compared_whole() -> None:
 
 
 def test_gradient_penalty_is_not_blamed_on_a_module() -> None:
-    """A gradient of a gradient is not that of one call: local errors are unknown."""
+    """The gradient of a gradient belongs to no single call, so local errors are unknown."""
 
     def penalty(model: nn.Module, batch: Any) -> Tensor:
         x = batch[0].clone().requires_grad_()
@@ -311,7 +311,7 @@ def test_gradient_penalty_is_not_blamed_on_a_module() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_model_in_half_precision_is_compared_with_fp32_copies(dtype: torch.dtype) -> None:
-    """Weights in half precision stay; the reference has copies of them, and no autocast runs."""
+    """A half-precision model keeps its weights; the reference uses fp32 copies, no autocast."""
     model = Transformer().to(dtype)
     parameters = list(model.parameters())
     batch = tokens()
@@ -323,7 +323,7 @@ def test_model_in_half_precision_is_compared_with_fp32_copies(dtype: torch.dtype
 
 
 def test_default_scale_is_one_that_does_not_overflow() -> None:
-    """Where 65,536 overflows, the scale is lowered as a scaler would do it."""
+    """If 65,536 overflows, the default loss scale is lowered as a scaler would lower it."""
     model, batch = chain(2), vectors()
     report = precision_diff(model, batch, lambda m, b: 1e3 * squared_error(m, b).sum() * WIDTH)
     assert report.event.scale < 65536
@@ -335,7 +335,7 @@ def test_default_scale_is_one_that_does_not_overflow() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiled_model_is_measured_uncompiled() -> None:
-    """A compiled model has the rows of the same model without, and a note."""
+    """A compiled model has the rows of the uncompiled one, and a note."""
     model, batch = chain(2), vectors()
     plain = precision_diff(model, batch, squared_error, torch.bfloat16)
     compiled = precision_diff(torch.compile(model), batch, squared_error, torch.bfloat16)
@@ -344,7 +344,7 @@ def test_compiled_model_is_measured_uncompiled() -> None:
 
 
 class Gated(nn.Module):
-    """Calls a function between two layers."""
+    """A module that calls a function between two layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -359,7 +359,7 @@ class Gated(nn.Module):
 @pytest.mark.parametrize("is_warm", [False, True])
 @pytest.mark.parametrize("name", ["gate", *extended(["forward"])])
 def test_compiled_code_of_a_model_stays_compiled(name: str, is_warm: bool) -> None:
-    """A diff compiles nothing, and the training compiles as often as without it."""
+    """A diff compiles nothing, and the training compiles no more often than without a diff."""
     graphs: list[Any] = []
 
     def backend(graph: Any, _inputs: Any) -> Any:
@@ -396,7 +396,7 @@ def test_compiled_code_of_a_model_stays_compiled(name: str, is_warm: bool) -> No
 
 
 def test_many_calls_are_bounded() -> None:
-    """Calls beyond the first 64 of a module belong to its container."""
+    """Calls beyond a module's first 64 belong to its container."""
 
     class Long(nn.Module):
         def __init__(self) -> None:
@@ -415,7 +415,7 @@ def test_many_calls_are_bounded() -> None:
 
 
 def test_report_is_an_event_that_can_be_recorded() -> None:
-    """The event passes the spool's checks, also with errors that are not finite."""
+    """A diff's event is valid for the spool, also with infinite errors."""
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
     report = precision_diff(model, vectors(), lambda m, b: squared_error(m, b) * 1e9, scale=65536.0)
     assert report.error == float("inf")
@@ -426,14 +426,14 @@ def test_report_is_an_event_that_can_be_recorded() -> None:
 
 
 def test_report_in_a_notebook() -> None:
-    """The HTML has a row per call, escapes names, and shows the suggestions."""
+    """A diff's HTML has a row per call, escapes names, and shows the suggestions."""
     html = diff("chain")._repr_html_()
     assert html.count("<tr>") == len(diff("chain").rows) + 1
     assert "No module needs fp32" in html
 
 
 def test_frame_needs_pandas() -> None:
-    """Without pandas only the frame is missing."""
+    """Without pandas a diff lacks only its data frame."""
     with pytest.raises(ImportError, match="pandas"):
         diff("chain").frame()
 
@@ -454,14 +454,14 @@ def test_frame_needs_pandas() -> None:
     ],
 )
 def test_wrong_argument_is_named(options: dict[str, Any], message: str) -> None:
-    """An argument that is not allowed is rejected with what is allowed."""
+    """An invalid argument of a diff is rejected with the allowed values."""
     given = {"model": chain(1), "batch": vectors(), "loss_fn": squared_error} | options
     with pytest.raises((ValueError, TypeError), match=message):
         precision_diff(**given)
 
 
 def test_reentrant_checkpointing_is_rejected() -> None:
-    """Reentrant checkpointing computes gradients only into .grad."""
+    """Reentrant checkpointing, which computes gradients only into .grad, is rejected."""
 
     class Reentrant(nn.Module):
         def __init__(self) -> None:
@@ -479,7 +479,7 @@ def test_reentrant_checkpointing_is_rejected() -> None:
 
 @pytest.mark.slow
 def test_import_of_halfstep_loads_no_torch() -> None:
-    """The functions of the lab are loaded on first use."""
+    """`import halfstep` loads no torch, and the lab's functions load on first use."""
     code = "import halfstep, sys; assert 'torch' not in sys.modules; halfstep.precision_diff"
     subprocess.run([sys.executable, "-c", f"{code}; halfstep.precision_plan"], check=True)
 

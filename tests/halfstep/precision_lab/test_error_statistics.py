@@ -1,4 +1,4 @@
-"""Sums over two tensors against the same ones by definition."""
+"""Sums over two tensors, compared with their definition."""
 
 import math
 
@@ -21,7 +21,7 @@ SIZES = [1000, CHUNK_ON_CPU, 2 * CHUNK_ON_CPU + 7]
 
 
 def by_definition(value: Tensor, reference: Tensor) -> Errors:
-    """Return the errors, computed by NumPy in float64."""
+    """Return the errors by definition, computed by NumPy in float64."""
     own, right = (tensor.double().flatten().numpy() for tensor in (value, reference))
     difference, limit = own - right, torch.finfo(value.dtype).max
     return Errors(
@@ -55,7 +55,7 @@ def test_errors_are_those_of_the_definition(dtype: torch.dtype, size: int) -> No
 
 @pytest.mark.parametrize("size", SIZES)
 def test_overflow_is_counted_in_every_chunk(size: int) -> None:
-    """Infinite and NaN values are shares of all elements, and make the errors infinite."""
+    """Infinite and NaN values count as shares of all elements, and make errors infinite."""
     reference = torch.randn(size) * 1e5
     value = reference.half()
     value[-1] = math.nan
@@ -71,7 +71,7 @@ def test_overflow_is_counted_in_every_chunk(size: int) -> None:
 
 
 def test_pairs_count_as_one_vector() -> None:
-    """A missing gradient is one of zeros; transposed memory and scaled gradients are compared."""
+    """A missing gradient counts as zeros, and transposed memory and scaled gradients compare."""
     first, second = torch.randn(5, 7), torch.randn(9)
     low = (first * 1024).bfloat16().T.contiguous().T
     sums = compare([low, None], [first, second], scale=1024.0)
@@ -88,13 +88,13 @@ def test_pairs_count_as_one_vector() -> None:
     [(65504.0, False), (65519.0, False), (1e5, True), (-1e5, True), (math.inf, False)],
 )
 def test_casts_that_overflow(value: float, expected: bool) -> None:
-    """Only a finite number that becomes infinite has overflowed."""
+    """An overflow is counted only where a finite number becomes infinite."""
     numbers = torch.tensor([1.0, value])
     assert bool(overflows(numbers, numbers.half())) is expected
 
 
 def errors(value: Tensor, reference: Tensor, scale: float = 1.0) -> Errors:
-    """Return the errors of one pair."""
+    """Return the errors of a pair of tensors."""
     sums = compare([value], [reference], scale=scale)
     assert sums is not None
     return errors_of(sums)
@@ -102,7 +102,7 @@ def errors(value: Tensor, reference: Tensor, scale: float = 1.0) -> Errors:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_equal_infinities_are_no_error(size: int) -> None:
-    """Masks of infinity, or of each format's own least number, leave the errors of the rest."""
+    """Equal infinities, or equal lowest numbers of each format, do not affect other errors."""
     reference = torch.randn(size)
     rest = errors(reference.bfloat16()[2:], reference[2:])
     reference[:2] = torch.tensor([-math.inf, math.inf])
@@ -130,9 +130,7 @@ def test_infinity_on_one_side_is_an_infinite_error(pair: tuple[float, float]) ->
 @looped("scale", [1.0, 1024.0, 1000.0])
 @looped("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_numbers_at_the_limit_are_saturated(dtype: torch.dtype, scale: float) -> None:
-    """The largest number in place of a smaller or larger one is saturated, also in
-    gradients of a loss.
-    """
+    """The largest number in place of another one counts as saturated."""
     limit = torch.finfo(dtype).max
     value = torch.tensor([limit, -limit, limit, 1.0, 1.0], dtype=dtype)
     exact = torch.tensor([limit / 2, -2 * limit, limit, 1.0, 1.0], dtype=torch.float64) / scale
@@ -141,14 +139,14 @@ def test_numbers_at_the_limit_are_saturated(dtype: torch.dtype, scale: float) ->
 
 @looped("factor", [1e-20, 1e-9, 1.0, 1e9, 1e20])
 def test_cosine_does_not_depend_on_the_norms(factor: float) -> None:
-    """The cosine is the same for vectors whose lengths differ by any factor."""
+    """The cosine is the same for vectors of very different lengths."""
     own, right = torch.randn(2, 1000).double()
     assert errors(own * factor, right).cosine == pytest.approx(errors(own, right).cosine, rel=1e-9)
     assert errors(right * factor, right).cosine == pytest.approx(1)
 
 
 def test_equal_tensors_have_errors_of_zero() -> None:
-    """All errors are zero without a sign."""
+    """All errors of equal tensors are zero, without a sign."""
     result = errors(torch.ones(3).half(), torch.ones(3))
     assert [math.copysign(1, each) for each in result] == [1] * 5
     assert result == (0, 0, 1, 0, 0)

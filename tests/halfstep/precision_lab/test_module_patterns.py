@@ -1,4 +1,4 @@
-"""Patterns that name modules as modules.fp32 of a run does."""
+"""Patterns that name modules, in the syntax of modules.fp32."""
 
 from collections.abc import Collection
 
@@ -33,7 +33,7 @@ MODELS = {
     ],
 )
 def test_patterns_match_exactly(model: str, names: Collection[str], patterns: list[str]) -> None:
-    """The result has the fewest patterns that match the modules and nothing else."""
+    """The fewest patterns that match the modules and nothing else are returned."""
     tree = ModuleTree.of(module_names((MODELS[model](),)))
     assert tree.patterns(names) == patterns
 
@@ -43,5 +43,5 @@ def test_patterns_match_exactly(model: str, names: Collection[str], patterns: li
     [("0", "*"), ("a.0.b1", "a.*.b1"), ("a.10.2", "a.*.*"), ("layer1.0", "layer1.*"), ("a", "a")],
 )
 def test_numbers_between_dots_are_wildcards(name: str, expected: str) -> None:
-    """Only parts of a name that are whole numbers are replaced."""
+    """Only parts of a name that are integers become wildcards."""
     assert wildcard(name) == expected

@@ -1,4 +1,4 @@
-"""Precision plans: planted needs for precision are found, and clean models need nothing."""
+"""Precision plans: planted needs for precision are found, and healthy models need nothing."""
 
 import json
 import re
@@ -43,7 +43,7 @@ class Shift(nn.Module):
 
 
 class Shifts(nn.Module):
-    """Equal modules, and a layer after them that is larger than all of them."""
+    """Equal modules followed by one layer that is larger than all of them."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Shifts(nn.Module):
 
 
 def is_dominated(plan: Any, point: Any) -> bool:
-    """Return whether another point is as good in everything."""
+    """Return whether another point is as good by every measure."""
     return any(
         other is not point
         and other.time <= point.time
@@ -73,7 +73,7 @@ def is_dominated(plan: Any, point: Any) -> bool:
     [pytest.param(name, marks=pytest.mark.extended) if name in FURTHER else name for name in PLANS],
 )
 def test_planted_need_is_named(name: str) -> None:
-    """The plan names exactly the module that needs more precision, and with it the bound holds."""
+    """A plan names exactly the module that needs more precision, and keeps its error bound."""
     case = PLANS[name]
     plan = precision_plan(case.make(), [case.batch(), case.batch()], case.loss, **STRICT)
     fp16, bf16 = plan.of_precision["fp16"], plan.of_precision["bf16"]
@@ -106,7 +106,7 @@ def test_clean_model_is_in_fp16_everywhere(name: str) -> None:
 
 
 def test_short_mantissa_is_named() -> None:
-    """The plan says that only bf16's mantissa is too short."""
+    """The plan says that only bf16's mantissa is too short for the model."""
     plan = precision_plan(between(cancel(12)), [vectors()], squared_error, **STRICT)
     assert str(plan.best) == "fp16 everywhere"
     assert plan.of_precision["bf16"].fp32 == ["1"]
@@ -114,7 +114,7 @@ def test_short_mantissa_is_named() -> None:
 
 
 def test_small_range_is_named() -> None:
-    """The plan says that only fp16's range is too small, and bf16 is the simplest answer."""
+    """The plan says that only fp16's range is too small for the model, and prefers bf16."""
     case = PLANS["overflow of a layer"]
     plan = precision_plan(case.make(), [case.batch()], case.loss)
     assert str(plan.best) == "bf16 everywhere"
@@ -140,7 +140,7 @@ def test_bound_decides() -> None:
 
 @pytest.mark.parametrize("count", [40, pytest.param(64, marks=pytest.mark.extended)])
 def test_mixes_without_a_pattern_are_left_out(count: int) -> None:
-    """One pattern names many equal modules; all but one of them would need too many names."""
+    """A mix that would need many patterns, such as all but one of equal modules, is left out."""
     plan = precision_plan(Shifts(count), [vectors(4)], squared_error)
     assert plan.of_precision["bf16"].fp32 == ["shifts.*"]
     assert plan_from(event_of(plan)) == plan
@@ -148,7 +148,7 @@ def test_mixes_without_a_pattern_are_left_out(count: int) -> None:
 
 @pytest.mark.parametrize("name", ["cancellation", "loss in fp16"])
 def test_own_cast_is_attributed(name: str) -> None:
-    """A cast in the code itself is not helped by any mix, and the module of the diff is named."""
+    """A cast in the model's code, which no mix avoids, is attributed to the diff's module."""
     case = PLANTED[name]
     plan = precision_plan(case.make(), [case.batch()], case.loss, **STRICT)
     [named] = case.named
@@ -171,7 +171,7 @@ def test_underflow_is_repaired_by_a_larger_scale() -> None:
 
 
 def test_costs_follow_from_operations() -> None:
-    """Without a GPU, times are those of the counted operations."""
+    """Without a GPU a plan's times follow from counted operations."""
     case = PLANS["exp of large scores"]
     plan = precision_plan(case.make(), [case.batch()], case.loss, fp32_cost=10, **STRICT)
     assert (plan.cost, plan.device, plan.fp32_cost) == ("operations", "cpu", 10)
@@ -207,7 +207,7 @@ def test_plan_is_plain_values() -> None:
     ],
 )
 def test_training_is_bit_identical(name: str) -> None:
-    """Steps around plans, at every place of the loop, have the same bits as without them."""
+    """Steps around plans, at every point of the loop, are bit-identical to steps without them."""
     make, make_batch, loss_fn = MODELS[name]
     without = train(make, make_batch, loss_fn, torch.bfloat16, lambda _m, _b: None)
     plans = []
@@ -223,7 +223,7 @@ def test_training_is_bit_identical(name: str) -> None:
 
 
 def test_drawing_the_batches_leaves_the_generators() -> None:
-    """Batches that are drawn at random leave the generators as they were, also by an error."""
+    """Drawing batches at random leaves the generators as they were, also after an error."""
 
     def drawn() -> Iterator[Any]:
         for _ in range(3):
@@ -254,20 +254,20 @@ def test_drawing_the_batches_leaves_the_generators() -> None:
     ],
 )
 def test_wrong_arguments_are_named(count: int, settings: dict[str, Any], message: str) -> None:
-    """An argument that is not allowed is named with its value and what is allowed."""
+    """A rejected argument is named with its value and the allowed ones."""
     batches = [vectors()] * count
     with pytest.raises(ValueError, match=message.replace("'", ".")):
         precision_plan(chain(), batches, squared_error, **settings)
 
 
 def test_half_weights_are_rejected() -> None:
-    """A model whose weights are in half precision has no fp32 to plan with."""
+    """A model with half-precision weights is rejected: it has no fp32 reference for a plan."""
     with pytest.raises(UnsupportedModel, match=r"weights of type torch\.bfloat16"):
         precision_plan(chain().bfloat16(), [vectors()], squared_error)
 
 
 def test_code_that_does_not_allow_a_precision_is_noted() -> None:
-    """A precision in which the model's code raises is left out, with the reason."""
+    """A precision in which the model raises is left out of the plan, with the reason."""
     case = PLANTED["running sum"]
     plan = precision_plan(case.make(), [case.batch()], case.loss)
     assert list(plan.of_precision) == ["fp16"]
@@ -285,7 +285,7 @@ def test_measured_error_is_that_of_a_diff() -> None:
 
 
 def test_example_of_the_guide(capsys: pytest.CaptureFixture[str]) -> None:
-    """The example in the documentation prints what the documentation shows, but for digits."""
+    """The documentation's example prints the documented output, except for digits."""
     guide = Path("docs/how-to/precision-lab.md").read_text().partition("## Precision plan")[2]
     code, shown = re.findall(r"```(?:python)?\n(.*?)```", guide, re.DOTALL)[:2]
     names: dict[str, Any] = {}

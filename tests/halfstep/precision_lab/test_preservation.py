@@ -1,4 +1,4 @@
-"""A precision diff leaves the training as it was, to the bit."""
+"""A precision diff leaves the training bit-identical."""
 
 import gc
 import random
@@ -28,7 +28,7 @@ def train(
     dtype: torch.dtype,
     diff: Callable[[nn.Module, Any], object],
 ) -> list[Any]:
-    """Train some steps with autocast; return every number that a later step depends on."""
+    """Train some steps with autocast; return all numbers that a later step depends on."""
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
@@ -59,7 +59,7 @@ def train(
 
 
 def flat(values: list[Any]) -> list[Any]:
-    """Return numbers as bytes, which are equal for equal NaN too."""
+    """Return numbers as bytes, so that equal NaN compare as equal."""
     leaves = torch.utils._pytree.tree_leaves(values)
     return [v.detach().numpy().tobytes() if isinstance(v, Tensor) else v for v in leaves]
 
@@ -70,7 +70,7 @@ def flat(values: list[Any]) -> list[Any]:
 )
 @pytest.mark.parametrize("name", sampled(MODELS, [*USUAL, "recurrent", "counting"]))
 def test_training_is_bit_identical(name: str, dtype: torch.dtype) -> None:
-    """Steps around diffs, at every place of the loop, have the same bits as without them."""
+    """Steps around diffs, at every point of the loop, are bit-identical to steps without them."""
     make, make_batch, loss_fn = MODELS[name]
     without = train(make, make_batch, loss_fn, dtype, lambda _m, _b: None)
     reports = []
@@ -87,7 +87,7 @@ def test_training_is_bit_identical(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", sampled(MODELS, USUAL))
 def test_nothing_is_kept(name: str) -> None:
-    """After a diff no new tensor is left, without garbage collection too."""
+    """After a diff no new tensor is left, even without garbage collection."""
     make, make_batch, loss_fn = MODELS[name]
     model, batch = make(), make_batch()
     counts = []
@@ -103,7 +103,7 @@ def test_nothing_is_kept(name: str) -> None:
 
 
 class Remembers(nn.Module):
-    """Keeps results in containers, also nested ones, and computes with them."""
+    """A module that stores results in nested containers, and computes with them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class Remembers(nn.Module):
         self.by_name: dict[str, Any] = {"all": [], "seen": {"inner": set()}, "pair": ([], {})}
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: (B, 4)."""
+        """Compute the output. x: (B, 4)."""
         out: Tensor = self.layer(x) + sum(self.recent)
         self.recent.append(out.detach())
         self.by_name["all"].append(len(self.recent))
@@ -123,8 +123,8 @@ class Remembers(nn.Module):
 
 
 def test_containers_of_a_module_stay_as_they_are() -> None:
-    """A forward pass may change lists, dictionaries, sets and deques at any depth; they
-    are restored.
+    """Lists, dictionaries, sets and deques that a forward pass changes are restored, at any
+    depth.
     """
     model, batch = Remembers(), torch.ones(2, 4)
     model(batch)
@@ -135,7 +135,7 @@ def test_containers_of_a_module_stay_as_they_are() -> None:
 
 
 def test_other_threads_keep_autocast() -> None:
-    """A thread that computes during a diff has the precision that it asks for."""
+    """Another thread that computes during a diff keeps its own autocast precision."""
     seen: list[torch.dtype] = []
 
     def compute() -> None:
@@ -156,7 +156,7 @@ def test_other_threads_keep_autocast() -> None:
 
 @pytest.mark.parametrize("name", sampled(MODELS, USUAL))
 def test_diff_repeats_itself(name: str) -> None:
-    """Two diffs of the same state are equal, and know the local error of every call."""
+    """Two diffs of the same state are equal, and know each call's local error."""
     make, make_batch, loss_fn = MODELS[name]
     model, batch = make(), make_batch()
     first, second = (precision_diff(model, batch, loss_fn, torch.bfloat16) for _ in range(2))
@@ -165,7 +165,7 @@ def test_diff_repeats_itself(name: str) -> None:
 
 
 def test_state_is_restored_after_an_error() -> None:
-    """A model that raises in the second pass is left as it was."""
+    """A model that raises in a diff's second pass is left as it was."""
     model, batch = MODELS["counting"][0](), MODELS["counting"][1]()
     before = flat([model.state_dict(), vars(model)["plain"], batch])
     calls = 0

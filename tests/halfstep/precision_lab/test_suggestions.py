@@ -1,4 +1,4 @@
-"""Suggestions: planted losses of precision are named, and clean models get none."""
+"""Suggestions name planted losses of precision, and healthy models get none."""
 
 import pytest
 import torch
@@ -27,9 +27,9 @@ DTYPES = [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.extended
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_loss_of_precision_is_named(name: str) -> None:
-    """Exactly the module that loses precision is suggested, with evidence. If the gradient
-    stays beyond the bounds, others may be added. A loss function that casts by itself is not
-    repaired by fp32, and a note names it.
+    """The module that loses precision is suggested with evidence, alone unless the gradient stays
+    beyond the bounds. A loss function that casts by itself is named in a note, since fp32 does not
+    repair it.
     """
     case = PLANTED[name]
     report = precision_diff(case.make(), case.batch(), case.loss, case.dtype, scale=case.scale)
@@ -85,7 +85,7 @@ def test_a_gradient_beyond_the_bounds_gets_the_modules_of_the_plan(
 
 
 def test_what_stays_wrong_is_stated() -> None:
-    """The rest is stated for suggestions that do not suffice, and without any."""
+    """The gradient's remaining error is stated, with suggestions and without."""
     model, batch = fit()
     event = precision_diff(model, batch, mean_squares, torch.bfloat16).event
     none = suggestions_of(replace(event, suggested=[], suggested_error=None))
@@ -97,7 +97,7 @@ def test_what_stays_wrong_is_stated() -> None:
 
 
 def test_loss_function_is_named_if_fp32_repairs_it() -> None:
-    """Operations of the loss function overflow under autocast, and are finite without."""
+    """A loss function is named if it overflows under autocast and is finite without."""
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         out = model(batch[0])[None] * 300
@@ -137,7 +137,7 @@ def test_trained_model_gets_no_suggestion(dtype: torch.dtype) -> None:
 
 
 def test_fp32_repairs_an_overflow() -> None:
-    """The whole gradient's error with the suggested module in fp32 is measured."""
+    """The gradient's error with the suggested module in fp32 is measured and below the bound."""
     case = PLANTED["overflow of a layer"]
     report = precision_diff(case.make(), case.batch(), case.loss, scale=1.0)
     assert report.error == float("inf")
@@ -162,7 +162,7 @@ def test_underflow_is_attributed_to_the_scale() -> None:
 
 
 def test_noise_of_a_gradient_that_is_zero_is_no_suggestion() -> None:
-    """A bias before batch norm has no gradient but rounding errors, which fp32 keeps too."""
+    """A bias before batch norm, whose gradient is rounding noise in fp32 too, is not suggested."""
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH))
     report = precision_diff(model, vectors(), squared_error, torch.bfloat16)
     assert float(report.row("0.bias", "parameter").error) > 1

@@ -1,4 +1,4 @@
-"""Errors against a plain script that runs a batch twice, and their parts against analysis."""
+"""Errors compared with a plain script that runs a batch twice, and their parts with analysis."""
 
 import math
 from typing import Any
@@ -110,7 +110,7 @@ def test_errors_agree_with_a_plain_double_run(name: str, dtype: torch.dtype, sca
 @pytest.mark.parametrize("dtype", [torch.float16, *extended([torch.bfloat16])])
 @pytest.mark.parametrize("depth", [1, 3, 6])
 def test_parts_explain_the_total_of_linear_chains(dtype: torch.dtype, depth: int) -> None:
-    """The inherited error is the input's error through the weights; with the local it is all."""
+    """Local error and inherited error, the input's error times the weights, sum up to the total."""
     model, batch = chain(depth), vectors()
     outputs: dict[str, list[Tensor]] = {}
     for name, module in model.named_children():
@@ -139,7 +139,7 @@ def test_parts_explain_the_total_of_linear_chains(dtype: torch.dtype, depth: int
 
 
 def test_error_of_a_planted_value_is_exact() -> None:
-    """A weight that fp16 rounds by a known amount gives exactly that local error."""
+    """A weight that fp16 rounds by a known amount gives exactly this local error."""
     model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
     with torch.no_grad():
         model[0].weight.fill_(1 + 2.0**-11)  # rounds to 1

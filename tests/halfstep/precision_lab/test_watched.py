@@ -16,7 +16,7 @@ STEPS = 6
 
 
 def train(folder: Path, *, diffs: bool) -> tuple[list[Tensor], list[PrecisionReport | None]]:
-    """Train with a scaler, watched; return the weights and the reports."""
+    """Train a watched loop with a scaler; return the weights and the reports."""
     torch.manual_seed(0)
     model = Transformer()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -37,13 +37,13 @@ def train(folder: Path, *, diffs: bool) -> tuple[list[Tensor], list[PrecisionRep
 
 
 def events(folder: Path) -> list[Event]:
-    """Return the events of the only run, but the diffs."""
+    """Return the events of the only run, without the diffs."""
     [spool] = folder.glob("*/spool")
     return [item for item in SpoolReader(spool).poll() if isinstance(item, Event)]
 
 
 def test_diff_is_an_event_of_its_step(tmp_path: Path) -> None:
-    """The event has the scaler's scale, and neither the training nor the other records change."""
+    """A diff is an event of its step with the scaler's scale; the training is unchanged."""
     without, _ = train(tmp_path / "a", diffs=False)
     with_diffs, reports = train(tmp_path / "b", diffs=True)
     assert all(map(torch.equal, with_diffs, without))
@@ -62,7 +62,7 @@ def test_diff_is_an_event_of_its_step(tmp_path: Path) -> None:
 
 
 def test_failure_is_a_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A closure that raises, or a run without a model, prints a line and trains on."""
+    """A closure that raises, or a run without a model, prints a line, and training continues."""
     model = Transformer()
     with halfstep.watch(folder=tmp_path, name="it", mode="offline") as run:
         assert run.precision_diff(lambda: next_token(model, tokens())) is None
@@ -80,6 +80,6 @@ def test_failure_is_a_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
 
 
 def test_unwatched_run_does_nothing() -> None:
-    """A disabled run calls no closure."""
+    """A disabled run does not call the closure."""
     run = halfstep.watch(mode="disabled")
     assert run.precision_diff(lambda: pytest.fail("called")) is None

@@ -20,14 +20,14 @@ pytest.importorskip("duckdb")
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of fetched files."""
+    """The folder of downloaded files."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "halfstep" / "query"
 
 
 @pytest.fixture
 def ask(client: Client, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Return a function that returns the rows of a query."""
+    """Return a function that runs a query and returns its rows."""
 
     def rows(sql: str, *options: str) -> list[dict[str, Any]]:
         assert type_command("query", sql, "--json", *options) == 0
@@ -39,7 +39,7 @@ def ask(client: Client, capsys: pytest.CaptureFixture[str]) -> Any:
 def test_runs_settings_steps_and_metrics_are_tables(
     ask: Any, client: Client, database: Database, recorded: Run
 ) -> None:
-    """The tables have all recorded data and the run's id; NaN and infinities are values."""
+    """The query's tables have all recorded data with the run's id, NaN and infinity as values."""
     record(database, recorded, events=[make_metric(7, value) for value in (0.5,)])
     [row] = ask("SELECT count(*) AS n, max(step) AS last, sum(flags & 1) AS skips FROM steps")
     assert (row["n"], row["last"], row["skips"]) == (STEPS, STEPS, 1)
@@ -74,13 +74,13 @@ def test_files_are_fetched_once_for_each_revision(
 
 
 def test_a_filter_limits_the_runs(ask: Any) -> None:
-    """`--filter` works as on the page of runs; if it matches no run, there are no rows."""
+    """`--filter` limits a query like the page of runs; without a match there are no rows."""
     assert ask("SELECT count(*) AS n FROM steps", "--filter", "status:failed") == [{"n": 0}]
     assert ask("SELECT count(*) AS n FROM runs", "--filter", "status:running") == [{"n": 1}]
 
 
 def test_a_table_is_printed(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
-    """The printed table has the names of the query's columns."""
+    """A printed query result has the names of its columns."""
     assert type_command("query", "SELECT id AS run, 0.5 AS half FROM runs") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["run", "half"]
@@ -88,14 +88,14 @@ def test_a_table_is_printed(client: Client, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_wrong_query_is_named(client: Client) -> None:
-    """A wrong query is answered with the error of DuckDB."""
+    """An invalid query gets DuckDB's error."""
     message = type_command("query", "SELECT lost FROM steps")
     assert isinstance(message, str)
     assert "lost" in message
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the extra, the message has the command that installs it."""
+    """Without the extra `query`, the error has the command that installs it."""
     monkeypatch.setitem(sys.modules, "duckdb", None)
     with pytest.raises(SystemExit, match=r"duckdb is required: pip install 'halfstep\[query\]'"):
         command.app(["SELECT 1"], standalone_mode=False)

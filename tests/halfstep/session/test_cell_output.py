@@ -1,4 +1,4 @@
-"""Output of a notebook's cells that Python does not print."""
+"""Output of notebook cells that does not come from Python's print."""
 
 import subprocess
 import sys
@@ -35,8 +35,8 @@ os.write(2, "".join(f"{line.stream}: {line.text}\\n" for line in lines).encode()
 
 
 def test_descriptors_of_a_kernel_are_kept_and_shown() -> None:
-    """Output of child processes is kept too, also of one that goes on; secrets are redacted in
-    the log only.
+    """Output of child processes is recorded, also of one that continues; only the log is
+    redacted.
     """
     done = subprocess.run(
         [sys.executable, "-c", KERNEL],
@@ -56,7 +56,7 @@ def test_descriptors_of_a_kernel_are_kept_and_shown() -> None:
 
 
 def test_a_redirection_that_the_script_made_later_stays(tmp_path: Path) -> None:
-    """A redirection by a tool that captures a cell's output itself stays."""
+    """A later redirection, by a tool that captures a cell's output itself, is preserved."""
     begun, _, _ = KERNEL.partition('print("from Python")')
     redirected = """
 os.dup2(os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY), 1)

@@ -1,4 +1,4 @@
-"""Values as people have them in configurations, each converted by itself."""
+"""Conversion of configuration values, each one separately."""
 
 import argparse
 import dataclasses
@@ -128,7 +128,7 @@ VALUES: list[tuple[Any, Any]] = [
 
 @looped("value, expected", VALUES)
 def test_a_value_is_converted_without_a_loss(value: Any, expected: Any) -> None:
-    """Values at any depth become Python's numbers at full precision."""
+    """Configuration values at any depth become Python numbers at full precision."""
     losses: list[str] = []
     found = as_config({"a": value, "b": [value]}, losses.append)
     assert found == {"a": expected, "b": [expected]}
@@ -137,7 +137,7 @@ def test_a_value_is_converted_without_a_loss(value: Any, expected: Any) -> None:
 
 
 class Raising:
-    """Raises on every access."""
+    """An object that raises on every access."""
 
     x = property(lambda self: 1 / 0)
 
@@ -210,7 +210,7 @@ BAD["self-list"].append(BAD["self-list"])  # type: ignore[attr-defined]
 
 @looped("name", BAD)
 def test_a_bad_value_costs_that_value_only(name: str) -> None:
-    """The bad value is noted in one line; the other values are recorded."""
+    """An invalid configuration value is noted in one line, and the others are recorded."""
     losses: list[str] = []
     found = as_config({"lr": 0.1, "bad": BAD[name], "bs": np.int64(8)}, losses.append)
     assert (found["lr"], found["bs"]) == (0.1, 8)
@@ -220,7 +220,7 @@ def test_a_bad_value_costs_that_value_only(name: str) -> None:
 
 
 def test_a_cycle_and_a_mapping_keep_their_other_entries() -> None:
-    """The note is in place of the value."""
+    """A cyclic or unreadable entry is replaced by a note, and the others are kept."""
     assert as_config(_cycle()) == {"ok": 1, "self": "(a cycle: it contains itself)"}
     found = as_config(BAD["mapping"])
     assert found["ok"] == 1
@@ -231,7 +231,7 @@ def test_a_cycle_and_a_mapping_keep_their_other_entries() -> None:
 
 @pytest.mark.parametrize("name", ["large tensor", "large array", "meta tensor"])
 def test_an_array_that_is_large_or_on_a_device_is_not_read(name: str) -> None:
-    """A note has its type, its shape and its device; there is one line."""
+    """A large array, or one on a device, is replaced by its type, shape and device, in one line."""
     lines: list[str] = []
     found = as_config({"bad": BAD[name]}, lines.append)["bad"]
     value = BAD[name]
@@ -242,7 +242,7 @@ def test_an_array_that_is_large_or_on_a_device_is_not_read(name: str) -> None:
 
 
 class Unreadable(torch.Tensor):
-    """A tensor as of a device: each way to read its numbers raises."""
+    """A tensor that acts as on a device and raises when its numbers are read."""
 
     device = torch.device("cuda")  # type: ignore[assignment]
 
@@ -254,7 +254,7 @@ class Unreadable(torch.Tensor):
 
 @looped("shape", [(), (1,), (3, 4), (1000, 1000)])
 def test_a_tensor_of_a_device_is_never_read(shape: tuple[int, ...]) -> None:
-    """Reading it would wait for the device, however small it is."""
+    """A device tensor of any size is not read, because that would wait for the device."""
     value = torch.Tensor._make_subclass(Unreadable, torch.zeros(shape))
     found = as_config({"lr": 0.1, "bad": value, "list": [value]})
     note = f"(a tensor of torch.float32, shape {shape}, on cuda)"
@@ -271,7 +271,7 @@ def test_a_tensor_of_a_device_is_never_read(shape: tuple[int, ...]) -> None:
     ],
 )
 def test_all_entries_together_are_bounded(bad: Any) -> None:
-    """Outer levels have priority, so that no value displaces others; a few lines say so."""
+    """The total of entries is bounded, outer levels first, and a few lines report the rest."""
     lines: list[str] = []
     good = {"lr": 0.1, "optimizer": {"betas": [0.9, 0.999]}, "sizes": list(range(200))}
     found = as_config({"bad": bad} | good, lines.append)
@@ -281,7 +281,7 @@ def test_all_entries_together_are_bounded(bad: Any) -> None:
 
 
 def test_missing_and_unresolvable_values_of_omegaconf_are_marked() -> None:
-    """Interpolations are resolved, and no other value is lost."""
+    """OmegaConf interpolations are resolved, missing values are marked, and none is lost."""
     config = OmegaConf.create(
         {
             "lr": 0.1,
@@ -302,7 +302,7 @@ def test_missing_and_unresolvable_values_of_omegaconf_are_marked() -> None:
 
 
 def test_long_values_are_truncated() -> None:
-    """A list is cut, and of a configuration beyond its bound the largest values go."""
+    """A long list is cut, and a configuration that is too large loses its largest values."""
     assert len(as_config({"a": list(range(10**5))})["a"]) == MAX_ITEMS + 1
     found = as_config({str(i): ["x" * 1900] * 10 for i in range(20)} | {"lr": 1})
     assert found["lr"] == 1

@@ -1,4 +1,4 @@
-"""Every way in which a process ends, with real processes: outcome, exit code and last rows."""
+"""Every way in which a process can end, with real processes: outcome, exit code and last rows."""
 
 import signal
 import subprocess
@@ -249,7 +249,7 @@ def script(tmp_path: Path) -> Path:
 
 
 def run(script: Path, kind: str, end: str) -> "subprocess.CompletedProcess[str]":
-    """Run the script; its runs lie next to it."""
+    """Run the script, with its runs next to it."""
     command = [sys.executable, str(script), str(script.parent / "runs"), kind, end]
     with heed(signal.SIGINT), heed(signal.SIGQUIT), heed(signal.SIGHUP):
         if {kind, end} & LOADING:
@@ -280,7 +280,7 @@ def check(found: dict[str, Any], status: str, code: int | None, error: str | Non
 
 @pytest.mark.parametrize("end", [*sorted(ENDS.keys() - VARIATIONS), *extended(sorted(VARIATIONS))])
 def test_the_outcome_of_a_script_has_its_exit_code(script: Path, end: str) -> None:
-    """The outcome has the code with which the process exits, and no step or number is lost."""
+    """A script's outcome has its exit code, and no step or number is lost."""
     done = run(script, "main", end)
     status, code, error = ENDS[end]
     assert done.returncode == code, done.stderr
@@ -290,7 +290,9 @@ def test_the_outcome_of_a_script_has_its_exit_code(script: Path, end: str) -> No
 
 @pytest.mark.parametrize(("kind", "end"), [("registered", "dump"), ("main", "register")])
 def test_a_handler_of_faulthandler_stays(script: Path, kind: str, end: str) -> None:
-    """It is registered before the run or in it; after the run's end SIGQUIT ends no process."""
+    """The script's own faulthandler stays registered; after the run's end SIGQUIT ends no
+    process.
+    """
     done = run(script, kind, end)
     assert done.returncode == 0, done.stderr
     assert outcome(script).status == "finished"
@@ -298,7 +300,7 @@ def test_a_handler_of_faulthandler_stays(script: Path, kind: str, end: str) -> N
 
 @pytest.mark.parametrize("end", UNHOOKED)
 def test_an_exit_without_a_hook_has_its_exit_code(script: Path, end: str) -> None:
-    """The exit code is known once the process has ended; until then there is no outcome."""
+    """An exit without hooks has its exit code as outcome, once the process has ended."""
     assert run(script, "main", end).returncode == 3
     check(outcome(script), "failed", 3, None)
     files = AttemptFiles(script.parent / "runs" / "it", 1)
@@ -308,7 +310,7 @@ def test_an_exit_without_a_hook_has_its_exit_code(script: Path, end: str) -> Non
 
 @pytest.mark.parametrize(("kind", "end"), CHILDREN)
 def test_the_outcome_of_a_child_has_its_exit_code(script: Path, kind: str, end: str) -> None:
-    """A child of any start method is recorded to its last row, as its parent sees it end."""
+    """A child of any start method has its last row, and its exit code as outcome."""
     done = run(script, kind, end)
     status, code, error = ENDS[end]
     assert done.stdout.split() == [str(code)], done.stderr
@@ -317,7 +319,7 @@ def test_the_outcome_of_a_child_has_its_exit_code(script: Path, kind: str, end: 
 
 @pytest.mark.parametrize("how", ["fork", *extended(["spawn", "forkserver", "executor"])])
 def test_the_tasks_of_a_pool_have_finished(script: Path, how: str) -> None:
-    """A pool ends its idle workers by SIGTERM, which is no failure of their tasks."""
+    """Tasks of a pool have finished, although the pool ends its idle workers by SIGTERM."""
     done = run(script, "pool", how)
     assert done.returncode == 0, done.stderr
     for name in ("task-0", "task-1"):
@@ -326,7 +328,7 @@ def test_the_tasks_of_a_pool_have_finished(script: Path, how: str) -> None:
 
 
 def test_a_worker_of_a_pool_that_is_terminated_at_its_exit_has_finished(script: Path) -> None:
-    """SIGTERM comes after the last task, before the exit is reported."""
+    """A pool's worker has finished if SIGTERM comes between its last task and its exit."""
     done = run(script, "closed pool", "")
     assert done.returncode == 0, done.stderr
     assert (outcome(script).status, outcome(script).error) == ("finished", None)
@@ -336,7 +338,7 @@ def test_a_worker_of_a_pool_that_is_terminated_at_its_exit_has_finished(script: 
 def test_a_worker_of_a_pool_has_finished_wherever_sigterm_meets_its_exit(
     script: Path, at: str
 ) -> None:
-    """Between its last task and the moment at which our own hook reports its end, too."""
+    """A pool's worker has finished wherever SIGTERM comes after its last task."""
     done = run(script, "terminated pool", at)
     assert done.returncode == 0, done.stderr
     assert (outcome(script).status, outcome(script).error) == ("finished", None)
@@ -344,7 +346,7 @@ def test_a_worker_of_a_pool_has_finished_wherever_sigterm_meets_its_exit(
 
 @pytest.mark.parametrize("how", ["executor", *extended(["fork", "spawn", "forkserver"])])
 def test_the_task_of_a_pool_that_raises_has_failed(script: Path, how: str) -> None:
-    """Whether another task follows or the pool ends; its parent still gets the exception."""
+    """A pool's task that raises has failed, and its parent gets the exception."""
     done = run(script, "failing pool", how)
     assert done.stdout.strip() == "['boom', 'None', 'boom']", done.stderr
     for name in ("raises-first", "raises-last"):
@@ -366,7 +368,9 @@ CRASHES = {
 def test_a_crash_is_sent_with_its_signal_and_place(
     script: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    """The uploader finds what Python's fault handler wrote, unless that is the script's own."""
+    """A crash is sent with its signal and faulthandler's traceback, unless the script has its
+    own.
+    """
     code, status, error = CRASHES[end]
     with IngestServer() as site:
         monkeypatch.setenv("HALFSTEP_URL", site.url)
@@ -384,13 +388,13 @@ def test_a_crash_is_sent_with_its_signal_and_place(
 
 
 def test_a_thread_that_trains_and_raises_has_failed(script: Path) -> None:
-    """The process continues, and exits with 0."""
+    """A run in a thread that raises has failed, although the process exits with 0."""
     assert run(script, "thread", "raise").returncode == 0
     check(outcome(script), "failed", None, "ValueError: boom")
 
 
 @pytest.mark.extended
 def test_a_rank_of_torch_that_raises_has_failed(script: Path) -> None:
-    """torch.multiprocessing catches the exception and exits with 1, and the run has failed."""
+    """A rank that raises has failed, although torch.multiprocessing catches the exception."""
     run(script, "torch.spawn", "raise")
     check(outcome(script), "failed", 1, "ValueError: boom")

@@ -1,4 +1,4 @@
-"""Idle scripts: their data are on disk, so a kill loses little."""
+"""An idle script has its data on disk, so a kill loses little."""
 
 import itertools
 import os
@@ -52,7 +52,7 @@ def train(folder: Path, kind: str, steps: int, report: Callable[[Any], Any]) -> 
 
 
 def train_and_idle(folder: Path, kind: str, steps: int, ours: Connection) -> None:
-    """Take steps, and wait to be killed."""
+    """Take steps, and idle until the kill."""
     torch.set_num_threads(1)
     train(folder, kind, steps, ours.send)
     threading.Event().wait()
@@ -74,7 +74,7 @@ def read(folder: Path) -> tuple[list[int], list[float], list[Any]]:
 def killed() -> Callable[[Path, str, int, int], list[tuple[float, float]]]:
     """Return a function that kills a script once enough rows are written.
 
-    It returns the losses and scales that the script has reported.
+    The function returns the losses and scales that the script has reported.
     """
 
     def kill(folder: Path, kind: str, steps: int, enough: int) -> list[tuple[float, float]]:
@@ -115,7 +115,7 @@ def test_kills_lose_no_row_that_was_written_and_tear_none(
     kind: str,
     kills: int,
 ) -> None:
-    """Half of them hit a script that idles, whose last step is written, too."""
+    """A kill loses no written row and tears none; half of the kills hit an idle script."""
     chance = random.Random(63)
     for number in range(kills):
         is_idle = number % 2 == 0
@@ -140,7 +140,7 @@ def test_kills_lose_no_row_that_was_written_and_tear_none(
 def test_rows_that_are_written_early_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """The events, the evidence and the logged values are equal too."""
+    """Rows written early have the same events, evidence and values as rows written at the end."""
     contents = {}
     for name, seconds in (("late", 1e6), ("early", 0.0)):
         monkeypatch.setattr(idle_writer, "POLL_SECONDS", max(seconds, 0.0005))
@@ -156,7 +156,7 @@ def test_rows_that_are_written_early_are_the_same(
 
 
 def test_a_fork_finds_no_thread_and_the_parent_goes_on(tmp_path: Path) -> None:
-    """A child would inherit locks that the thread holds."""
+    """The writer thread is not running during a fork, since a child would inherit its locks."""
 
     def names() -> list[str]:
         return [thread.name for thread in threading.enumerate()]
@@ -172,7 +172,7 @@ def test_a_fork_finds_no_thread_and_the_parent_goes_on(tmp_path: Path) -> None:
 
 
 def test_an_error_ends_the_thread_only() -> None:
-    """An error of the thread is reported once."""
+    """An error of the writer thread is reported once and ends only the thread."""
     said: list[str] = []
     calls: list[None] = []
 
@@ -189,7 +189,7 @@ def test_an_error_ends_the_thread_only() -> None:
 
 
 def test_rows_of_a_device_are_written_once_their_copy_is_complete() -> None:
-    """Rows whose copy is not complete, and rows that the loop has not sent, are written later."""
+    """Rows whose copy from the device is not complete, or not sent yet, are written later."""
     rows = ring.Ring(1, torch.device("cpu"), 0.0, lambda *_: None)
     rows.readable = None
     for step in range(3):

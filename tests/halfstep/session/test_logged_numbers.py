@@ -19,7 +19,7 @@ from tests.marks import looped
 
 @pytest.fixture(autouse=True)
 def beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Provide an empty folder, and end the run of the test."""
+    """Provide an empty folder, and end the test's run."""
     monkeypatch.chdir(tmp_path)
     yield
     if active_run.active:
@@ -54,7 +54,7 @@ def test_numbers_of_every_type_are_logged() -> None:
 
 
 def test_what_only_resembles_a_number_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """No part of a complex number or text is logged; numpy's text is one."""
+    """Complex numbers, dates and arrays of text are refused; a NumPy text is logged as text."""
     run = watch()
     values = [np.complex64(1 + 2j), 1j, np.datetime64("2026-01-01"), np.timedelta64(5, "s")]
     values += [np.array("3"), torch.tensor(1 + 2j), Decimal("sNaN")]
@@ -81,19 +81,19 @@ WHOLE = [3, 3.0, np.int32(3), np.float16(3), np.array(3.0), torch.tensor(3), tor
 
 @looped("value", [*WHOLE, Decimal(3), Fraction(3)])
 def test_a_whole_number_of_any_type_is_a_step(value: Any) -> None:
-    """A whole number of any type is a step, also a float such as an epoch that was divided."""
+    """A whole number of any type is accepted as a step, also a float such as a computed epoch."""
     assert step_number(value) == 3
 
 
 @looped("value", [3.5, True, np.bool_(True), "3", -1.0, np.nan, np.inf, 2.0**60])
 def test_other_values_are_no_steps(value: Any) -> None:
-    """Other values are rejected, and nothing is rounded."""
+    """Values that are not whole numbers are rejected as steps, and nothing is rounded."""
     with pytest.raises(arguments.BadArgument, match="allowed: a whole number from 0"):
         step_number(value)
 
 
 def test_calls_without_a_step_are_not_all_at_step_0() -> None:
-    """Without optimizer steps a name that is logged again begins the next step."""
+    """Without optimizer steps, logging a name again begins the next step."""
     for attempt in range(2):
         run = watch(run="run")
         for number in range(3):
@@ -105,7 +105,7 @@ def test_calls_without_a_step_are_not_all_at_step_0() -> None:
 
 
 def test_a_call_without_a_step_follows_one_with_a_step() -> None:
-    """The call is logged at the same step, unless that step has the name already."""
+    """A call without a step logs at the last given step, unless that has the name already."""
     run = watch()
     run.log({"loss": 1}, step=7)
     run.log({"acc": 2})

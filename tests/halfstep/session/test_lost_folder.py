@@ -26,7 +26,7 @@ from tests.site import until
 
 @pytest.fixture(autouse=True)
 def own_refuge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A working directory and TMPDIR of the test; the spool checks the disk at once."""
+    """Use a test's working directory and TMPDIR, and a spool that checks the disk at once."""
     (tmp_path / "work").mkdir()
     (tmp_path / "tmp").mkdir()
     monkeypatch.chdir(tmp_path / "work")
@@ -56,7 +56,7 @@ def recorded(
 
 @pytest.fixture
 def full(own_refuge: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Return a function after whose call the disk holds only half a frame more."""
+    """Return a function that fills the disk except for half a frame."""
     write, is_full = SpoolWriter._write, False
 
     def fill(_folder: Path) -> None:
@@ -74,7 +74,7 @@ def full(own_refuge: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], 
 
 
 def train(during: Callable[[Path], Any] = lambda folder: None, **named: Any) -> Path:
-    """Log ten numbers, with something after five."""
+    """Log ten numbers, and call a function after five."""
     options: dict[str, Any] = {"name": "run", "console": False, "system": False}
     watch = halfstep.watch(**options | named)
     assert watch.folder
@@ -93,7 +93,7 @@ EXPECTED = [float(step) for step in range(10)], ["finished"]
 def test_a_folder_that_is_removed_is_written_again(
     recorded: Callable[[], Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The server receives what came before and after."""
+    """If a run's folder is removed, the server receives what came before and after."""
     train(shutil.rmtree)
     until(lambda: recorded() == EXPECTED)
     said = capfd.readouterr().err
@@ -102,7 +102,7 @@ def test_a_folder_that_is_removed_is_written_again(
 
 
 def test_without_a_server_a_removed_folder_is_written_again() -> None:
-    """The folder gets its description too, so that the run can be uploaded and continued later."""
+    """Without a server a removed folder is written again with its description, for an upload."""
     folder = train(shutil.rmtree, mode="offline", config={"lr": 0.1})
     watch = halfstep.watch(run="run", mode="offline", console=False, system=False)
     assert watch.folder == folder
@@ -117,7 +117,7 @@ def test_a_full_disk_costs_nothing(
     own_refuge: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """The spool continues in TMPDIR, from where it is sent."""
+    """On a full disk the spool continues in TMPDIR, and is sent from there."""
     train(full)
     until(lambda: recorded() == EXPECTED)
     assert capfd.readouterr().err.count(f"continues in {own_refuge}") == 1
@@ -126,7 +126,7 @@ def test_a_full_disk_costs_nothing(
 def test_a_later_attempt_has_what_the_refuge_holds(
     full: Callable[[Path], None], own_refuge: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A later attempt copies the files into the run's folder, if there is space again."""
+    """Once there is space, a later attempt copies the files from TMPDIR into the run's folder."""
     train(full, mode="offline")
     assert list(own_refuge.rglob("*.spool"))
     monkeypatch.undo()
@@ -143,7 +143,7 @@ def test_a_folder_that_cannot_be_created_is_one_in_tmpdir(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """The folder is the same for each run of the same folder."""
+    """A run whose folder cannot be created is written to TMPDIR, with one folder per run folder."""
     opened = run_start.open_run
 
     def refusing(folder: Path, **named: Any) -> Any:
@@ -160,8 +160,8 @@ def test_a_folder_that_cannot_be_created_is_one_in_tmpdir(
 def test_a_refuge_of_another_user_is_not_used(
     tmp_path: Path, own_refuge: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another user's folder and a link are not used: the next place is taken, and the
-    link is not followed.
+    """A temporary folder that is another user's or a link is not used, and the next location is
+    tried.
     """
     place = refuge.open_refuge(tmp_path)
     place.rmdir()
@@ -175,7 +175,7 @@ def test_a_refuge_of_another_user_is_not_used(
 def test_a_refuge_that_cannot_be_written_leaves_no_folder(
     tmp_path: Path, own_refuge: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No folder is left in TMPDIR or in memory."""
+    """If the temporary location cannot be written either, no folder is left."""
 
     def failing(_path: Path, _data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -198,7 +198,7 @@ def _log_in_rank(number: int) -> None:
 def test_what_a_further_rank_logs_is_reported_once(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """One of all ranks reports it, if they find the run."""
+    """If several ranks cannot log to the run, one of them reports it."""
     monkeypatch.setenv("WORLD_SIZE", "3")
     watch = halfstep.watch(mode="offline", console=False, system=False)
     monkeypatch.setattr("halfstep.session.ranks.meeting_file", lambda _: watch._run._meeting)  # type: ignore[union-attr]
@@ -215,7 +215,7 @@ def test_what_a_further_rank_logs_is_reported_once(
 def test_an_outcome_has_reserved_space(
     own_refuge: Path, monkeypatch: pytest.MonkeyPatch, error: str | None
 ) -> None:
-    """The run ends with its true status although nothing can be written, also in the refuge."""
+    """A run ends with its true status on a full disk, because space is reserved for it."""
     watch = halfstep.watch(name="run", mode="offline", console=False, system=False)
     assert watch.files
     reserved = next(watch.files.folder.glob(".outcome-*"))
@@ -239,7 +239,7 @@ def test_an_outcome_has_reserved_space(
 def test_a_killed_run_gets_its_outcome_once_there_is_space(
     own_refuge: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The uploader tries to write the outcome again until there is space."""
+    """A killed run's uploader retries to write the outcome until there is space."""
     files = run_folder.open_run(own_refuge, name="run")
     tries: list[str] = []
     write = run_folder.write_outcome

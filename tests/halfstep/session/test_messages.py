@@ -1,4 +1,4 @@
-"""Messages on stderr: the reason of each kind of rejection, for any number of them."""
+"""Messages on stderr give the reason of each kind of rejection, for any number of them."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from tests.marks import looped
 
 
 def test_a_few_of_each_kind_are_printed_and_the_others_counted() -> None:
-    """A kind does not end the messages of another; a text is printed once."""
+    """A few messages of each kind are printed, each text once, and the others counted by kind."""
     printed: list[str] = []
     messages = Messages(printed.append)
     for number in range(100):
@@ -37,14 +37,14 @@ def test_a_few_of_each_kind_are_printed_and_the_others_counted() -> None:
     ],
 )
 def test_messages_of_a_kind_differ_in_values(first: str, second: str, is_same: bool) -> None:
-    """Messages of a kind differ in values and in the logged name, not in method or reason."""
+    """Messages of one kind differ in values and logged names, not in method or reason."""
     assert (kind_of(first) == kind_of(second)) is is_same
 
 
 def test_a_late_refusal_is_reported_after_many_of_another_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The run counts those that are not printed, at its end."""
+    """A late rejection is printed after many of another kind; the end counts unprinted ones."""
     monkeypatch.chdir(tmp_path)
     watch = halfstep.watch(mode="offline", console=False, system=False)
     for number in range(50):

@@ -1,4 +1,4 @@
-"""Runs of notebook cells, by a real shell of IPython in a process of its own."""
+"""Runs of notebook cells, in a real IPython shell in its own process."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def run(folder: Path, *cells: str) -> str:
 
 
 def outcomes(folder: Path) -> dict[str, tuple[str, int, str]]:
-    """Return status, step and last line of the error of each run, by its folder."""
+    """Return each run's status, step and last error line, by its folder."""
     found = {}
     for path in sorted((folder / "runs").glob("*/outcome-1.json")):
         outcome: dict[str, Any] = json.loads(path.read_text())
@@ -64,8 +64,8 @@ def outcomes(folder: Path) -> dict[str, tuple[str, int, str]]:
 
 
 def test_a_cell_that_is_run_again_begins_a_new_run(tmp_path: Path) -> None:
-    """Each run has its own configuration and steps; earlier ones end as interrupted by a
-    new run.
+    """A cell that is run again begins a new run with its own configuration and steps; the
+    earlier run ends as interrupted by it.
     """
     said = run(tmp_path, *(TRAIN.format(lr=lr) for lr in (0.1, 0.2, 0.3)))
     assert outcomes(tmp_path) == {
@@ -81,7 +81,7 @@ def test_a_cell_that_is_run_again_begins_a_new_run(tmp_path: Path) -> None:
 
 
 def test_later_cells_continue_with_the_run(tmp_path: Path) -> None:
-    """Later cells continue the run until `finish`, or a cell that watches again."""
+    """Later cells continue a run until `finish`, or until a cell watches again."""
     run(tmp_path, TRAIN.format(lr=1), "steps(2)", "watch.log({'accuracy': 0.5})", "watch.finish()")
     assert outcomes(tmp_path) == {"try": ("finished", 5, "")}
     assert [event["step"] for event in Written(tmp_path / "runs" / "try").of("metric")] == [5]
@@ -103,7 +103,7 @@ RAISE = "steps(1)\nraise ValueError('the loss is odd')"
 def test_the_exception_of_a_cell_is_recorded(
     tmp_path: Path, after: list[str], status: str, step: int, error: str
 ) -> None:
-    """The run ends with the exception, unless a later cell continues training."""
+    """An exception in a cell ends the run as failed, unless a later cell continues training."""
     run(tmp_path, TRAIN.format(lr=1), RAISE, *after)
     [(name, found)] = outcomes(tmp_path).items()
     assert (name, found[:2]) == ("try", (status, step))
@@ -122,7 +122,7 @@ def test_the_exception_of_a_cell_is_recorded(
 def test_finish_after_a_cell_that_raised_ends_a_failed_run(
     tmp_path: Path, cells: list[str], status: str
 ) -> None:
-    """The run has failed, unless a later cell continues training or the user has
+    """`finish` after a cell that raised ends a failed run, unless training continued or the user
     interrupted the cell.
     """
     run(tmp_path, TRAIN.format(lr=1), *cells)
@@ -130,7 +130,7 @@ def test_finish_after_a_cell_that_raised_ends_a_failed_run(
 
 
 def test_finish_of_the_drop_in_ends_a_failed_run_too(tmp_path: Path) -> None:
-    """The failed run keeps its summary and its collected values."""
+    """After a failed cell `finish` of the drop-in keeps summary and collected values."""
     begin = "import halfstep as wandb\nwandb.init(name='try', dir='.')\nwandb.log({'acc': 1})"
     failing = "wandb.log({'acc': 2}, commit=False)\nraise ValueError('the loss is odd')"
     run(tmp_path, begin, failing, "wandb.finish()")
@@ -142,7 +142,7 @@ def test_finish_of_the_drop_in_ends_a_failed_run_too(tmp_path: Path) -> None:
 
 
 def test_a_run_with_a_failed_cell_has_failed_when_another_begins(tmp_path: Path) -> None:
-    """A run whose first cell raised or was interrupted ends as failed when another run begins."""
+    """A run whose cell raised or was interrupted has failed once another run begins."""
     first = TRAIN.format(lr=1) + "raise ValueError('first')"
     second = TRAIN.format(lr=2) + "raise KeyboardInterrupt"
     run(tmp_path, first, second, TRAIN.format(lr=3))
@@ -155,9 +155,7 @@ def test_a_run_with_a_failed_cell_has_failed_when_another_begins(tmp_path: Path)
 
 @pytest.mark.extended
 def test_a_terminal_of_ipython_is_watched_to_its_end(tmp_path: Path) -> None:
-    """It is watched with `%run` of a script, an exception in it, and the end of the
-    shell's input.
-    """
+    """A terminal IPython is watched with `%run`, an exception in it, and the end of its input."""
     (tmp_path / "train.py").write_text(f"{BEGIN}\n{TRAIN.format(lr=1)}\nraise ValueError('odd')\n")
     done = subprocess.run(
         [sys.executable, "-m", "IPython", "--simple-prompt", "--no-banner", "--no-confirm-exit"],
@@ -192,7 +190,7 @@ with open("shown.json", "w") as file:
 
 
 def test_a_watch_is_a_card_that_is_updated(tmp_path: Path) -> None:
-    """The last line of a cell shows the card; later cells and the end change it in place."""
+    """A cell's last line shows a card of the run, which later cells and the end update."""
     scaled = "scaler = torch.amp.GradScaler('cpu', init_scale=1024.0)\n"
     scaled += "def scaled(value):\n    optimizer.zero_grad()\n"
     scaled += "    scaler.scale(net(torch.full((2, 4), value)).square().mean()).backward()\n"
@@ -210,7 +208,7 @@ def test_a_watch_is_a_card_that_is_updated(tmp_path: Path) -> None:
 
 
 def test_what_cells_print_is_kept(tmp_path: Path) -> None:
-    """Both streams are kept without secrets, and the notebook shows them as before."""
+    """Both output streams of cells are recorded without secrets, and shown as before."""
     print_more = "import sys\nprint('again', os.environ['MY_TOKEN'])\n"
     print_more += "print('odd', file=sys.stderr)"
     said = run(

@@ -1,4 +1,4 @@
-"""Signals of batch systems, which end a watched script or go to its own handlers."""
+"""Signals of batch systems that end a watched script, or go to its own handlers."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ def run(folder: Path, name: str, before: str = "", after: str = "", **environmen
 
 
 def outcome(folder: Path) -> Any:
-    """Return the outcome, which the uploader writes if the script could not."""
+    """Return the outcome, which the uploader writes if the script cannot."""
     files = AttemptFiles(folder / "runs" / "it", 1)
     entry = read_run(files.folder).attempts[0]
     uploader.Training(files, entry.pid, entry.pid_started).close()
@@ -52,7 +52,7 @@ def outcome(folder: Path) -> Any:
 def test_a_job_that_is_preempted(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The signal ends the script as before, and signal and job are recorded."""
+    """A preemption signal ends the script as before, and signal and job are recorded."""
     number = signal.Signals[name]
     ended = run(tmp_path, name, after="assert signal.getsignal(signal.SIGUSR1) == 0", **SLURM)
     assert (ended.returncode, ended.stdout) == (-number, "")
@@ -76,7 +76,7 @@ def test_a_job_that_is_preempted(
     ],
 )
 def test_a_handler_of_the_script_keeps_working(tmp_path: Path, before: str, after: str) -> None:
-    """The handler may be installed before or after `watch`; the run is finished."""
+    """A script's own signal handler keeps working, installed before or after `watch`."""
     ended = run(tmp_path, "SIGUSR1", before, after, **SLURM)
     assert (ended.returncode, ended.stdout) == (0, "own handler\nwent on\n")
     found = outcome(tmp_path)
@@ -86,7 +86,7 @@ def test_a_handler_of_the_script_keeps_working(tmp_path: Path, before: str, afte
 
 @pytest.mark.slow
 def test_without_a_batch_system_nothing_is_preempted(tmp_path: Path) -> None:
-    """SIGTERM terminates the script; SIGUSR1 only ends it."""
+    """Outside a batch system SIGTERM terminates the script, and SIGUSR1 only ends it."""
     for name, status in (("SIGTERM", "terminated"), ("SIGUSR1", "vanished")):
         (tmp_path / name).mkdir()
         ended = run(tmp_path / name, name, **BATCH)
@@ -116,7 +116,7 @@ def test_preemption_by_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_processes_beside_the_training_outlive_the_signals() -> None:
-    """A batch system sends them to every process of the job."""
+    """Sidecar and uploader survive the signals that a batch system sends to a job's processes."""
     code = "from halfstep import batch_system; import os, signal; batch_system.ignore_signals()\n"
     code += "for number in batch_system.SIGNALS: os.kill(os.getpid(), number)"
     for environment, returncode in ((SLURM, 0), (BATCH, -signal.SIGTERM)):

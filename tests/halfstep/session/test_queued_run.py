@@ -1,4 +1,4 @@
-"""`halfstep.watch` in a script that a worker has started for a run of its queue."""
+"""`halfstep.watch` in a script that a worker started for a queued run."""
 
 import errno
 import json
@@ -20,7 +20,7 @@ SCRIPT = Script()
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A queued run's folder; nothing is watched any more after the test."""
+    """A queued run's folder; nothing stays watched after the test."""
     folder = tmp_path / "runs" / "7"
     folder.mkdir(parents=True)
     attempt(folder, 1, monkeypatch)
@@ -49,7 +49,7 @@ def train(**named: str) -> None:
 def test_the_run_is_the_queues_whatever_the_script_calls_it(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Each step is in that run's spool; no other run is created, and no server is searched."""
+    """Steps go to the queued run, whatever name the script gives, and no other run is created."""
     train(name="mine", run="other", url="http://127.0.0.1:9", token="t", folder="here")
     written = Written(folder)
     assert written.truth().scales == SCRIPT.train().scales
@@ -60,7 +60,7 @@ def test_the_run_is_the_queues_whatever_the_script_calls_it(
 
 
 def test_a_wandb_script_logs_to_the_queued_run(folder: Path) -> None:
-    """The script's own configuration is shown next to the submitted one."""
+    """A W&B script's own configuration is shown next to the submitted one."""
     run = halfstep.init(name="mine", config={"lr": 0.1})
     run.config.update({"more": 1})
     halfstep.log({"accuracy": 0.5})
@@ -76,7 +76,7 @@ def test_a_wandb_script_logs_to_the_queued_run(folder: Path) -> None:
 def test_the_configuration_of_a_script_is_recorded_without_secrets(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Secrets that the queue gave the script are hidden; a text that is too long is cut."""
+    """Secrets that the queue passed to a script are hidden, and long texts are cut."""
     monkeypatch.setenv("HALFSTEP_SECRETS", "API_KEY,GONE")
     monkeypatch.setenv("API_KEY", "open-sesame")
     config = {"lr": 0.1, "key": "open-sesame", "data": {"path": Path("/data"), "sizes": (1, 2)}}
@@ -92,7 +92,7 @@ def test_the_configuration_of_a_script_is_recorded_without_secrets(
 
 @pytest.mark.slow
 def test_several_trainings_of_one_script_continue_each_other(folder: Path) -> None:
-    """The second training's steps follow the first one's, in a file of its own."""
+    """A second training in one script continues the steps of the first, in its own file."""
     train()
     train()
     steps = Written(folder).steps["step"].tolist()
@@ -102,7 +102,7 @@ def test_several_trainings_of_one_script_continue_each_other(folder: Path) -> No
 
 
 def test_a_killed_one_is_continued(folder: Path) -> None:
-    """The position of a killed process follows from its spool."""
+    """The position of a killed process is read from its spool by the next one."""
     SCRIPT.train(halfstep.watch)
     halfstep.watch()._loop.drain(60.0)
     watch = halfstep.watch()
@@ -120,9 +120,7 @@ def test_a_killed_one_is_continued(folder: Path) -> None:
 def test_the_next_attempt_starts_over_unless_it_resumes(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next attempt starts at 0, because only the script knows the step from which it
-    resumes.
-    """
+    """The next attempt starts at step 0, because only the script knows from where it resumes."""
     train()
     attempt(folder, 2, monkeypatch)
     train()
@@ -139,7 +137,7 @@ def test_the_next_attempt_starts_over_unless_it_resumes(
 def test_a_second_process_at_once_trains_unwatched(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The second process prints that it is not watched, and continues."""
+    """A second concurrent process trains unwatched, and prints this."""
     holds = (
         "from halfstep.session.queued_run import QueuedRun as Q; q = Q.take(); print(flush=True)"
     )
@@ -159,7 +157,7 @@ def test_a_second_process_at_once_trains_unwatched(
 def test_without_locks_a_second_process_is_rejected_as_well(
     folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another error of a lock is not taken for another process, and ends no watching."""
+    """Without file locks a second process is still rejected, and other lock errors are named."""
 
     def no_locks(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
@@ -181,7 +179,9 @@ def test_without_locks_a_second_process_is_rejected_as_well(
 
 
 def test_a_checkpoint_is_a_copy(folder: Path, tmp_path: Path) -> None:
-    """The worker stores it later, when the script may have written over its own."""
+    """A queued run's checkpoint is copied, because the script may overwrite it before the
+    upload.
+    """
     path = tmp_path / "last.pt"
     path.write_bytes(b"first")
     watch = halfstep.watch()

@@ -1,4 +1,4 @@
-"""A training loop run bare and checked, and its results as bytes."""
+"""Helpers that run a training loop unchecked and checked, and compare its results as bytes."""
 
 import ctypes
 import random
@@ -17,7 +17,7 @@ Loop = Callable[[], Any]  # trains, and returns everything that can differ
 
 
 def bare(loop: Loop) -> Any:
-    """Return a loop's results and the states of random numbers after it, as bytes."""
+    """Return the results and random states of an unchecked loop, as bytes."""
     torch.manual_seed(0)
     np.random.seed(0)
     random.seed(0)
@@ -85,7 +85,7 @@ def train(
     steps: int = 3,
     backward: Callable[[Tensor], object] = Tensor.backward,
 ) -> Any:
-    """Train by autocast and a scaler, and return losses and all states."""
+    """Train with autocast and a scaler, and return losses and all states."""
     optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-3)
     scaler = GradScaler("cpu", enabled=is_scaled, init_scale=256.0)
     losses = []

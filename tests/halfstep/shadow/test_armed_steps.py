@@ -1,4 +1,4 @@
-"""Steps of watched loops that run with their shadows."""
+"""Watched steps that run with shadows in fp32."""
 
 import copy
 import json
@@ -49,12 +49,12 @@ pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
 @pytest.fixture(autouse=True)
 def _enough_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no slow machine keep a step from being armed."""
+    """Give slow machines enough time to arm each step."""
     monkeypatch.setattr(armed_steps, "FREE_SECONDS", math.inf)
 
 
 class Net(nn.Module):
-    """A net whose activations can be made too large for fp16."""
+    """A network with activations that can be made too large for fp16."""
 
     wait_seconds = 0.0
 
@@ -69,7 +69,7 @@ class Net(nn.Module):
 
 
 def _train(folder: Path, *, steps: int = 12, from_step: int = 8, **options: Any) -> Written:
-    """Watch a loop that overflows from a step on."""
+    """Watch a loop that overflows from the given step on."""
     torch.manual_seed(0)
     net = Net()
     optimizer, scaler = torch.optim.SGD(net.parameters(), lr=0.01), GradScaler("cpu")
@@ -102,7 +102,7 @@ def _train_armed(
 def test_early_steps_and_those_after_a_lost_loss_are_armed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After two armed steps have shown the cause, no more steps are armed."""
+    """Early steps, and those after a lost loss, are armed until two have shown the cause."""
     written, steps = _train_armed(tmp_path, monkeypatch)
     early = list(range(2, 2 + EARLY_STEPS))
     assert steps == [*early, 9, 10]
@@ -115,7 +115,7 @@ def test_early_steps_and_those_after_a_lost_loss_are_armed(
 def test_a_healthy_loop_has_armed_steps_at_each_tenfold_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Skips in which the scale finds its size arm nothing."""
+    """A healthy loop arms steps around each power of ten, and none for calibration skips."""
     monkeypatch.setattr(armed_steps, "FREE_SECONDS", 60.0)
     written, steps = _train_armed(tmp_path, monkeypatch, from_step=1000, steps=250)
     assert steps == [2, 3, 4, 23, 24, 25, 222, 223, 224]
@@ -125,7 +125,7 @@ def test_a_healthy_loop_has_armed_steps_at_each_tenfold_step(
 def test_an_armed_step_has_to_be_affordable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without time only steps are armed that interrupt nothing: those that are all skipped."""
+    """Without a time budget only steps that are skipped anyway are armed."""
     monkeypatch.setattr(armed_steps, "FREE_SECONDS", 0.0)
     _, steps = _train_armed(tmp_path, monkeypatch)
     assert not steps
@@ -134,7 +134,7 @@ def test_an_armed_step_has_to_be_affordable(
 def test_waits_are_not_the_time_of_an_armed_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a CPU, steps that wait for data or for a busy processor are armed as others."""
+    """On a CPU, waits for data or a busy processor do not count as the time of an armed step."""
     monkeypatch.setattr(armed_steps, "FREE_SECONDS", 0.6)  # less than three waits
     monkeypatch.setattr(Net, "wait_seconds", 0.2)
     _, steps = _train_armed(tmp_path, monkeypatch, steps=5, from_step=1000)
@@ -144,7 +144,7 @@ def test_waits_are_not_the_time_of_an_armed_step(
 def test_nothing_is_armed_with_too_little_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Shadows would take memory that the training needs."""
+    """No step is armed if its shadows would need memory that the training needs."""
     monkeypatch.setattr(armed_steps, "_budget_bytes", lambda _: 0)
     _, steps = _train_armed(tmp_path, monkeypatch)
     assert not steps
@@ -153,14 +153,14 @@ def test_nothing_is_armed_with_too_little_memory(
 def test_nothing_is_armed_in_a_process_that_has_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A compiled graph has no operators to observe, and would be compiled again."""
+    """No step is armed in a process that compiles: graphs would recompile and hide operators."""
     monkeypatch.setattr(armed_steps, "has_compiled", lambda: True)
     _, steps = _train_armed(tmp_path, monkeypatch)
     assert not steps
 
 
 def test_nothing_is_armed_where_modules_are_nested_deeply(tmp_path: Path) -> None:
-    """Hooks add frames to the call of each module, and Python allows a thousand."""
+    """No step is armed with deeply nested modules, since hooks add frames to Python's limit."""
     net: nn.Module = nn.Linear(2, 2)
     for _ in range(150):
         net = nn.Sequential(net)
@@ -177,7 +177,7 @@ def test_nothing_is_armed_where_modules_are_nested_deeply(tmp_path: Path) -> Non
 def test_an_error_of_an_armed_step_ends_only_these(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The training continues and is recorded."""
+    """An error of an armed step ends only the arming, and the training is recorded."""
 
     def fails(_self: Sanitizer, _step: int) -> None:
         raise ValueError("no shadow")
@@ -191,7 +191,7 @@ def test_an_error_of_an_armed_step_ends_only_these(
 
 
 def test_a_run_that_ends_in_an_armed_step_leaves_nothing_behind(tmp_path: Path) -> None:
-    """The step's wrappers are removed before those of watch."""
+    """A run that ends within an armed step removes the step's wrappers before those of watch."""
     scale = GradScaler.scale
     _train(tmp_path, steps=2)
     assert GradScaler.scale is scale
@@ -199,7 +199,7 @@ def test_a_run_that_ends_in_an_armed_step_leaves_nothing_behind(tmp_path: Path) 
 
 
 def test_hooks_that_go_within_a_step_do_not_disturb_others(tmp_path: Path) -> None:
-    """A run that ends in an optimizer's step removes its hooks while torch iterates over them."""
+    """A run that ends within an optimizer's step removes hooks while torch iterates over them."""
     net = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     watch = halfstep.watch(net, folder=tmp_path, name="it")
@@ -220,7 +220,7 @@ def test_hooks_that_go_within_a_step_do_not_disturb_others(tmp_path: Path) -> No
 
 
 def test_a_number_that_torch_holds_as_a_tensor_can_be_read(tmp_path: Path) -> None:
-    """torch passes it to a dispatch mode as a number, which no operator takes.
+    """A number that torch saved as a tensor and passes to a dispatch mode as a number can be read.
 
     The default dtype does not round it.
     """
@@ -253,7 +253,7 @@ SAMPLE: list[Loop] = [
 def test_a_watched_loop_of_armed_steps_is_equal_to_the_bit(
     loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of its steps are armed; in a healthy loop they find no fault."""
+    """A loop whose steps are all armed is bit-identical, and has no fault if it is healthy."""
     expected = bare(loop)
     monkeypatch.setattr(armed_steps, "EARLY_STEPS", 1000)
     with halfstep.watch(folder=tmp_path, name="it"):
@@ -267,8 +267,8 @@ def test_a_watched_loop_of_armed_steps_is_equal_to_the_bit(
 def test_an_armed_step_that_takes_too_long_goes_on_without_shadows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An armed step that takes too long, as with an evaluation in it, continues without shadows
-    and states nothing.
+    """An armed step that takes too long, such as with an evaluation in it, continues without
+    shadows and reports nothing.
     """
     monkeypatch.setattr(mode, "PURGE_EVERY", 1)
     monkeypatch.setattr(ArmedSteps, "_get_allowed_seconds", lambda _: -1.0)
@@ -284,7 +284,7 @@ def test_an_armed_step_that_takes_too_long_goes_on_without_shadows(
 def test_a_loop_that_only_skips_is_examined_for_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    """Nothing is trained meanwhile; the time for it is bounded in all, not for each step."""
+    """A loop that only skips is examined for longer, up to a limit for all of its steps."""
     monkeypatch.setattr(mode, "PURGE_EVERY", 1)
     monkeypatch.setattr(armed_steps, "FREE_SECONDS", 0.0)
     monkeypatch.setattr(armed_steps, "SHARE", 0.0)
@@ -295,7 +295,7 @@ def test_a_loop_that_only_skips_is_examined_for_longer(
 
 
 def test_a_check_that_ends_within_a_step_does_not_disturb_other_hooks() -> None:
-    """A hook that was registered after those of the check is called in each step."""
+    """Hooks registered after those of a check are called in each step, even in its last one."""
     net = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     calls: list[int] = []
@@ -310,7 +310,9 @@ def test_a_check_that_ends_within_a_step_does_not_disturb_other_hooks() -> None:
 
 
 def test_what_was_kept_of_scaled_gradients_is_forgotten_where_steps_are_not_armed() -> None:
-    """The loop may change it in a step without shadows, and nothing would show that."""
+    """Records of scaled gradients are dropped before unarmed steps, which may change them
+    unseen.
+    """
     net, scaler, sanitizer = nn.Linear(4, 1), GradScaler("cpu"), Sanitizer(list)
     scaler.scale(torch.ones(1))  # creates the scale
     sanitizer.arm(1)
@@ -326,7 +328,7 @@ def test_what_was_kept_of_scaled_gradients_is_forgotten_where_steps_are_not_arme
 
 
 def test_steps_with_gradients_of_0_are_looked_into(tmp_path: Path) -> None:
-    """A clip by a norm that overflows in fp16 multiplies them by 0, long after the first steps."""
+    """Steps are armed if gradients become 0, as by a clip whose norm overflows in fp16."""
     weight = nn.Parameter(torch.ones(4))
     optimizer = torch.optim.SGD([weight], lr=1e-3)
     with halfstep.watch(folder=tmp_path, name="it"):
@@ -345,7 +347,7 @@ def test_steps_with_gradients_of_0_are_looked_into(tmp_path: Path) -> None:
 
 
 class Scores(nn.Module):
-    """A net that sums in the precision of its input, and what was run of it."""
+    """A network that sums large scores in the precision of its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -359,7 +361,8 @@ class Scores(nn.Module):
 def _validate_halves(folder: Path, validations: int, overflows: Callable[[int], bool]) -> list[str]:
     """Watch a loop that validates a copy in fp16 after every third step.
 
-    overflows: whether a validation does, by its number, from 1 on.  Returns what was told.
+    overflows: whether a validation overflows, by its number from 1 on.  Returns the texts of
+    findings.
     """
     torch.manual_seed(0)
     net = Scores()
@@ -384,16 +387,17 @@ def _validate_halves(folder: Path, validations: int, overflows: Callable[[int], 
 
 
 def test_a_validation_that_overflows_has_its_line(tmp_path: Path) -> None:
-    """The first one is armed, up to the next step."""
+    """The first validation is armed up to the next step, and an overflow in it has its line."""
     [text] = _validate_halves(tmp_path, 3, lambda _: True)
     assert text.startswith("In a validation after step 3 `scores.sum() * 1e4`")
     assert "beyond fp16's 65,504" in text
 
 
 def test_each_tenfold_validation_is_armed(tmp_path: Path) -> None:
-    """Of twelve in which the first does not overflow, that is the tenth; the last step is the 30th.
+    """Each tenfold validation is armed; of twelve with the first one clean it is the tenth, after
+    step 30.
 
-    At a validation that the end of the run cuts off nothing is lost.
+    A validation that the end of the run cuts off is reported as well.
     """
     [text] = _validate_halves(tmp_path / "twelve", 12, lambda number: number > 1)
     assert text.startswith("In a validation after step 30 ")
@@ -402,7 +406,7 @@ def test_each_tenfold_validation_is_armed(tmp_path: Path) -> None:
 
 
 def test_a_validation_explains_no_skip(tmp_path: Path) -> None:
-    """The training does not depend on it: it is a fault of its own, and hides no other."""
+    """A fault in a validation is separate: it neither explains nor hides one in the training."""
     _validate_halves(tmp_path, 1, lambda _: True)
     [event] = Written(tmp_path / "it").of("shadow_step")
     step = codec.decode(json.dumps(event).encode())
@@ -415,7 +419,7 @@ def test_a_validation_explains_no_skip(tmp_path: Path) -> None:
 
 
 def test_a_validation_that_is_undefined_in_fp32_is_no_fault(tmp_path: Path) -> None:
-    """A mean over no elements may be meant: the metric of a class that a batch does not have."""
+    """A validation value undefined in fp32 too is no fault, such as a mean over no elements."""
     net = Scores()
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-12)
     with halfstep.watch(net, folder=tmp_path, name="it"):
@@ -432,7 +436,7 @@ def test_a_validation_that_is_undefined_in_fp32_is_no_fault(tmp_path: Path) -> N
 def test_a_module_that_trains_in_evaluation_mode_is_no_validation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As with frozen statistics of batch norms: what overflows in its passes is not stated so."""
+    """Training in evaluation mode, as with frozen batch norms, does not count as validation."""
     monkeypatch.setattr(validations, "MOST_BATCHES", 2)
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-12)
@@ -450,7 +454,7 @@ def test_a_module_that_trains_in_evaluation_mode_is_no_validation(
 
 
 def test_a_step_that_a_loop_without_a_scaler_leaves_out_is_judged(tmp_path: Path) -> None:
-    """It multiplies its loss itself, and its optimizer has copies of the weights in fp32."""
+    """A step that a loop with its own loss scale leaves out is examined."""
     torch.manual_seed(0)
     net = Net().half()
     masters = [weight.detach().float().requires_grad_() for weight in net.parameters()]
@@ -470,7 +474,7 @@ def test_a_step_that_a_loop_without_a_scaler_leaves_out_is_judged(tmp_path: Path
 
 
 def test_losses_that_become_0_are_looked_into(tmp_path: Path) -> None:
-    """A mean in fp16 over more elements than its largest number is 0, as in a loop that is done."""
+    """A loss that becomes 0 is examined, since a mean in fp16 over 65,520 elements is 0."""
     weight = nn.Parameter(torch.ones(70_000, dtype=torch.float16))
     optimizer = torch.optim.SGD([weight], lr=1e-3)
     with halfstep.watch(folder=tmp_path, name="it"):

@@ -1,4 +1,4 @@
-"""A check changes no bit of a healthy training, and finds no fault in it."""
+"""Checking a healthy training changes no bit and reports no fault."""
 
 import copy
 import io
@@ -38,12 +38,12 @@ def net() -> nn.Sequential:
 
 
 def squares(model: Callable[[Tensor], Tensor], *shape: int) -> Callable[[], Tensor]:
-    """Return a loss of a model by new random inputs."""
+    """Return a model's loss on new random inputs."""
     return lambda: model(torch.randn(*(shape or (4, 8)))).square().mean()
 
 
 def of(model: nn.Module, *shape: int, **options: Any) -> Any:
-    """Train a model that takes one random input."""
+    """Train a model with one random input."""
     return train(model, squares(model, *shape), **options)
 
 
@@ -262,7 +262,7 @@ def checkpointing(*, reentrant: bool) -> Loop:
 
 
 class Cube(Function):
-    """Saves a number and a tensor, and computes in the dtype of its input."""
+    """A function that saves a number and a tensor, and computes in its input's dtype."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, factor: float, names: dict[str, int]) -> Tensor:
@@ -509,7 +509,7 @@ def no_autocast() -> Any:
 
 
 class InPlace(nn.Module):
-    """Writes through views, slices, indices and `out=`."""
+    """A module that writes through views, slices, indices and `out=`."""
 
     queue: Tensor
     calls: Tensor
@@ -542,7 +542,7 @@ def in_place() -> Any:
 
 
 class Tagged(Tensor):
-    """A subclass without a dispatch of its own."""
+    """A tensor subclass without its own dispatch."""
 
 
 def subclasses() -> Any:
@@ -656,7 +656,7 @@ def compiled() -> Any:
 
 
 def exceptions() -> Any:
-    """Train on although steps fail in the forward pass, in the backward pass and in a module."""
+    """Continue after steps that raise in the forward pass, the backward pass and a module."""
     model = net()
     optimizer = torch.optim.Adam(model.parameters())
 
@@ -688,7 +688,7 @@ def exceptions() -> Any:
 
 
 class Counting(TorchDispatchMode):
-    """Counts operators, and changes the result of one."""
+    """A mode that counts operators, and changes the result of one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -749,7 +749,7 @@ def evaluation() -> Any:
 
 
 def hidden_products() -> Any:
-    """Call operators that multiply matrices within: under autocast, in half precision."""
+    """Call operators that multiply matrices internally, under autocast and in half precision."""
     model = nn.ModuleList([nn.Bilinear(4, 4, 6), nn.Linear(6, 6)])
     scores = []
 
@@ -765,7 +765,7 @@ def hidden_products() -> Any:
 
 
 def formulas_without_a_mode() -> Any:
-    """Use derivatives for which torch has other formulas under a mode."""
+    """Use derivatives for which torch has other formulas under a dispatch mode."""
     model = nn.ModuleList([net(), nn.Linear(8, 5)])
 
     def loss() -> Tensor:

@@ -1,4 +1,4 @@
-"""Defects of a checked step: operators that lose values, and the values."""
+"""Defects of a checked step: operators that lose values, and these values."""
 
 import math
 from collections.abc import Callable
@@ -25,7 +25,7 @@ Loss = Callable[[Tensor], Tensor]
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
-    """Small operators are slower with several threads."""
+    """Use one thread, since small operators are slower with several."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
 
@@ -42,7 +42,7 @@ def rows_of_loop(train: Callable[[], None]) -> list[Row]:
 
 
 def check(loss_of: Loss, *, scale: float = 16.0, steps: int = 2, weight: float = 1.0) -> list[Row]:
-    """Train one weight of four numbers with a loss, and return the report of the check."""
+    """Train a weight of four numbers with a loss, and return the check's report."""
 
     def train() -> None:
         parameter = nn.Parameter(torch.full((4,), weight))
@@ -60,7 +60,7 @@ def check(loss_of: Loss, *, scale: float = 16.0, steps: int = 2, weight: float =
 
 
 def first(rows: list[Row]) -> Row:
-    """Return the first mistake."""
+    """Return the first mistake of a report."""
     return next(row for row in rows if row.is_fault)
 
 
@@ -75,7 +75,7 @@ def test_an_overflow_has_its_value_and_the_loss_in_fp32() -> None:
 
 
 def test_bf16_is_not_advised_where_the_constant_is_that_of_the_dtype() -> None:
-    """finfo.min twice is -inf in bf16, too."""
+    """bf16 is no remedy for finfo(dtype).min added to itself, which is -inf in bf16 too."""
 
     def loss_of(w: Tensor) -> Tensor:
         mask = torch.full((4,), torch.finfo(HALF).min, dtype=HALF)
@@ -87,7 +87,7 @@ def test_bf16_is_not_advised_where_the_constant_is_that_of_the_dtype() -> None:
 
 
 def test_of_several_overflows_the_first_is_named() -> None:
-    """The quotient of two infinities is NaN by the one that came first."""
+    """The first of several overflows is named, also if a quotient of two infinities is NaN."""
 
     def loss_of(w: Tensor) -> Tensor:
         total = (w.half() * 1000 * 100).sum()
@@ -125,16 +125,14 @@ def test_a_bound_that_becomes_1_is_named() -> None:
     ],
 )
 def test_what_is_undefined_in_fp32_gets_no_advice_of_precision(loss_of: Loss) -> None:
-    """A value that is undefined in fp32 too, also one of the gradient only, gets no
-    advice about precision.
-    """
+    """A value undefined in fp32 too, also in a gradient, gets no advice about precision."""
     row = first(check(loss_of))
     assert row.kind == "undefined"
     assert row.advice.startswith("Avoid the undefined case")
 
 
 def test_what_is_infinite_in_fp32_too_is_not_blamed_on_a_rounding() -> None:
-    """Most zeros below the logarithm of a softmax are zeros of fp32, one is of fp16."""
+    """An infinity that fp32 has too is not attributed to a rounding in fp16."""
 
     def loss_of(w: Tensor) -> Tensor:
         scores = w.half() * torch.tensor([0.0, -30.0, -200.0, -300.0], dtype=HALF)
@@ -181,7 +179,7 @@ def test_nan_in_the_data_has_the_name_of_its_variable() -> None:
 
 @pytest.mark.parametrize("is_early", [True, False])
 def test_nan_of_numpy_is_named_where_it_becomes_a_tensor(*, is_early: bool) -> None:
-    """Also before the loop, which keeps what it has computed from it."""
+    """A NaN from NumPy is named where it becomes a tensor, even before the loop."""
     array = np.full((2, 4), math.nan, np.float32)
 
     def train() -> None:
@@ -208,7 +206,7 @@ def line_of(mark: str) -> int:
 
 
 def test_a_nan_number_of_the_loop_is_named_where_it_is_used() -> None:
-    """A clip by a NaN is no undefined operation: the loop has computed the number before."""
+    """A NaN in a Python number is named where the loop uses it, such as the limit of a clip."""
 
     def train() -> None:
         net = nn.Linear(4, 1)
@@ -227,7 +225,7 @@ def test_a_nan_number_of_the_loop_is_named_where_it_is_used() -> None:
 
 
 def test_a_state_that_stays_nan_is_carried_from_its_step() -> None:
-    """The line that made it and the line where it comes back are in one row."""
+    """A state that stays NaN has one row, with the line that made it and where it is used again."""
     state = torch.zeros(4, dtype=HALF)
     step = 0
 
@@ -286,14 +284,14 @@ def test_a_scale_that_is_forced_up_again_is_a_mistake() -> None:
 
 
 def test_a_finite_loss_far_from_fp32_is_wrong() -> None:
-    """A loss of 65,504 instead of 100,000 is reported as different from fp32."""
+    """A finite loss far from fp32's is reported, such as 65,504 instead of 100,000."""
     row = first(check(lambda w: (w.half() * 1e5).nan_to_num().float().mean()))
     assert (row.kind, row.loss, row.loss_fp32) == ("loss_differs", 65504.0, 1e5)
     assert row.source == "w.half() * 1e5"
 
 
 def test_a_loss_that_is_wrong_by_rounding_has_the_line_of_most_of_it() -> None:
-    """The line is that of a sum of 1,024 numbers in bf16 that stops growing, between
+    """A wrong loss has the line with most of the error: a bf16 sum that stops growing among
     exact operators.
     """
 
@@ -316,7 +314,7 @@ def test_a_loss_that_is_wrong_by_rounding_has_the_line_of_most_of_it() -> None:
 
 
 def test_a_scale_by_hand_that_overflows_once_is_no_mistake() -> None:
-    """The loop divides the gradients and skips the step."""
+    """A hand-made scale may overflow if the loop divides its gradients and skips the step."""
 
     def train() -> None:
         net = nn.Linear(4, 1)
@@ -338,8 +336,8 @@ def test_a_scale_by_hand_that_overflows_once_is_no_mistake() -> None:
 
 
 def test_autocast_around_the_whole_loop_keeps_old_weights() -> None:
-    """The finding appears only if autocast surrounds the whole loop, not if each step enters
-    it, even around the backward pass and the step.
+    """Stale weight casts are found if autocast surrounds the whole loop, not if each step enters
+    it.
     """
 
     def step(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -368,7 +366,7 @@ def test_autocast_around_the_whole_loop_keeps_old_weights() -> None:
 
 @pytest.mark.parametrize(("rate", "is_stale"), [(0.1, True), (0.0, False)])
 def test_a_region_that_was_entered_before_the_check(rate: float, is_stale: bool) -> None:
-    """A weight's values tell whether its cast is stale, not how often it was written."""
+    """A stale cast is recognized by a weight's values, also if autocast began before the check."""
     net = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(net.parameters(), lr=rate)
 
@@ -385,7 +383,7 @@ def test_a_region_that_was_entered_before_the_check(rate: float, is_stale: bool)
 
 
 def train_beside_a_reference(*, keeps_cache: bool) -> None:
-    """Exchange the weights with those of a reference for one forward pass."""
+    """Use a reference's weights in the network for one forward pass of each step."""
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     own = [weight.data for weight in net.parameters()]
     reference = [weight.detach() * 0.5 for weight in net.parameters()]
@@ -410,7 +408,7 @@ def train_beside_a_reference(*, keeps_cache: bool) -> None:
 
 
 def test_weights_that_are_exchanged_within_autocast() -> None:
-    """The line of the loop that calls the network is named, where its weights have changed."""
+    """The line that calls the network is named if exchanged weights made its casts stale."""
     row = first(rows_of_loop(lambda: train_beside_a_reference(keeps_cache=True)))
     assert (row.kind, row.steps) == ("stale_weight_cache", [1, 2, 3, 4])
     assert "`target = net(x)" in row.text or "`net(x)`" in row.text
@@ -422,7 +420,7 @@ def test_weights_that_are_exchanged_within_autocast() -> None:
 
 
 def test_an_unseen_operator_that_has_spoilt_a_weight() -> None:
-    """No statement is made of an operator that was not seen, as of sparse updates."""
+    """Nothing false is stated about a weight that an unobserved operator made infinite."""
 
     def train() -> None:
         table = nn.Embedding(6, 4, sparse=True)
@@ -439,7 +437,7 @@ def test_an_unseen_operator_that_has_spoilt_a_weight() -> None:
 
 @pytest.mark.parametrize("how", ["squares", "unscaled squares", "divided squares", "sums", "copy"])
 def test_a_state_of_scaled_gradients(how: str) -> None:
-    """Squares mix the scales of their steps; sums and copies can still be unscaled."""
+    """A state of squared scaled gradients mixes scales; sums and copies can still be unscaled."""
 
     def train() -> None:
         net = nn.Linear(4, 4)
@@ -473,7 +471,7 @@ def test_a_state_of_scaled_gradients(how: str) -> None:
 
 
 def test_gradients_that_are_cleared_before_the_step() -> None:
-    """The finding has the line of the loop, and none of the weights moves."""
+    """Gradients cleared before the step are reported with the line; no weight moves."""
 
     def train() -> None:
         net = nn.Linear(4, 1)
@@ -490,7 +488,7 @@ def test_gradients_that_are_cleared_before_the_step() -> None:
 
 @pytest.mark.parametrize("set_to_none", [False, True])
 def test_a_clip_after_the_step_has_no_effect(*, set_to_none: bool) -> None:
-    """Gradients may be set to None or to 0 afterwards; a decay of retained ones is no clip."""
+    """A clip after the step is reported, unless the gradients are used again or just cleared."""
 
     def train(*, clears: bool) -> None:
         net = nn.Linear(4, 1)
@@ -510,7 +508,9 @@ def test_a_clip_after_the_step_has_no_effect(*, set_to_none: bool) -> None:
 
 @pytest.mark.parametrize("clipped", ["model", "copies", "model before the copy"])
 def test_a_clip_of_gradients_that_no_step_uses_has_no_effect(clipped: str) -> None:
-    """Copies in fp32 have taken the model's gradients before, and are what the optimizer steps."""
+    """Clipping gradients after they were copied for the optimizer has no effect, and is
+    reported.
+    """
 
     def clip(weights: list[nn.Parameter]) -> None:
         for weight in weights:
@@ -588,9 +588,9 @@ def test_an_update_that_is_kept_for_the_next_is_not_lost() -> None:
     "clip", ["scaled", "unscaled", "to_scaled_norm", "to_known_norm", "to_constant", "by_hand"]
 )
 def test_a_clip_by_a_number_that_was_read_of_scaled_gradients_is_seen(clip: str) -> None:
-    """Its factor times the norm is the same in all steps. It is right after `unscale_`, for a
-    norm that the loop multiplies by the scale, whenever it has read it or if it is a constant, and
-    where no scaler divides by it any more.
+    """A clip by a norm of scaled gradients, read as a Python number, is recognized by a constant
+    product of factor and norm. It is correct after `unscale_`, if the loop multiplies its limit by
+    the scale, or if no scaler divides by it any more.
     """
 
     def train() -> None:
@@ -635,7 +635,7 @@ def test_a_clip_by_a_number_that_was_read_of_scaled_gradients_is_seen(clip: str)
     ],
 )
 def test_an_edit_of_scaled_gradients_is_seen(edit: Callable[[Tensor], Any]) -> None:
-    """Every form of the edit is found; after unscale_ it is correct."""
+    """Every kind of edit of scaled gradients is reported; after unscale_ it is correct."""
 
     def train(*, is_right: bool) -> None:
         net = nn.Linear(4, 1)
@@ -657,7 +657,7 @@ def test_an_edit_of_scaled_gradients_is_seen(edit: Callable[[Tensor], Any]) -> N
 
 
 def test_a_weight_of_a_mean_that_equals_the_inverse_scale_is_no_scale() -> None:
-    """Adam averages with 1 - beta, which a schedule of the momentum may make 1/8."""
+    """An averaging weight of Adam that equals the inverse scale by chance is not taken for it."""
 
     def train() -> None:
         net = nn.Linear(4, 1)
@@ -675,8 +675,8 @@ def test_a_weight_of_a_mean_that_equals_the_inverse_scale_is_no_scale() -> None:
 
 
 def test_a_penalty_of_scaled_gradients_is_seen() -> None:
-    """Gradients of autograd.grad on a scaled loss that are squared and added to the loss
-    are found.
+    """A penalty on gradients of a scaled loss, by autograd.grad, is reported if it is not
+    unscaled.
     """
 
     def train(*, divides: bool) -> None:
@@ -699,7 +699,7 @@ def test_a_penalty_of_scaled_gradients_is_seen() -> None:
 
 
 def test_the_sign_of_a_scaled_gradient_is_used_as_it_is() -> None:
-    """The sign does not depend on the scale, as in an attack on the inputs."""
+    """Using a scaled gradient's sign is correct, since no scale affects it."""
 
     def train() -> None:
         net = nn.Linear(4, 1)
@@ -724,9 +724,9 @@ def test_the_sign_of_a_scaled_gradient_is_used_as_it_is() -> None:
 def steps_with_scaled_gradients(
     use: Callable[[list[Tensor], float], object], *, scale: float = 1024.0, factor: float = 1.0
 ) -> list[Row]:
-    """Train a layer whose gradients are used while they are scaled. factor: of the loss.
+    """Train a layer whose gradients are used while they are scaled. factor: that of the loss.
 
-    use: gets the gradients and the scale; returns False to leave out the step.
+    use: receives the gradients and the scale; returns False to leave out the step.
     """
 
     def train() -> None:
@@ -753,19 +753,19 @@ def clip_each(gradients: list[Tensor], _scale: float) -> None:
 
 
 def replace_by_sign(gradients: list[Tensor], _scale: float) -> None:
-    """Make all as large as the scale lets them be."""
+    """Replace gradients by their signs times a constant."""
     for each in gradients:
         each.data = each.sign()
 
 
 def unscale_by_hand(gradients: list[Tensor], scale: float) -> None:
-    """Unscale what the scaler unscales again."""
+    """Unscale gradients that the scaler unscales again."""
     for each in gradients:
         each.data = each / scale
 
 
 def sum_of_clipped(gradients: list[Tensor], _scale: float) -> None:
-    """Replace the gradients by new tensors, in several operators."""
+    """Replace the gradients by new clipped tensors, in several operators."""
     norm = torch.stack([each.norm() for each in gradients]).norm()
     for each in gradients:
         total = torch.zeros_like(each)
@@ -777,17 +777,17 @@ def sum_of_clipped(gradients: list[Tensor], _scale: float) -> None:
 def test_gradients_that_do_not_grow_with_the_scale_are_no_scaled_ones(
     edit: Callable[[list[Tensor], float], None],
 ) -> None:
-    """The scaler divides them by the scale all the same."""
+    """Edited gradients that do not grow with the scale are reported: the scaler still divides."""
     assert first(steps_with_scaled_gradients(edit)).kind == "scaled_gradients_edited"
 
 
 def leave_out(threshold: float) -> Callable[[list[Tensor], float], bool]:
-    """Return a guard of a loop."""
+    """Return a condition by which a loop leaves out steps."""
     return lambda gradients, _scale: not bool(gradients[0].norm() > threshold)
 
 
 def mask_small(gradients: list[Tensor], _scale: float) -> None:
-    """Drop the elements below a half of the largest one, in proportion to it."""
+    """Set elements to 0 that are below half of the largest one, independent of the scale."""
     for each in gradients:
         each.mul_(each.abs() >= each.abs().max() / 2)
 
@@ -799,13 +799,13 @@ def unscale_and_scale(gradients: list[Tensor], scale: float) -> None:
 
 
 def clip_by_a_scaled_bound(gradients: list[Tensor], scale: float) -> None:
-    """Clip at a bound that is scaled as they are."""
+    """Clip at a bound that is scaled like the gradients."""
     for each in gradients:
         each.clamp_(-1e-3 * scale, 1e-3 * scale)
 
 
 def test_a_guard_that_depends_on_the_scale_is_seen() -> None:
-    """The guard is reported even if it leaves out no step."""
+    """A condition that depends on the scale is reported even if it leaves out no step."""
     [row] = [row for row in steps_with_scaled_gradients(leave_out(1e4)) if row.is_fault]
     assert (row.kind, row.source) == (
         "scaled_gradients_compared",
@@ -827,13 +827,13 @@ def test_a_guard_that_depends_on_the_scale_is_seen() -> None:
 def test_a_use_of_scaled_gradients_in_proportion_is_right(
     use: Callable[[list[Tensor], float], object], factor: float
 ) -> None:
-    """Nor does a test of what is finite, or within a range of half precision, depend on it."""
+    """Uses that are proportional to scaled gradients, and tests for finite values, are correct."""
     kinds = {row.kind for row in steps_with_scaled_gradients(use, factor=factor) if row.is_fault}
     assert not kinds & {"scaled_gradients_compared", "scaled_gradients_edited"}
 
 
 def test_a_bound_in_a_hook_on_scaled_gradients_is_seen() -> None:
-    """Within the backward pass, where the operators of modules are linear in the gradient."""
+    """A bound in a gradient hook during the scaled backward pass is reported."""
 
     def train(*, is_right: bool) -> None:
         net = nn.Linear(4, 1)
@@ -855,7 +855,7 @@ def test_a_bound_in_a_hook_on_scaled_gradients_is_seen() -> None:
 
 @pytest.mark.parametrize("is_right", [True, False])
 def test_a_loss_that_another_scaler_scales_is_seen(*, is_right: bool) -> None:
-    """Gradients of another scaler's loss are unscaled by the scale of the scaler that steps."""
+    """A loss scaled by another scaler than the one that steps is reported."""
 
     def train() -> None:
         net = nn.Linear(4, 1)
@@ -880,7 +880,7 @@ def test_a_loss_that_another_scaler_scales_is_seen(*, is_right: bool) -> None:
 
 
 class Injected(torch.autograd.Function):
-    """A loss with a gradient of its own."""
+    """A function with its own gradient, which may ignore the incoming one."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, gradient: Tensor, is_right: bool) -> Tensor:  # type: ignore[override]
@@ -891,7 +891,7 @@ class Injected(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> Any:  # type: ignore[override]
-        """Return the gradient, multiplied by the one that comes in only if that is right."""
+        """Return the gradient, multiplied by the incoming one only in the correct variant."""
         (gradient,) = ctx.saved_tensors
         return gradient * grad_output if ctx.is_right else gradient.clone(), None, None
 
@@ -899,7 +899,7 @@ class Injected(torch.autograd.Function):
 @pytest.mark.parametrize("is_alone", [True, False])
 @pytest.mark.parametrize("is_right", [True, False])
 def test_a_gradient_without_the_scale_is_seen(*, is_right: bool, is_alone: bool) -> None:
-    """A custom Function that ignores the incoming gradient is a fault, alone or in a sum."""
+    """A custom Function that ignores the incoming scaled gradient is reported, also in a sum."""
 
     def loss_of(weight: Tensor) -> Tensor:
         injected = Injected.apply(weight * 2.0, torch.ones(4), is_right)  # type: ignore[no-untyped-call]
@@ -911,7 +911,7 @@ def test_a_gradient_without_the_scale_is_seen(*, is_right: bool, is_alone: bool)
 
 
 def test_a_fill_value_is_named_as_what_fp32_cannot_hold() -> None:
-    """An operator beyond fp32 is the fault of the data that holds such numbers."""
+    """A fill value in the data that overflows even in fp32 is named as the cause."""
     target = torch.tensor([1.0, 9.96921e36, 2.0, 3.0])
     row = first(check(lambda weight: (weight * 1.0 - target).square().mean()))
     assert (row.kind, row.symptom, row.value) == (
@@ -923,7 +923,7 @@ def test_a_fill_value_is_named_as_what_fp32_cannot_hold() -> None:
 
 
 def test_an_overflow_that_comes_back_from_outside_is_the_fault() -> None:
-    """What overflowed without effect is named for the NaN that the loop then reads from NumPy."""
+    """An overflow stored in NumPy is named as the cause when its NaN comes back later."""
     kept = np.ones(4, np.float32)
 
     def loss_of(weight: Tensor) -> Tensor:
@@ -939,7 +939,7 @@ def test_an_overflow_that_comes_back_from_outside_is_the_fault() -> None:
 
 
 def test_what_the_last_steps_leave_out_is_judged() -> None:
-    """Weights that an optimizer of the loop's own made NaN, and losses without a step after it."""
+    """The last weights and losses are examined too, without a step after them."""
 
     class Hoarder(torch.optim.SGD):
         @torch.no_grad()
@@ -967,7 +967,7 @@ def test_what_the_last_steps_leave_out_is_judged() -> None:
 
 @pytest.mark.parametrize("weight", [1e-9, 0.0])
 def test_a_head_whose_gradients_a_cast_empties_is_seen(weight: float) -> None:
-    """Gradients that are 0 only since their loss was cast are a fault next to any larger ones."""
+    """A head's gradients that its loss's cast makes 0 are reported next to larger ones."""
 
     def train() -> None:
         net, head = nn.Linear(4, 4), nn.Linear(4, 1)
@@ -986,7 +986,7 @@ def test_a_head_whose_gradients_a_cast_empties_is_seen(weight: float) -> None:
 
 
 def test_a_loss_that_the_loop_scales_itself_is_reported_unscaled() -> None:
-    """The loss of an overflow in fp32 is the one before the loop multiplies it by a power of 2."""
+    """A loss that the loop multiplies by a power of 2 is reported without the factor."""
 
     def train() -> None:
         net = nn.Linear(4, 1)
@@ -1002,7 +1002,7 @@ def test_a_loss_that_the_loop_scales_itself_is_reported_unscaled() -> None:
 
 
 def test_gradients_that_the_loop_drops_itself_are_judged() -> None:
-    """It has no scaler, and takes no step with gradients that are not finite."""
+    """Non-finite gradients that a loop without a scaler drops are reported."""
 
     def train() -> None:
         net = nn.Linear(4, 1, dtype=HALF)
@@ -1019,7 +1019,9 @@ def test_gradients_that_the_loop_drops_itself_are_judged() -> None:
 
 
 def test_zeros_that_a_backward_pass_masks_are_an_underflow_at_any_scale() -> None:
-    """As of atan2, whose squares are 0 in fp16: it then returns a gradient of 0."""
+    """Zeros that a backward pass returns instead of dividing by 0, like atan2's, are an
+    underflow.
+    """
     row = first(
         check(
             lambda w: torch.atan2((w * 1e-5).half(), torch.full((4,), 1e-5).half()).float().mean()
@@ -1032,7 +1034,7 @@ def test_zeros_that_a_backward_pass_masks_are_an_underflow_at_any_scale() -> Non
 
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_a_copy_of_a_value_that_lives_on_loses_no_update(*, is_kept: bool) -> None:
-    """As half-precision weights that follow master weights; an average in half has no other."""
+    """A half-precision copy of master weights loses no update; an average stored in half does."""
 
     def train() -> None:
         net = nn.Linear(64, 1, dtype=HALF)
@@ -1055,7 +1057,7 @@ def test_a_copy_of_a_value_that_lives_on_loses_no_update(*, is_kept: bool) -> No
 
 @pytest.mark.parametrize("dtype", [HALF, torch.bfloat16])
 def test_a_comparison_of_tensors_in_half_precision_is_examined(dtype: torch.dtype) -> None:
-    """A comparison of two tensors runs again, as one with a number does."""
+    """A comparison of two half-precision tensors is repeated in fp32, like one with a number."""
 
     def train() -> None:
         weight = nn.Parameter(torch.ones(4))
@@ -1072,7 +1074,7 @@ def test_a_comparison_of_tensors_in_half_precision_is_examined(dtype: torch.dtyp
 
 
 def test_an_update_that_is_rounded_away_for_the_most_part_is_lost() -> None:
-    """A few elements of the sum are others, and not as far as in fp32."""
+    """An update is lost if only a few elements of a sum change, and by less than in fp32."""
 
     def train() -> None:
         total = torch.linspace(1, 2, 64, dtype=torch.bfloat16)
@@ -1087,7 +1089,7 @@ def test_an_update_that_is_rounded_away_for_the_most_part_is_lost() -> None:
 
 
 def test_a_parameter_whose_gradients_are_all_0_in_half_precision_is_told() -> None:
-    """The parameter is reported even if its share of all gradients is small."""
+    """A parameter whose half-precision gradients are all 0 is reported, even if it is small."""
 
     def train(*, factor: float) -> None:
         first_layer, last = nn.Linear(4, 4), nn.Linear(4, 1)
@@ -1111,7 +1113,7 @@ def test_a_parameter_whose_gradients_are_all_0_in_half_precision_is_told() -> No
 
 
 def test_a_loss_that_has_reached_0_is_no_mistake() -> None:
-    """Then all gradients are 0, as of a margin that all examples have; a factor of 0 is one."""
+    """Zero gradients of a loss that has reached 0, as of a satisfied margin, are no mistake."""
 
     def train(*, is_zero_from_the_start: bool) -> None:
         net = nn.Linear(4, 1)
@@ -1133,7 +1135,7 @@ def test_a_loss_that_has_reached_0_is_no_mistake() -> None:
 
 
 def test_a_sum_in_place_that_stops_growing_is_found() -> None:
-    """In bf16 the sum of ones ends at 256."""
+    """An in-place sum that stops growing is reported, such as one of ones in bf16 at 256."""
 
     def train() -> None:
         net = nn.Linear(4, 1)
@@ -1152,7 +1154,7 @@ def test_a_sum_in_place_that_stops_growing_is_found() -> None:
 
 
 def test_the_source_of_an_iterators_item_is_its_statements_first_line() -> None:
-    """The source is the statement's first line, without the body of the loop."""
+    """The source of a loop's item is the first line of the `for` statement, without its body."""
 
     data = [torch.ones(4), torch.ones(4), torch.full((4,), math.nan)]
 
@@ -1170,15 +1172,15 @@ def test_the_source_of_an_iterators_item_is_its_statements_first_line() -> None:
 
 
 class PassedOn(TorchDispatchMode):
-    """A mode of the script that changes nothing."""
+    """A dispatch mode of the script that changes nothing."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the operator."""
+        """Call the operator unchanged."""
         return func(*args, **kwargs or {})
 
 
 def test_a_mode_of_the_loop_hides_no_line() -> None:
-    """The line is the one that calls the operator; a step that ends below the mode leaves none."""
+    """With the loop's own dispatch mode a row has its line, and no mode is left behind."""
 
     def train() -> None:
         weight = nn.Parameter(torch.ones(4))
@@ -1196,7 +1198,7 @@ def test_a_mode_of_the_loop_hides_no_line() -> None:
 
 
 def test_an_overflow_without_effect_is_no_mistake() -> None:
-    """A score that overflows and is masked afterwards is no mistake."""
+    """An overflow without effect is no mistake, such as a score that is masked afterwards."""
 
     def loss_of(w: Tensor) -> Tensor:
         scores = w.half() * torch.tensor([1.0, 1.0, 1.0, 1e6])
@@ -1208,7 +1210,7 @@ def test_an_overflow_without_effect_is_no_mistake() -> None:
 
 @pytest.mark.parametrize("held_as", ["weight", "running"])
 def test_a_weight_or_buffer_that_came_in_nonfinite_is_no_data(held_as: str) -> None:
-    """An earlier step or the checkpoint has made it so, and no sample of the data."""
+    """A weight or buffer that was nonfinite before the check is not attributed to the data."""
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -1236,7 +1238,7 @@ def test_a_weight_or_buffer_that_came_in_nonfinite_is_no_data(held_as: str) -> N
 
 
 def test_a_number_that_is_read_while_it_is_scaled_is_noted() -> None:
-    """A log of scaled losses and norms is no mistake of the training; unscaled ones are no note."""
+    """Reading a scaled loss or norm, as for a log, is a note and no mistake."""
 
     def train() -> None:
         weight = nn.Parameter(torch.ones(4))
@@ -1268,7 +1270,7 @@ def test_a_number_that_is_read_while_it_is_scaled_is_noted() -> None:
 
 
 def test_a_nan_that_is_swallowed_does_not_hide_the_overflow() -> None:
-    """A masked row's gradient is NaN in fp32, too, and masked_fill takes it out."""
+    """A NaN of fp32 that masked_fill removes does not hide another overflow."""
 
     def loss_of(w: Tensor) -> Tensor:
         mask = torch.tensor([[False] * 4, [True] * 4])
@@ -1281,7 +1283,7 @@ def test_a_nan_that_is_swallowed_does_not_hide_the_overflow() -> None:
 
 
 def test_a_step_over_the_budget_is_left_out_and_runs_on() -> None:
-    """The shadows of a step over the budget are dropped."""
+    """A step over the time budget continues without shadows and is left out."""
     found: list[Any] = []
     sanitizer = Sanitizer(found.extend, budget_bytes=1000)
     sanitizer.arm(1)
@@ -1297,7 +1299,7 @@ def test_a_step_over_the_budget_is_left_out_and_runs_on() -> None:
 
 
 def test_versions_of_lists_that_change_in_place_are_counted() -> None:
-    """Autograd still refuses a tensor that was saved and then changed."""
+    """Foreach operators count versions, so autograd refuses saved tensors that they changed."""
     sanitizer = Sanitizer(lambda _: None)
     sanitizer.arm(1)
     try:
@@ -1312,7 +1314,7 @@ def test_versions_of_lists_that_change_in_place_are_counted() -> None:
 
 
 def test_an_edit_with_a_copy_of_scaled_gradients_is_named_where_the_copy_was_made() -> None:
-    """A gradient of an earlier step that is added to one of this step has that step's scale."""
+    """Adding a copy of an earlier step's scaled gradients is reported at the line of the copy."""
 
     def train() -> None:
         net = nn.Linear(4, 1)
@@ -1337,7 +1339,7 @@ def test_an_edit_with_a_copy_of_scaled_gradients_is_named_where_the_copy_was_mad
 
 
 def test_integers_are_named_where_their_numbers_were_rounded() -> None:
-    """A cast to half precision is the place to change, not the index that is made of it."""
+    """Wrong indices are reported at the cast to half precision, not at the one to integers."""
 
     def loss_of(w: Tensor) -> Tensor:
         table = torch.cat([w, torch.zeros(5000)])
@@ -1353,7 +1355,7 @@ def test_integers_are_named_where_their_numbers_were_rounded() -> None:
 
 
 def stop_at_an_error(accepts: Callable[[Tensor], Tensor]) -> Row:
-    """Return the mistake of a loop that stops where an operator raises."""
+    """Return the mistake of a loop that an operator ends by raising."""
 
     def train() -> None:
         net = nn.Linear(4, 4)
@@ -1372,7 +1374,7 @@ def stop_at_an_error(accepts: Callable[[Tensor], Tensor]) -> Row:
 
 
 def test_an_operator_that_rejects_a_rounded_value_is_named() -> None:
-    """The loop ends there, and with the values of fp32 it would not."""
+    """An operator that raises for a rounded value, and would not for fp32's, is named."""
 
     def accepts(out: Tensor) -> Tensor:
         probability = out.half() * 1.0006
@@ -1385,7 +1387,7 @@ def test_an_operator_that_rejects_a_rounded_value_is_named() -> None:
 
 
 def test_an_overflow_in_the_step_in_which_the_loop_ends_is_named() -> None:
-    """The overflow is reported, since it may have ended the loop."""
+    """An overflow in the loop's last step is reported, since it may have ended the loop."""
 
     def accepts(out: Tensor) -> Tensor:
         costs = (out.half().detach() * 60000 * 1.5 * (out > 0.5)).float()
@@ -1399,7 +1401,7 @@ def test_an_overflow_in_the_step_in_which_the_loop_ends_is_named() -> None:
 
 
 def test_an_overflow_after_the_training_ends_no_loop() -> None:
-    """An evaluation leaves a step open, and has no gradients."""
+    """An overflow in an evaluation after the training is not reported as what ended the loop."""
 
     def train() -> None:
         net = nn.Linear(4, 4)
@@ -1416,7 +1418,7 @@ def test_an_overflow_after_the_training_ends_no_loop() -> None:
 
 
 class Positions(nn.Module):
-    """Computes a table of angles once, and adds it to what comes in."""
+    """A module that computes a table of angles once, and adds it to its input."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -1432,7 +1434,7 @@ class Positions(nn.Module):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_table_that_was_computed_in_half_precision_is_named(dtype: torch.dtype) -> None:
-    """Positions above 256 are rounded in bf16; a table that is only stored in it is fine."""
+    """A table of positions above 256 is reported if computed in bf16, not if stored in it."""
 
     def train() -> None:
         net = Positions(dtype)
@@ -1450,7 +1452,7 @@ def test_a_table_that_was_computed_in_half_precision_is_named(dtype: torch.dtype
 
 
 def test_an_operator_without_a_kernel_for_half_precision_rejects_no_value() -> None:
-    """It raises for its dtype, and its values are as good as those of fp32."""
+    """An operator that has no half-precision kernel raises for its dtype, and is not reported."""
 
     def train() -> None:
         net = nn.Linear(4, 4)
@@ -1469,7 +1471,7 @@ def test_an_operator_without_a_kernel_for_half_precision_rejects_no_value() -> N
 
 
 def test_an_update_that_an_overflow_makes_0_has_its_line() -> None:
-    """A matrix that is divided by a norm beyond fp16 does not move, and nothing is NaN."""
+    """An update that is divided by an overflowed norm is 0 without NaN, and has its line."""
 
     def train() -> None:
         net = nn.Linear(4, 4)
@@ -1490,7 +1492,7 @@ def test_an_update_that_an_overflow_makes_0_has_its_line() -> None:
 
 
 def test_gradients_that_are_not_cleared_explain_that_they_are_carried() -> None:
-    """After a skip they stay nonfinite, and no advice is on the numbers."""
+    """Nonfinite gradients that a loop does not clear are explained, without precision advice."""
 
     def train() -> None:
         net = nn.Linear(4, 1)
@@ -1516,7 +1518,7 @@ def test_gradients_that_are_not_cleared_explain_that_they_are_carried() -> None:
 
 @pytest.mark.parametrize("changes", [False, True])
 def test_a_state_of_gradients_with_a_scale_by_hand(changes: bool) -> None:
-    """Gradients that a state keeps are wrong once the loop's own scale changes."""
+    """A state of gradients under a hand-made scale is wrong once this scale changes."""
 
     def train() -> None:
         net = nn.Linear(4, 1)
@@ -1539,8 +1541,8 @@ def test_a_state_of_gradients_with_a_scale_by_hand(changes: bool) -> None:
 
 @pytest.mark.parametrize("decay", [1.6e-3, 0.05])
 def test_a_decay_that_is_rounded_away_has_its_line(decay: float) -> None:
-    """The update after it arrives, as it is rounded at random; a decay that is large enough does,
-    too.
+    """A weight decay that is rounded away has its line, although a stochastically rounded update
+    does not.
     """
 
     def train() -> None:
@@ -1563,7 +1565,7 @@ def test_a_decay_that_is_rounded_away_has_its_line(decay: float) -> None:
 
 
 def test_bf16_is_not_advised_where_a_root_of_a_difference_follows() -> None:
-    """A mean of squares less the square of a mean: bf16 rounds it to 0 or below."""
+    """bf16 is not advised for the root of a difference, which it may round below 0."""
 
     def deviation(weight: Tensor) -> Tensor:
         x = (weight * torch.tensor([400.0, 404.0, 408.0, 412.0])).half()
@@ -1579,7 +1581,7 @@ def test_bf16_is_not_advised_where_a_root_of_a_difference_follows() -> None:
 
 @pytest.mark.parametrize("name", ["root of a mean", "square of a difference"])
 def test_bf16_is_advised_where_no_difference_is_rounded_below_0(name: str) -> None:
-    """A sum below a root may have an eps, and a square is never negative."""
+    """bf16 is advised for a root of a sum with eps or of a square, which cannot be negative."""
 
     def loss(weight: Tensor) -> Tensor:
         x = weight.half() * 400
@@ -1593,7 +1595,7 @@ def test_bf16_is_advised_where_no_difference_is_rounded_below_0(name: str) -> No
 
 
 def test_a_scaled_loss_that_is_never_unscaled_is_healthy_with_adam() -> None:
-    """Its step does not depend on a constant factor; that of SGD does."""
+    """A scaled loss that is never unscaled is healthy with Adam, which ignores it, not with SGD."""
 
     def train(make: type[torch.optim.Optimizer]) -> None:
         net = nn.Linear(4, 1)
@@ -1612,7 +1614,7 @@ def test_a_scaled_loss_that_is_never_unscaled_is_healthy_with_adam() -> None:
 
 
 def test_an_overflow_by_wrong_inputs_follows_the_line_that_makes_them_wrong() -> None:
-    """In fp32 its value is within the range: the loss that differs in that step comes first."""
+    """An overflow of a value that fits fp32 comes after the wrong loss of its step."""
     site = Site(operator="sub", file="train.py", line=3)
     wrong = Defect(step=8, kind="loss_differs", symptom="loss", site=site, loss=1.0, loss_fp32=0.5)
     others = [replace(wrong, step=step) for step in (9, 10)]
@@ -1626,7 +1628,7 @@ def test_an_overflow_by_wrong_inputs_follows_the_line_that_makes_them_wrong() ->
 
 
 def test_copies_of_weights_in_fp32_lose_nothing() -> None:
-    """A copy in half precision may stay as it is, while its master moves."""
+    """A half-precision copy may stay equal while its fp32 master moves."""
 
     def train() -> None:
         master = nn.Parameter(torch.tensor([1.0, 1.5]))
@@ -1645,9 +1647,9 @@ def test_copies_of_weights_in_fp32_lose_nothing() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
 def test_a_0_that_is_drawn_in_half_precision_has_its_line(dtype: torch.dtype) -> None:
-    """bf16 draws one in a few hundred numbers as 0, whose logarithm is infinite.
+    """A 0 that bf16 draws at random, with an infinite logarithm, is reported at its line.
 
-    The logarithm of a negative number is NaN in any precision, here with those drawn in fp16.
+    The logarithm of a negative number is NaN in any precision, as with numbers drawn in fp16.
     """
 
     def train() -> None:

@@ -11,7 +11,7 @@ from halfstep.shadow.facts import examine_all
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the reads of tensors by the host, each of which waits for a device."""
+    """Names of operations that read tensors on the host, each of which waits for a device."""
     names: list[str] = []
 
     def record(name: str) -> None:
@@ -29,7 +29,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_healthy_results_of_an_operator_are_read_at_once(reads: list[str]) -> None:
-    """One read tells of all tensors, with and without shadows, that nothing is lost in them."""
+    """A single read shows that an operator's results, with and without shadows, lost nothing."""
     exact = torch.tensor([0.1, 0.0, 3.0])
     pairs = [(exact.half(), exact), (exact, None), (exact.to(torch.complex64), None)]
     assert examine_all([*pairs, (torch.tensor([1, 2]), None)]) == [None] * 4
@@ -37,7 +37,7 @@ def test_healthy_results_of_an_operator_are_read_at_once(reads: list[str]) -> No
 
 
 def test_each_lost_element_is_counted() -> None:
-    """Infinities, NaN and flushed values are found in the tensors that have them, and no other."""
+    """Infinities, NaN and flushed values are counted in exactly the tensors that have them."""
     exact = torch.tensor([1e6, 1e-9, 1.0, torch.nan])
     healthy, lost, alone = examine_all(
         [(exact[2:3].half(), exact[2:3]), (exact.half(), exact), (exact, None)]

@@ -1,4 +1,4 @@
-"""The history of losses in fp32."""
+"""History of losses in fp32."""
 
 import pytest
 
@@ -17,7 +17,9 @@ from halfstep.shadow.losses import LossHistory
 def test_a_loss_that_has_grown_tells_that_the_training_diverges(
     last: list[float], growth: float | None
 ) -> None:
-    """All of the last losses have grown a hundredfold, or two of them in a row that rises."""
+    """A training diverges if all last losses have grown a hundredfold, or two that rise in a
+    row.
+    """
     history = LossHistory()
     for loss in [1.0] * 5 + last:
         history.add(loss)

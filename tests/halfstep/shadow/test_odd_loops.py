@@ -1,6 +1,6 @@
-"""Unusual loops: a check changes no bit of them, raises nothing into them and finds no fault.
+"""Unusual loops: a check changes no bit, raises nothing and finds no fault.
 
-A loop marked as an expected failure is one that the check does not bear yet.
+A loop marked as an expected failure is one that the check does not support yet.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ def with_gradients(change: Callable[[Tensor], object]) -> Any:
 
 
 def plain(loss: Callable[[nn.Module], Tensor], **options: Any) -> Any:
-    """Train a small network by a loss of it."""
+    """Train a small network with a loss of it."""
     model = net()
     return train(model, lambda: loss(model), **options)
 
@@ -75,7 +75,7 @@ def run_in_thread(function: Callable[[], object]) -> None:
 
 
 def adapted() -> Any:
-    """Train as MAML: the module's weights are results of the inner step for a while."""
+    """Train by MAML: the module's weights are temporarily results of the inner step."""
     model = nn.Linear(8, 8)
     optimizer, own = torch.optim.SGD(model.parameters(), lr=0.1), dict(model.named_parameters())
     for _ in range(3):
@@ -112,7 +112,7 @@ def sharpness_aware() -> Any:
 
 
 class Lookahead(torch.optim.Optimizer):
-    """Steps by an inner optimizer."""
+    """An optimizer that steps through an inner one."""
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         self.inner = inner
@@ -292,7 +292,7 @@ BORNE: list[Loop] = [
 
 
 def running_statistics() -> Any:
-    """Update statistics by the operators of SyncBatchNorm, which their schema does not state."""
+    """Update statistics by SyncBatchNorm's operators, whose schema does not declare the change."""
     mean, variance = torch.zeros(8), torch.ones(8)
 
     def change(value: Tensor) -> None:
@@ -302,7 +302,7 @@ def running_statistics() -> Any:
 
 
 class Functions(TorchFunctionMode):
-    """Counts calls of functions."""
+    """A function mode that counts calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -457,7 +457,7 @@ def upper_triangle(gradient: Tensor) -> Tensor:
 
 
 def surgery(gradient: Tensor) -> None:
-    """Project on the plane of another gradient, as PCGrad."""
+    """Project a gradient onto the normal plane of another, as PCGrad does."""
     one, other = gradient.flatten(), gradient.flip(0).flatten()
     gradient.copy_((one - (one @ other) / (other @ other) * other).view_as(gradient))
 
@@ -524,7 +524,7 @@ def test_a_loop_that_the_check_should_bear(loop: Loop) -> None:
 
 
 def operations_left(loop: Loop) -> int:
-    """Return how many operations are held after a checked loop, before its next step."""
+    """Return how many recorded operations a check holds after a step."""
     counts: list[int] = []
 
     def count() -> None:
@@ -577,7 +577,7 @@ def test_memory_does_not_grow(loop: Loop) -> None:
 
 
 class Largest(TorchDispatchMode):
-    """Sees the operators of the check, too: the largest tensor that any of them reads."""
+    """A mode below the check that records the size of the largest tensor read."""
 
     elements = 0
 

@@ -1,6 +1,6 @@
-"""Unusual scripts under `halfstep check`: their ends, and their output.
+"""Unusual scripts under `halfstep check`: how they end, and what they print.
 
-A script marked as an expected failure is one that the check does not bear yet.
+A script marked as an expected failure is one that the check does not support yet.
 """
 
 import json
@@ -260,7 +260,7 @@ dist.destroy_process_group()
 
 @pytest.fixture
 def ranks(tmp_path: Path) -> list[tuple[int, str]]:
-    """Train on two processes bare, then checked; return the latter's exit codes and stdout."""
+    """Train on two processes, unchecked and checked; return exit codes and stdout of the latter."""
     (tmp_path / "script.py").write_text(NET + DATA_PARALLEL)
     commands = {"bare": [sys.executable], "checked": [*HALFSTEP, "--steps", "0"]}
     for name, command in commands.items():

@@ -68,7 +68,7 @@ def read_recorded(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def sidecar_of(script: "subprocess.Popen[bytes]", folder: Path) -> psutil.Process:
-    """Return a script's sidecar."""
+    """Return the sidecar process of a script."""
     found: list[psutil.Process] = []
 
     def is_found() -> bool:
@@ -84,7 +84,7 @@ def sidecar_of(script: "subprocess.Popen[bytes]", folder: Path) -> psutil.Proces
 
 
 def test_output_goes_where_it_went_and_is_kept(tmp_path: Path) -> None:
-    """Output of child processes is kept byte for byte too, and lines have their streams."""
+    """Output of scripts and child processes reaches its destination and the log byte for byte."""
     (tmp_path / "bare").mkdir()
     (tmp_path / "watched").mkdir()
     bare = start(tmp_path / "bare", PRINTS, {}).communicate(timeout=SECONDS)
@@ -106,7 +106,7 @@ def test_output_goes_where_it_went_and_is_kept(tmp_path: Path) -> None:
 
 
 def test_one_destination_keeps_the_order_of_lines(tmp_path: Path) -> None:
-    """With `2>&1` lines of both streams stay in the order of printing."""
+    """With `2>&1` lines of both streams keep their order."""
     out, _ = start(tmp_path, PRINTS, stderr=subprocess.STDOUT).communicate(timeout=SECONDS)
     numbers = [line for line in out.splitlines() if line.startswith((b"out", b"err"))]
     assert numbers == [b"%s %d" % (name, i) for i in range(200) for name in (b"out", b"err")]
@@ -118,7 +118,7 @@ def test_one_destination_keeps_the_order_of_lines(tmp_path: Path) -> None:
     [("raise ValueError('wrong')", 1), ("os._exit(3)", 3), ("os.kill(os.getpid(), 9)", -9)],
 )
 def test_the_last_output_of_a_script_is_kept(tmp_path: Path, ending: str, code: int) -> None:
-    """The traceback of an exception and the last words before a SIGKILL are kept."""
+    """An exception's traceback and the last output before a SIGKILL are recorded."""
     script = start(tmp_path, f"print('last words', flush=True)\n{ending}\n")
     _, errors = script.communicate(timeout=SECONDS)
     assert script.returncode == code
@@ -130,7 +130,7 @@ def test_the_last_output_of_a_script_is_kept(tmp_path: Path, ending: str, code: 
 
 
 def test_the_script_survives_its_sidecar(tmp_path: Path) -> None:
-    """After the sidecar is killed, later output is missing in the log; nothing blocks or fails."""
+    """If the sidecar is killed, later output is not recorded, and the script continues."""
     script = start(
         tmp_path,
         "print('first', flush=True)\nsys.stdin.readline()\n"
@@ -169,7 +169,7 @@ def test_a_script_whose_reader_ends_gets_its_error(tmp_path: Path) -> None:
 
 
 def test_a_terminal_stays_one(tmp_path: Path) -> None:
-    """The script sees a terminal of the same size, and writes to it as before."""
+    """The script sees a terminal of the same size, and its output reaches it."""
     mine, theirs = os.openpty()
     script = start(
         tmp_path,
@@ -193,7 +193,7 @@ def test_a_terminal_stays_one(tmp_path: Path) -> None:
 
 
 def test_secrets_are_hidden_in_the_log_only(tmp_path: Path) -> None:
-    """The values of variables that are named as secrets are hidden."""
+    """Values of environment variables with the names of secrets are hidden, in the log only."""
     secret = {"MY_API_KEY": "sesame-open-sesame", "PWD": str(tmp_path)}
     script = start(tmp_path, "print(os.environ['MY_API_KEY'], os.getcwd())", ON | secret)
     out, _ = script.communicate(timeout=SECONDS)
@@ -202,7 +202,7 @@ def test_secrets_are_hidden_in_the_log_only(tmp_path: Path) -> None:
 
 
 def test_finish_restores_the_output(tmp_path: Path) -> None:
-    """Later output does not belong to the run; a second run of the process has its own."""
+    """After `finish` output is not recorded for the run; another run has its own."""
     out, _ = start(
         tmp_path,
         "before = os.fstat(1)\nprint('of the run')\nwatch.finish()\n"
@@ -216,7 +216,7 @@ def test_finish_restores_the_output(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("console", [True, False])
 def test_a_failed_runs_log_ends_when_the_next_begins(tmp_path: Path, console: bool) -> None:
-    """The process continues after a caught exception, as in notebooks and sweeps."""
+    """A failed run's log ends when its process begins another run, as in notebooks and sweeps."""
     out, _ = start(
         tmp_path,
         "try:\n    with watch:\n        print('of the run')\n        raise ValueError\n"
@@ -229,7 +229,7 @@ def test_a_failed_runs_log_ends_when_the_next_begins(tmp_path: Path, console: bo
 
 
 def test_a_script_without_output_is_sampled(tmp_path: Path) -> None:
-    """A service without stdout and stderr, or a script with console=False, is sampled too."""
+    """A script without stdout and stderr, or with console=False, is still sampled."""
     script = start(tmp_path, "print('unseen')", {**ON, "HALFSTEP_CONSOLE": "no"})
     out, _ = script.communicate(timeout=SECONDS)
     assert out == b"unseen\n"
@@ -240,7 +240,7 @@ def test_a_script_without_output_is_sampled(tmp_path: Path) -> None:
 
 
 def test_a_forked_child_prints_into_the_log(tmp_path: Path) -> None:
-    """The child keeps neither the sidecar nor the script alive."""
+    """Output of a forked child is logged, but the child keeps neither sidecar nor script alive."""
     script = start(
         tmp_path,
         "if not os.fork():\n    print('of a fork', flush=True)\n    os._exit(0)\nos.wait()\n",
@@ -251,7 +251,7 @@ def test_a_forked_child_prints_into_the_log(tmp_path: Path) -> None:
 
 
 def test_a_signal_ends_the_script_as_before(tmp_path: Path) -> None:
-    """Ctrl-C reaches the script, not the sidecar, which keeps the traceback."""
+    """Ctrl-C ends the script and not the sidecar, which records the traceback."""
     codes = []
     for name, environment in (("bare", {}), ("watched", ON)):
         (tmp_path / name).mkdir()
@@ -268,7 +268,7 @@ def test_a_signal_ends_the_script_as_before(tmp_path: Path) -> None:
 
 
 def test_a_descriptor_that_the_script_reuses_is_not_changed(tmp_path: Path) -> None:
-    """Daemons close descriptors that they did not open, and reuse their numbers."""
+    """A file descriptor that the script closed and reused is left alone."""
     ours = Descriptor.of(os.open(os.devnull, os.O_RDONLY))
     assert ours.is_ours()
     os.close(ours.number)

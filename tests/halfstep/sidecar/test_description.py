@@ -33,7 +33,7 @@ def run(folder: Path, options: str = "", **environment: str) -> dict[str, Any] |
 
 
 def commit_all(folder: Path) -> str:
-    """Make a folder a repository of one commit; return its hash."""
+    """Make a folder a repository with one commit; return its hash."""
     for words in (["init", "-qb", "main"], ["commit", "--allow-empty", "-qm", "first"]):
         options = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
         subprocess.run(["git", *options, "-C", str(folder), *words], check=True)
@@ -42,7 +42,7 @@ def commit_all(folder: Path) -> str:
 
 
 def test_commit_patch_packages_and_command_are_recorded(tmp_path: Path) -> None:
-    """They are recorded without output and samples too; the text of the script is not."""
+    """Commit, patch, packages and command are recorded, also without output; the script is not."""
     commit = commit_all(tmp_path)
     found = run(tmp_path, MY_TOKEN="abcdefgh-secret", HALFSTEP_CONSOLE="no")
     assert found is not None
@@ -55,9 +55,7 @@ def test_commit_patch_packages_and_command_are_recorded(tmp_path: Path) -> None:
 
 
 def test_the_code_is_saved_on_request(tmp_path: Path) -> None:
-    """The script is saved, and an artifact of the code in its folder; secrets are hidden
-    in the text.
-    """
+    """On request script and folder are saved as an artifact, with secrets in the text hidden."""
     (tmp_path / "model.py").write_text("x = 1\n")
     found = run(tmp_path, ', code=True)\nkey = dict(api_key="abcdefgh99"', HALFSTEP_CONSOLE="yes")
     assert found is not None
@@ -68,7 +66,7 @@ def test_the_code_is_saved_on_request(tmp_path: Path) -> None:
 
 
 def test_nothing_is_recorded_if_it_is_turned_off_or_fails(tmp_path: Path) -> None:
-    """Without git on the machine the packages are still recorded."""
+    """Nothing is recorded if this is disabled; without git the packages are still recorded."""
     commit_all(tmp_path)
     assert run(tmp_path, ", git=False") is None
     (tmp_path / "halfstep-runs").rename(tmp_path / "before")

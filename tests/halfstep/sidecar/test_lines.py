@@ -1,4 +1,4 @@
-"""Output of a process, as whole lines and as a bounded number of them."""
+"""Output of a process, cut into a bounded number of whole lines."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ def texts(lines: list[Line]) -> list[str]:
 
 
 def test_waiting_lines_are_bounded() -> None:
-    """The first and the last lines are kept, and a gap has their number."""
+    """Of too many waiting lines the first and last are kept, with a gap's count."""
     output = Output()
     for start in range(0, 5000, 500):
         output.feed("stdout", b"".join(b"%d\n" % i for i in range(start, start + 500)))
@@ -37,7 +37,7 @@ def test_waiting_lines_are_bounded() -> None:
     st.lists(st.integers(1, 12_000), min_size=1, max_size=30),
 )
 def test_output_is_complete_however_it_is_cut(parts: list[str], sizes: list[int]) -> None:
-    """The log has every byte but the secret; no line is too long or torn within a character."""
+    """The log has every byte but secrets, and no line is too long or cut within a character."""
     text = "".join(parts)
     data, logged = text.encode(), bytearray()
     output = Output([SECRET], logged.extend)
@@ -54,7 +54,7 @@ def test_output_is_complete_however_it_is_cut(parts: list[str], sizes: list[int]
 
 
 def test_a_progress_bar_keeps_its_last_state() -> None:
-    """The log has all states, the line the one that a terminal would show."""
+    """The log has all states of a progress bar, and the line has the last one."""
     logged = bytearray()
     output = Output((), logged.extend)
     for percent in range(0, 101, 10):
@@ -67,7 +67,7 @@ def test_a_progress_bar_keeps_its_last_state() -> None:
 
 
 def list_printed(script: str, cut: int) -> list[str]:
-    """Return the lines that are kept of what a script prints, cut into pieces."""
+    """Return the recorded lines of output that arrives in pieces."""
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
     logged, kept = bytearray(), list[str]()
     output = Output((), logged.extend)
@@ -93,7 +93,7 @@ print("end", file=sys.stderr)
 
 @pytest.mark.parametrize("cut", [1000, 10**6])
 def test_nested_bars_are_a_line_each(cut: int) -> None:
-    """Those of tqdm, with what is written between them; the log has all that was printed."""
+    """Nested tqdm bars are one line each, with the text between them; the log has everything."""
     lines = list_printed(NESTED.format(leave=False), cut)
     assert [line.split("%")[0] for line in lines if "0%|" not in line or "100%" in line] == [
         "begin",
@@ -109,7 +109,7 @@ def test_nested_bars_are_a_line_each(cut: int) -> None:
 
 
 def test_bars_of_rich_are_a_line_each() -> None:
-    """Two at once, that are redrawn together, with a line that is printed above them."""
+    """Two rich bars that are redrawn together are one line each, with a line printed above them."""
     script = """
 import sys
 from rich.console import Console
@@ -131,8 +131,7 @@ print("end", file=sys.stderr)
 
 
 def test_a_finished_bar_is_held_for_a_moment() -> None:
-    """In that time another one may be drawn below it, with a move up that comes apart from it; a
-    later move finds its line as well."""
+    """A finished bar is held briefly, since another bar may be drawn below it and move up again."""
     output = Output()
     output.feed("stderr", b"\repoch: 100%|\n")
     output.feed("stderr", b"\repoch: 0%|")
@@ -150,7 +149,7 @@ def test_a_finished_bar_is_held_for_a_moment() -> None:
 
 
 def test_lines_after_bars_are_not_held_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They follow once they are below the bars, or the cursor has not moved up for a while."""
+    """Lines are held until they are below the bars, or the cursor has not moved up for a while."""
     moments = [0.0]
     monkeypatch.setattr(progress_bars, "clock", lambda: moments[0])
     output = Output()
@@ -172,7 +171,7 @@ CODES += [b"a", "日".encode(), b"\xff", b"\n", b"\r", b"\x1b[H", b"\x1b[5;1r", 
 
 @given(st.lists(st.sampled_from(CODES), max_size=80))
 def test_no_sequence_ends_the_recording(parts: list[bytes]) -> None:
-    """No escape code that a program prints ends the recording."""
+    """No escape sequence that a program prints stops the recording."""
     output = Output()
     for part in parts:
         output.feed("stdout", part)

@@ -97,8 +97,8 @@ def outcome(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("is_of_machines", [True, *extended([False])])
 def test_each_ranks_output_and_memory_are_recorded(tmp_path: Path, is_of_machines: bool) -> None:
-    """Lines of a further rank have its number, one run has all of them, and each rank's output
-    goes where it went.
+    """Output of a further rank has the rank's number, is in the same run, and reaches its
+    destination.
     """
     script = "print('hello of', rank, flush=True)\ntime.sleep(0.5)"
     done = launch(tmp_path, script, launcher=MACHINES if is_of_machines else LAUNCHER)
@@ -117,7 +117,7 @@ def test_each_ranks_output_and_memory_are_recorded(tmp_path: Path, is_of_machine
 
 
 def test_the_rank_that_raised_is_named(tmp_path: Path) -> None:
-    """The launcher ends the first rank by a signal: the cause is the other one's exception."""
+    """The cause is the exception of the rank that raised, not the signal that ended another."""
     done = launch(
         tmp_path,
         "if rank == 1:\n    raise ValueError('a bad batch')\ntime.sleep(600)",
@@ -133,8 +133,8 @@ def test_the_rank_that_raised_is_named(tmp_path: Path) -> None:
 
 
 def test_no_file_of_a_further_rank_contains_the_token(tmp_path: Path) -> None:
-    """Neither the output nor the exception of the rank has the token, although no environment
-    variable has it.
+    """Output and exception of a further rank never contain the token, which is in no environment
+    variable.
     """
     token = "hs_0123456789abcdef"
     done = launch(
@@ -179,7 +179,7 @@ raise ValueError("a bad batch")
 def test_variables_that_are_no_numbers_are_ignored(
     tmp_path: Path, variables: dict[str, str]
 ) -> None:
-    """Such variables may belong to another program, so the script is watched as the first rank."""
+    """Rank variables that are no numbers are ignored, since they may be another program's."""
     done = warm.run(
         [sys.executable, "-c", "import halfstep\nprint(halfstep.watch(name='it').folder)"],
         SECONDS,
@@ -190,7 +190,7 @@ def test_variables_that_are_no_numbers_are_ignored(
 
 
 def test_a_rank_without_a_first_one_trains_on(tmp_path: Path) -> None:
-    """Nothing is recorded, and the rank does not wait."""
+    """A further rank without a first one trains on without recording or waiting."""
     (tmp_path / "train.py").write_text(
         "import halfstep\nwatch = halfstep.watch()\nprint('alone', watch.folder)"
     )
@@ -207,7 +207,7 @@ def test_a_rank_without_a_first_one_trains_on(tmp_path: Path) -> None:
 def test_ranks_on_several_machines_take_only_the_file_of_their_own_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A killed training leaves its file; a run that ends late leaves the next one's alone."""
+    """Ranks ignore a killed training's old file, and a late end deletes no newer one's."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     first, second = (AttemptFiles(tmp_path / name, 1) for name in ("first", "second"))

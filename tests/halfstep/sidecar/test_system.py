@@ -1,4 +1,4 @@
-"""Samples of the machine, also with failing devices."""
+"""Samples of the machine, also if devices fail."""
 
 import os
 import subprocess
@@ -43,7 +43,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def test_a_gpu_that_does_not_answer_has_an_empty_sample(nvml: pytest.MonkeyPatch) -> None:
-    """Steps are recorded, and so are the host's own samples."""
+    """If a GPU does not answer, steps and samples of the host are still recorded."""
     for question in ("UtilizationRates", "MemoryInfo", "PowerUsage", "Temperature"):
         nvml.setattr(pynvml, f"nvmlDeviceGet{question}", fail(pynvml.NVML_ERROR_GPU_IS_LOST))
     host, gpu = SystemMonitor([3]).take(2000)
@@ -52,7 +52,7 @@ def test_a_gpu_that_does_not_answer_has_an_empty_sample(nvml: pytest.MonkeyPatch
 
 
 def test_a_figure_that_is_not_supported_hides_no_other(nvml: pytest.MonkeyPatch) -> None:
-    """A MIG instance reports its memory without a utilization."""
+    """An unsupported figure hides no other: a MIG instance reports memory without utilization."""
     unsupported = fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
     nvml.setattr(pynvml, "nvmlDeviceGetUtilizationRates", unsupported)
     _host, gpu = SystemMonitor([0]).take(2000)
@@ -64,13 +64,13 @@ def test_a_figure_that_is_not_supported_hides_no_other(nvml: pytest.MonkeyPatch)
 def test_without_nvidias_library_the_host_is_sampled(
     nvml: pytest.MonkeyPatch, question: str
 ) -> None:
-    """Whatever function the library lacks, the host is still sampled."""
+    """Without NVIDIA's library, or with functions missing in it, the host is still sampled."""
     nvml.setattr(pynvml, question, fail(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND))
     assert len(SystemMonitor([0]).take(2000)) == 1
 
 
 def test_the_polled_cards_are_those_of_the_run(nvml: pytest.MonkeyPatch) -> None:
-    """Device i is the i-th that the administrator left visible, by number or by UUID."""
+    """Device i is the i-th in CUDA_VISIBLE_DEVICES, by number or by UUID."""
     nvml.setenv("CUDA_VISIBLE_DEVICES", "5, GPU-ab12,MIG-cd34")
     monitor = SystemMonitor([0, 1, 2])
     handles = [("index", 5), ("uuid", "GPU-ab12"), ("uuid", "MIG-cd34")]
@@ -78,7 +78,7 @@ def test_the_polled_cards_are_those_of_the_run(nvml: pytest.MonkeyPatch) -> None
 
 
 def test_a_scripts_memory_is_that_of_its_process_tree() -> None:
-    """Memory of a child counts too; an ended process has none."""
+    """A script's memory includes its children's, and an ended process has none."""
     code = "import time; block = bytearray(64 << 20); print(1, flush=True); time.sleep(600)"
     outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"
     with subprocess.Popen([sys.executable, "-c", outer], stdout=subprocess.PIPE) as process:
@@ -94,8 +94,8 @@ def test_a_scripts_memory_is_that_of_its_process_tree() -> None:
 
 
 def test_traffic_is_what_a_counter_grew_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Traffic is per second; a counter that was reset is no negative rate, and one that
-    is missing is None.
+    """Traffic per second is a counter's growth; a reset counter gives no negative rate, and a
+    missing one None.
     """
     moment, counts = 0.0, iter([100, 300, 10, None, 20])
     monkeypatch.setattr(system, "clock", lambda: moment)
@@ -108,9 +108,7 @@ def test_traffic_is_what_a_counter_grew_by(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_script_has_more_in_the_hosts_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script's sample has its memory and the traffic of disks and network; a worker's
-    has none.
-    """
+    """A script's sample also has its memory and the traffic of disks and network."""
     monitor = SystemMonitor([], os.getpid())
     moment = clock()
     while clock() == moment:

@@ -21,7 +21,7 @@ OUTCOME = {"status", "step", "error", "exit_code", "lost_bytes"}
 
 
 class Problem(Exception):
-    """A refusal."""
+    """An error response of the server."""
 
     def __init__(self, status: int, code: str, **members: Any) -> None:
         super().__init__(code)
@@ -39,7 +39,7 @@ class Attempt:
 
     @cached_property
     def sidecar(self) -> "Attempt":
-        """The spool of the attempt's sidecar."""
+        """The received spool of the attempt's sidecar."""
         return Attempt()
 
     @property
@@ -60,11 +60,11 @@ class Run:
     described: dict[str, Any]
     attempts: dict[int, Attempt] = field(default_factory=dict)
     is_ended: bool = False  # by a person
-    configs: list[Any] = field(default_factory=list)  # as each beginning said
+    configs: list[Any] = field(default_factory=list)  # sent at each beginning
 
 
 class IngestServer:
-    """Faults are taken one a request, in order; then all is well."""
+    """An ingest server that fails each request by the next of its faults, until none is left."""
 
     def __init__(self) -> None:
         self.runs: dict[str, Run] = {}
@@ -96,16 +96,16 @@ class IngestServer:
         self.stop()
 
     def stop(self) -> None:
-        """Be away."""
+        """Stop listening."""
         self._http.shutdown()
         self._http.server_close()
 
     def restart(self) -> None:
-        """Be back, at the same address."""
+        """Listen again at the same address."""
         self._serve(self._http.server_port)
 
     def answer(self, method: str, path: str, query: dict[str, str], body: bytes) -> dict[str, Any]:
-        """Handle a request."""
+        """Respond to a request."""
         if (method, path) == ("POST", "/api/v1/ingest"):
             return self._open(json.loads(body))
         found = re.fullmatch(r"/api/v1/ingest/(\d+)/(\d+)/(\d+|end|sidecar/\d+|files/.+)", path)
@@ -183,7 +183,7 @@ class IngestServer:
         return {"offset": len(data), "stored": path in attempt.stored}
 
     def handle(self, request: "_Handler", method: str) -> None:
-        """Answer, or fail as the next fault says."""
+        """Respond, or fail by the next fault."""
         address = urlsplit(request.path)
         length = int(request.headers.get("content-length", 0))
         body = request.rfile.read(length)
@@ -225,13 +225,13 @@ class IngestServer:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Passes requests on."""
+    """A request handler that forwards requests to the test's server."""
 
     protocol_version = "HTTP/1.1"
     site: IngestServer
 
     def do_GET(self) -> None:
-        """Say which version it has, as a server does in each response."""
+        """Respond with the protocol version, as a server does in each response."""
         self.reply(405, b"{}", "application/problem+json")
 
     def do_POST(self) -> None:
@@ -241,7 +241,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.site.handle(self, "PUT")
 
     def reply(self, status: int, body: bytes, kind: str) -> None:
-        """Send an answer."""
+        """Send a response."""
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
@@ -251,11 +251,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def _whole(data: bytes, *, has_header: bool) -> int:
-    """Return where the last whole frame ends."""
+    """Return the end of the last complete frame."""
     end = FILE_HEADER.size if has_header else 0
     if len(data) < end:
         return 0

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def full(size: int) -> Iterator[None]:
-    """Let no file grow beyond a size: a write is cut short there, and the next one raises."""
+    """Limit the size of files: the write that exceeds it is cut short, and the next one raises."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     heeded = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))

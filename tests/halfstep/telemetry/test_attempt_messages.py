@@ -122,7 +122,7 @@ BEFORE: list[tuple[str, Message]] = [
 
 @pytest.mark.parametrize(("text", "message"), BEFORE)
 def test_a_file_of_the_version_before_is_read(tmp_path: Path, text: str, message: Message) -> None:
-    """A supervisor and the training that it left running may be of two versions."""
+    """A file of the previous version is read, as a training outlives its supervisor's upgrade."""
     path = tmp_path / "file.json"
     path.write_text(text)
     assert read_message(path, type(message)) == message
@@ -130,7 +130,7 @@ def test_a_file_of_the_version_before_is_read(tmp_path: Path, text: str, message
 
 @pytest.mark.parametrize("message", [message for _text, message in BEFORE])
 def test_a_file_has_every_field(tmp_path: Path, message: Message) -> None:
-    """The version before, which expects each of them, reads what this one writes."""
+    """A file has every field of its message, as the previous version expects."""
     path = tmp_path / "file.json"
     write_message(path, message)
     assert read_message(path, type(message)) == message
@@ -139,7 +139,7 @@ def test_a_file_has_every_field(tmp_path: Path, message: Message) -> None:
 
 
 def test_a_configuration_keeps_its_numbers(tmp_path: Path) -> None:
-    """Also those that JSON lacks, which Python's own JSON has."""
+    """Configuration numbers that JSON lacks, but Python's json module writes, are preserved."""
     config = {"a": math.inf, "b": 2.0, "c": 2}
     job = TrainingJob(
         run=1, attempt=1, recipe="x", config=config, started_at=0, resume=None, device="cpu"
@@ -164,7 +164,7 @@ def test_a_configuration_keeps_its_numbers(tmp_path: Path) -> None:
     ],
 )
 def test_errors_are_named(tmp_path: Path, text: str, message: str) -> None:
-    """With the run's folder, the file, the field and its value."""
+    """Errors name the run's folder, the file, the field and its value."""
     (tmp_path / "3").mkdir()
     path = tmp_path / "3" / "control-1.json"
     path.write_text(text)
@@ -173,14 +173,14 @@ def test_errors_are_named(tmp_path: Path, text: str, message: str) -> None:
 
 
 def test_unknown_fields_are_ignored(tmp_path: Path) -> None:
-    """A supervisor of a later version may write more."""
+    """Unknown fields are ignored, since a later version's supervisor may write more."""
     path = tmp_path / "lease-1.json"
     path.write_text('{"ask": 1.0, "kill": 2.0, "warn": 0.5}')
     assert read_message(path, Lease) == Lease(ask=1.0, kill=2.0)
 
 
 def test_a_newer_format_is_refused_with_both_numbers(tmp_path: Path) -> None:
-    """A file says which format it has; one without is of an earlier version."""
+    """A file of a newer format is refused with both numbers; one without is an earlier file."""
     path = tmp_path / "lease-1.json"
     write_message(path, Lease(ask=1.0, kill=2.0))
     assert json.loads(path.read_text())["format"] == FORMAT

@@ -1,4 +1,4 @@
-"""Events by the names of versions before 0.1.0 are read as those of today."""
+"""Events with names of versions before 0.1.0 are read as current ones."""
 
 import json
 from typing import Any
@@ -19,7 +19,7 @@ from tests.halfstep.telemetry.events_made import HONEST
     ],
 )
 def test_earlier_names_are_read(kind: str, names: dict[str, str]) -> None:
-    """Each event has the fields that it would have today."""
+    """Each event of an earlier name has the fields of the current one."""
     event: dict[str, Any] = HONEST[kind] | ({"rolled_back_to": 3} if kind == "spike" else {})
     before = {names.get(name, name): value for name, value in event.items()}
     before["event"] = {"rolled_back": "rewound"}.get(kind, kind)
@@ -27,6 +27,6 @@ def test_earlier_names_are_read(kind: str, names: dict[str, str]) -> None:
 
 
 def test_a_name_of_a_user_stays() -> None:
-    """A metric may have such a name."""
+    """A user's metric with the earlier name of an event keeps its name."""
     metric = HONEST["metric"] | {"name": "rewound"}
     assert codec.fields_of(codec.decode(json.dumps(metric).encode())) == metric

@@ -30,7 +30,7 @@ from tests.spool_made import event_of, fields_of, spool_anything, spool_raw
 
 
 def test_every_kind_of_event_has_a_table_and_passes(tmp_path: Path) -> None:
-    """Each kind that trainings write today is read back unchanged."""
+    """Each kind of event that trainings write is read back unchanged."""
     assert HONEST.keys() == events.KINDS.keys()
     with SpoolWriter(tmp_path, 1) as writer:
         for event in (*HONEST.values(), *make_events([4])):
@@ -81,7 +81,7 @@ REFUSED = [
 def test_what_cannot_be_recorded_is_neither_written_nor_read(
     tmp_path: Path, kind: str, changes: dict[str, Any], message: str
 ) -> None:
-    """The writer raises, and a reader sets the frame apart; both name field and value."""
+    """An invalid event is refused by the writer and skipped by the reader, with its field."""
     event = HONEST[kind] | changes
     fields = {name: value for name, value in event.items() if name != "event"}
     with SpoolWriter(tmp_path, 1) as writer, pytest.raises(BadEvent) as caught:
@@ -95,13 +95,13 @@ def test_what_cannot_be_recorded_is_neither_written_nor_read(
 
 
 def test_a_field_that_is_missing_is_named(tmp_path: Path) -> None:
-    """An event without a field that a page shows is refused too."""
+    """An event without a required field is refused by its name."""
     with SpoolWriter(tmp_path, 1) as writer, pytest.raises(BadEvent, match="share is missing"):
         writer.event(event_of({"event": "shapes", "step": 0}))
 
 
 def test_unknown_fields_are_ignored(tmp_path: Path) -> None:
-    """An event of a later version is recorded with the fields that this version knows."""
+    """An event of a later version is recorded with its known fields."""
     spool_anything(tmp_path, 1, HONEST["metric"] | {"further": {"deep": 2**64}})
     [metric] = SpoolReader(tmp_path).poll()
     assert fields_of(metric) == HONEST["metric"]
@@ -131,7 +131,7 @@ def test_a_spool_of_an_earlier_version_is_read() -> None:
 
 
 def test_fields_survive_a_spool(tmp_path: Path) -> None:
-    """Every field of every kind is read back as it was written, absent ones as absent."""
+    """Fields of every kind of event are read back as written, and absent ones as absent."""
     with SpoolWriter(tmp_path, 1) as writer:
         for event in HONEST.values():
             writer.event(event_of(event))
@@ -141,7 +141,7 @@ def test_fields_survive_a_spool(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("payload", [b'{"value": NaN}', b'{"value": 1e999}', b'{"value": -1E999}'])
 def test_numbers_beyond_json_are_read(tmp_path: Path, payload: bytes) -> None:
-    """Python's own JSON has NaN and reads 1e999: earlier versions took both."""
+    """NaN and 1e999, which Python's json module writes and reads, are still accepted."""
     rest = json.dumps({k: v for k, v in HONEST["metric"].items() if k != "value"}).encode()
     spool_raw(tmp_path, 1, rest[:-1] + b", " + payload[1:])
     [metric] = SpoolReader(tmp_path).poll()
@@ -150,7 +150,7 @@ def test_numbers_beyond_json_are_read(tmp_path: Path, payload: bytes) -> None:
 
 
 def test_numpys_numbers_are_written_as_numbers(tmp_path: Path) -> None:
-    """A value of a subclass of float, and a number that JSON lacks next to nothing."""
+    """NumPy floats, and infinite numbers next to None, survive a spool."""
     with SpoolWriter(tmp_path, 1) as writer:
         writer.event(events.Metric(step=1, name="a", value=np.float64(0.5), elapsed_ms=0))
         module = events.HeadroomModule(name="head", activation=float("inf"), gradient=None)
@@ -175,7 +175,7 @@ def test_numpys_numbers_are_written_as_numbers(tmp_path: Path) -> None:
     ],
 )
 def test_a_frame_that_is_no_event_is_set_apart(tmp_path: Path, payload: bytes) -> None:
-    """Whatever JSON it is, or none, the next frame is read."""
+    """A frame that is no event, in JSON or not, is skipped, and the next one is read."""
     spool_raw(tmp_path, 1, payload)
     spool_anything(tmp_path, 1, HONEST["metric"])
     wrong, fine = SpoolReader(tmp_path).poll()
@@ -185,7 +185,7 @@ def test_a_frame_that_is_no_event_is_set_apart(tmp_path: Path, payload: bytes) -
 
 
 def test_a_frame_of_steps_is_whole_records_within_bounds(tmp_path: Path) -> None:
-    """Values outside a column's range, partial records and unknown kinds are rejected."""
+    """Frames with steps out of range, partial records or unknown kinds are rejected."""
     records = np.zeros(2, STEP_DTYPE)
     records["step"] = 1, -5
     spool_raw(tmp_path, 1, records.tobytes(), kind=TIMED_STEPS)

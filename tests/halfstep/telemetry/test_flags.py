@@ -1,4 +1,4 @@
-"""The flags of a step: one definition for Python, and equal ones in JavaScript."""
+"""Flags of a step are defined once in Python, with equal values in JavaScript."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ STATIC = Path(__file__).parents[3] / "app" / "static"
 
 
 def test_javascript_has_the_same_flags() -> None:
-    """Each constant of a script that is named like a flag has its value; SKIPPED is one of them."""
+    """JavaScript constants named like flags have the same values, SKIPPED among them."""
     names = "|".join(StepFlag.__members__)
     found = {
         (name, int(value))
@@ -22,7 +22,7 @@ def test_javascript_has_the_same_flags() -> None:
 
 
 def test_constants_are_the_flags() -> None:
-    """The plain integers that arrays are compared with; stored values, which must not change."""
+    """The flags are plain integers with fixed values, because they are stored."""
     values = {"SKIPPED": 1, "NONFINITE_LOSS": 2, "NORM_OVERFLOW": 4}
     values |= {"NOT_STEPPED": 8, "UNKNOWN_LOSS": 16, "UNKNOWN_NORM": 32}
     assert {flag.name: flag.value for flag in StepFlag} == values
@@ -31,7 +31,7 @@ def test_constants_are_the_flags() -> None:
 
 
 def test_an_optimizers_flag_is_none_of_the_others() -> None:
-    """Bits 8 to 31 are optimizers'; one beyond has none."""
+    """Each optimizer has its own flag in bits 8 to 31; optimizers beyond these have none."""
     bits = [optimizer_skipped(index) for index in range(flags.FLAGGED_OPTIMIZERS)]
     assert not sum(StepFlag) & sum(bits)
     assert sum(bits) < 2**32

@@ -1,4 +1,4 @@
-"""Locks of run folders, with flock and on a file system that has none."""
+"""Locks of run folders, with flock and on file systems without it."""
 
 import errno
 import json
@@ -38,7 +38,7 @@ def no_locks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 class Script:
-    """A process that watches a run, and logs the values sent to it."""
+    """A process that watches a run, and logs values that it is sent."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self.process = subprocess.Popen(
@@ -72,7 +72,7 @@ def read_logged(folder: Path) -> list[str]:
 @pytest.mark.extended
 @pytest.mark.slow
 def test_without_flock_one_process_writes_a_run(tmp_path: Path, no_locks: dict[str, str]) -> None:
-    """The second is rejected with a line; after the first's end, or death, another can continue."""
+    """Without flock a second process is rejected, and can continue after the first one's end."""
     first = Script(tmp_path, no_locks)
     assert json.loads((tmp_path / "it" / "writer.lock.owner").read_text())["pid"] == (
         first.process.pid
@@ -98,7 +98,7 @@ def test_without_flock_one_process_writes_a_run(tmp_path: Path, no_locks: dict[s
 def test_without_flock_a_run_is_sent_while_it_is_written(
     tmp_path: Path, no_locks: dict[str, str]
 ) -> None:
-    """One uploader sends it, and its lock file is deleted at the end."""
+    """Without flock one uploader sends a run while it is written, and deletes its lock file."""
     with IngestServer() as site:
         known = {"HALFSTEP_URL": site.url, "HALFSTEP_TOKEN": "token"}
         script = Script(tmp_path, no_locks | known)
@@ -135,13 +135,13 @@ def no_flock(*_: object) -> None:
 
 @pytest.fixture
 def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], FolderLock]:
-    """Makes locks of one file, on a file system without flock."""
+    """Return locks of one file, on a file system without flock."""
     monkeypatch.setattr("halfstep.telemetry.folder_lock.fcntl.flock", no_flock)
     return lambda: FolderLock(tmp_path / "it.lock")
 
 
 def test_a_waiting_process_gets_the_lock(lock: Callable[[], FolderLock]) -> None:
-    """Other processes can check the lock without acquiring it."""
+    """A process that waits for a lock gets it, and others can check it without acquiring it."""
     first, path = lock(), lock()._path
     assert (first.acquire(), lock().is_held()) == (True, True)
     held: list[bool] = []
@@ -160,7 +160,7 @@ def test_a_waiting_process_gets_the_lock(lock: Callable[[], FolderLock]) -> None
 def test_an_owner_on_another_machine_is_stale_without_a_heartbeat(
     tmp_path: Path, lock: Callable[[], FolderLock]
 ) -> None:
-    """Its PID says nothing here; the file system's clock does."""
+    """An owner on another machine is judged by its heartbeat, with the file system's clock."""
     path = owner_file(tmp_path, pid_space="another machine", pid=1)
     assert not lock().acquire()
     now = path.stat().st_mtime
@@ -175,7 +175,7 @@ def test_an_owner_on_another_machine_is_stale_without_a_heartbeat(
 
 
 def test_a_dead_owner_is_stale_at_once(tmp_path: Path, lock: Callable[[], FolderLock]) -> None:
-    """A live one is not, however old its last heartbeat."""
+    """A dead owner's lock is stale at once, a living owner's never."""
     path = owner_file(tmp_path)
     os.utime(path, (0, 0))
     assert not lock().acquire()
@@ -188,7 +188,7 @@ def test_a_dead_owner_is_stale_at_once(tmp_path: Path, lock: Callable[[], Folder
 def test_of_many_that_take_a_stale_lock_over_one_holds_it(
     tmp_path: Path, lock: Callable[[], FolderLock]
 ) -> None:
-    """One of them holds it even where one before them ended in the midst of it."""
+    """One of several processes takes over a stale lock, even if an earlier attempt died."""
     for number in range(20):
         path = owner_file(tmp_path, pid_space="another machine")
         os.utime(path, (0, 0))

@@ -15,7 +15,7 @@ from tests.spool_made import event_of, fields_of
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """A clock to be set."""
+    """A clock that the test sets."""
     time = [100.0]
     monkeypatch.setattr(patient_spool, "clock", lambda: time[0])
     return time
@@ -32,7 +32,7 @@ def metric(step: int) -> Event:
 
 
 def test_it_continues_in_a_new_file_and_counts_losses(tmp_path: Path, now: list[float]) -> None:
-    """Reported once at the failure and once at recovery; steps before and after are complete."""
+    """A full disk and its recovery are reported once; steps before and after are complete."""
     said: list[str] = []
     spool = PatientSpool(tmp_path, 1, said.append)
     spool.steps(steps(1))
@@ -67,7 +67,7 @@ def test_it_continues_in_a_new_file_and_counts_losses(tmp_path: Path, now: list[
 
 
 def test_a_disk_that_stays_full_is_reported_at_the_end(tmp_path: Path, now: list[float]) -> None:
-    """Closing raises nothing either."""
+    """A disk that stays full is reported when the spool is closed, without an exception."""
     said: list[str] = []
     spool = PatientSpool(tmp_path, 1, said.append)
     with full(20):
@@ -80,7 +80,7 @@ def test_a_disk_that_stays_full_is_reported_at_the_end(tmp_path: Path, now: list
 
 
 def test_a_spool_that_cannot_be_begun_raises(tmp_path: Path) -> None:
-    """Then nothing is watched at all, and the folder may be another attempt's."""
+    """A spool that exists already raises, because the folder may be another attempt's."""
     PatientSpool(tmp_path, 1, print).close()
     with pytest.raises(FileExistsError):
         PatientSpool(tmp_path, 1, print)

@@ -1,4 +1,4 @@
-"""Numbers that child processes log reach the run of their parent."""
+"""Numbers logged by child processes reach their parent's run."""
 
 import itertools
 import json
@@ -69,7 +69,7 @@ def _fresh(args: list[str], env: dict[str, str]) -> "subprocess.CompletedProcess
 def test_values_logged_by_data_workers_are_in_the_run(
     tmp_path: Path, how: str, method: str
 ) -> None:
-    """Values of the object and the module, of `watch` and `init`, are recorded; a text is refused
+    """Values that data workers log by the object or the module are recorded; a text is refused
     in one line.
     """
     script = tmp_path / "script.py"
@@ -108,7 +108,7 @@ def files(tmp_path: Path) -> AttemptFiles:
 
 
 def test_a_line_that_is_being_written_waits(files: AttemptFiles) -> None:
-    """A line that is being written waits, and a damaged one costs no other."""
+    """An incomplete relayed line waits, and a damaged one costs no other."""
     writer, reader = RelayWriter(files), RelayReader(files)
     writer.log({"a": 1}, None)
     [path] = (files.folder / "relay-1").glob("*.jsonl")
@@ -126,7 +126,7 @@ def test_a_line_that_is_being_written_waits(files: AttemptFiles) -> None:
 def test_after_the_end_of_the_run_nothing_is_relayed(
     files: AttemptFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Values are ignored as by `log` after `finish`; no folder is made."""
+    """After `finish` values of child processes are ignored, and no folder is created."""
     files.outcome.write_text(json.dumps({"status": "finished"}))
     RelayWriter(files).log({"a": 1, "b": "text"}, None)
     assert not (files.folder / "relay-1").exists()
@@ -136,7 +136,7 @@ def test_after_the_end_of_the_run_nothing_is_relayed(
 def test_values_that_a_child_cannot_relay_are_reported_once(
     files: AttemptFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first process that cannot relay a value reports it."""
+    """Only the first child process that cannot relay a value reports it."""
     for writer in (RelayWriter(files), RelayWriter(files)):
         writer.log("text", None)
         writer.log({"number": 10**400}, None)
@@ -154,7 +154,7 @@ def test_values_that_a_child_cannot_relay_are_reported_once(
 def test_a_relay_that_cannot_be_written_ends_no_child(
     files: AttemptFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A value that raises on every access ends no child either."""
+    """A value that raises on every access does not end the child process."""
 
     class Wrong:
         @property

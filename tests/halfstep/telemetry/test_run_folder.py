@@ -1,4 +1,4 @@
-"""Names of runs without a name of their own."""
+"""Names of runs that have no name of their own."""
 
 import sys
 from pathlib import Path
@@ -21,7 +21,7 @@ import halfstep
 def test_a_run_is_named_by_its_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, name: str
 ) -> None:
-    """And by its folder, if many scripts are called like it."""
+    """A run is named after its script, and also after its folder if that name is common."""
     monkeypatch.setattr(sys, "argv", [command])
     watch = halfstep.watch(folder=tmp_path, mode="offline", console=False, system=False)
     watch.finish()

@@ -22,7 +22,7 @@ def git(folder: Path, *words: str) -> str:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A repository of one commit, with an exclusion."""
+    """A repository with one commit and an ignored file."""
     folder = tmp_path / "it"
     folder.mkdir()
     (folder / "train.py").write_text("LR = 1\n")
@@ -39,7 +39,7 @@ def state_of(folder: Path, **named: Any) -> Any:
 
 
 def test_the_patch_brings_all_code_back(repository: Path, tmp_path: Path) -> None:
-    """Changed, deleted, binary, added and untracked files; but none that is excluded."""
+    """A patch restores changed, deleted, binary, added and untracked files, but no ignored ones."""
     (repository / "gone.py").write_text("x = 1\n")
     (repository / "data.bin").write_bytes(bytes(range(256)))
     git(repository, "add", ".")
@@ -77,7 +77,7 @@ def test_the_patch_brings_all_code_back(repository: Path, tmp_path: Path) -> Non
 
 
 def test_secrets_are_neither_in_the_patch_nor_in_the_remote(repository: Path) -> None:
-    """Files named for secrets are left out, and what is hidden is noted."""
+    """Files named like secrets are left out of the patch, and hidden texts are noted."""
     (repository / "secrets.yaml").write_text("a: 1")
     (repository / "new.py").write_text('token = "abcdefgh123"\n')
     git(repository, "remote", "add", "origin", "https://me:geheim@host/a/b.git?private_token=x")
@@ -101,12 +101,12 @@ def test_secrets_are_neither_in_the_patch_nor_in_the_remote(repository: Path) ->
     ],
 )
 def test_credentials_of_a_url(url: str, shown: str) -> None:
-    """User and password of HTTP go; a user of SSH stays."""
+    """User and password of an HTTP URL are removed; an SSH user is kept."""
     assert without_credentials(url) == shown
 
 
 def test_a_patch_that_is_too_long_is_of_whole_files(repository: Path, tmp_path: Path) -> None:
-    """What is stored of it can be applied."""
+    """A patch that is too long is cut between files, so that it can be applied."""
     for name in ("a.py", "b.py", "z.py"):
         (repository / name).write_text("")
     git(repository, "add", ".")
@@ -119,7 +119,7 @@ def test_a_patch_that_is_too_long_is_of_whole_files(repository: Path, tmp_path: 
 
 
 def test_a_detached_head_a_worktree_and_a_submodule(repository: Path, tmp_path: Path) -> None:
-    """Each has its own commit; changes within a submodule are not compared."""
+    """Detached heads, worktrees and submodules have their own commit; inner changes are ignored."""
     commit = git(repository, "rev-parse", "HEAD").strip()
     git(repository, "worktree", "add", "-q", "--detach", str(tmp_path / "tree"))
     found, _ = state_of(tmp_path / "tree")
@@ -137,7 +137,7 @@ def test_a_detached_head_a_worktree_and_a_submodule(repository: Path, tmp_path: 
 
 
 def test_a_bare_clone_and_a_repository_without_a_commit(repository: Path, tmp_path: Path) -> None:
-    """The record has as much as there is, and git's reason for the rest."""
+    """A bare clone and a repository without a commit are recorded in part, with git's reason."""
     bare = tmp_path / "bare.git"
     git(tmp_path, "clone", "-q", "--bare", str(repository), str(bare))
     found, diff = state_of(bare)
@@ -151,7 +151,7 @@ def test_a_bare_clone_and_a_repository_without_a_commit(repository: Path, tmp_pa
 
 
 def test_the_repository_of_the_script_is_preferred(repository: Path, tmp_path: Path) -> None:
-    """That of the working folder is read if the script is in none."""
+    """The script's repository is recorded, or else that of the working folder."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     found, _ = state_of(elsewhere, script_folder=repository)
@@ -162,7 +162,7 @@ def test_the_repository_of_the_script_is_preferred(repository: Path, tmp_path: P
 
 
 def test_nothing_of_a_repository_is_run(repository: Path, tmp_path: Path) -> None:
-    """Neither external diffs nor text conversions; hooks and monitors do not start."""
+    """Recording runs no external diff, text conversion, hook or monitor of a repository."""
     for name, value in (("diff.external", "touch"), ("core.fsmonitor", "touch")):
         git(repository, "config", name, f"{value} {tmp_path}/ran")
     git(repository, "config", "diff.x.textconv", f"touch {tmp_path}/ran;cat")
@@ -175,7 +175,7 @@ def test_nothing_of_a_repository_is_run(repository: Path, tmp_path: Path) -> Non
 def test_a_git_that_hangs_is_ended(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Git ends with its children, after one limit for all calls; what was read before stays."""
+    """A git that hangs is ended with its children after a limit; earlier results are kept."""
     real = subprocess.run(["which", "git"], capture_output=True, text=True, check=True).stdout
     (tmp_path / "bin").mkdir()
     fake = tmp_path / "bin" / "git"
@@ -193,7 +193,7 @@ def test_a_git_that_hangs_is_ended(
 
 
 def test_packages_are_in_the_format_of_pip() -> None:
-    """Each with its version; those of a folder are comments."""
+    """Packages are listed with versions in pip's format; packages of a folder are comments."""
     lines = requirements().splitlines()
     assert any(line.startswith("msgspec==") for line in lines)
     assert any(line.startswith("# halfstep==") for line in lines)

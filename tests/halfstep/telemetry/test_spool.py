@@ -45,7 +45,7 @@ def numbers(items):
 
 
 def test_a_reader_returns_what_was_written_in_order(tmp_path, write):
-    """Arrays and events come back equal, in the order in which they were appended."""
+    """A spool's reader returns equal arrays and events in order."""
     writer = write(1)
     writer.steps(steps(1, 3))
     writer.event(event_of(make_metric(3, 0.5)))
@@ -57,7 +57,7 @@ def test_a_reader_returns_what_was_written_in_order(tmp_path, write):
 
 
 def test_a_poll_returns_only_what_is_new(tmp_path, write):
-    """What one poll returned, the next does not."""
+    """A poll returns only items that no earlier poll has returned."""
     writer, reader = write(1), SpoolReader(tmp_path)
     assert reader.poll() == []
     writer.steps(steps(1, 2))
@@ -68,7 +68,7 @@ def test_a_poll_returns_only_what_is_new(tmp_path, write):
 
 
 def test_non_finite_numbers_survive_json(tmp_path, write):
-    """JSON has no inf or nan, so they travel as strings that float() understands."""
+    """Non-finite numbers are stored in JSON as strings that float() understands."""
     config = {"a": [float("nan"), float("inf")], "b": {"c": float("-inf")}}
     writer = write(1)
     writer.event(event_of(make_metric(1, float("nan"))))
@@ -79,7 +79,7 @@ def test_non_finite_numbers_survive_json(tmp_path, write):
 
 
 def test_a_step_record_is_packed(tmp_path, write):
-    """A step takes 52 bytes, and 12 more a frame: nothing is padded."""
+    """A step record takes 52 bytes, and a frame 12 more, without padding."""
     writer = write(1)
     writer.steps(steps(1, 10))
     assert STEP_DTYPE.itemsize == 52
@@ -87,7 +87,7 @@ def test_a_step_record_is_packed(tmp_path, write):
 
 
 def test_files_rotate_and_are_read_in_order_over_attempts(tmp_path, write):
-    """Sequence 10 comes after 9, attempt 10 in the poll after 9; nothing is lost between files."""
+    """Spool files and attempts are read in numeric order, and nothing is lost between files."""
     for attempt in (9, 10):
         writer = write(attempt, rotate_bytes=17)
         for step in range(1, 13):
@@ -108,7 +108,7 @@ def test_an_attempt_cannot_write_twice(tmp_path, write):
 
 
 def test_a_reader_continues_from_a_stored_position(tmp_path, write):
-    """A position survives JSON, and a new reader starts there."""
+    """A reader's position survives JSON, and another reader continues from it."""
     writer, reader = write(2), SpoolReader(tmp_path)
     assert reader.position() is None
     writer.steps(steps(1, 2))
@@ -120,7 +120,7 @@ def test_a_reader_continues_from_a_stored_position(tmp_path, write):
 
 
 def test_a_backlog_comes_in_pieces(tmp_path, write):
-    """A reader with a limit returns everything, once, over several polls."""
+    """A reader with a limit returns a backlog completely over several polls."""
     writer = write(1, rotate_bytes=200)
     for step in range(1, 21):
         writer.steps(steps(step, 1))
@@ -134,7 +134,7 @@ def test_a_backlog_comes_in_pieces(tmp_path, write):
 
 
 def test_consumed_files_can_be_released(tmp_path, write):
-    """Only files that are read to their end and have a successor are given up."""
+    """A consumed file is released only if it was read to its end and has a successor."""
     writer, reader = write(1, rotate_bytes=17), SpoolReader(tmp_path)
     assert reader.release(delete=True) == []
     for step in (1, 2, 3):
@@ -149,7 +149,7 @@ def test_consumed_files_can_be_released(tmp_path, write):
 
 
 def test_a_frame_that_is_still_growing_is_not_read(tmp_path, write):
-    """Half a frame at the end of the newest file waits for its other half."""
+    """Half a frame at the end of the newest file is read once it is complete."""
     writer = write(1)
     writer.steps(steps(1, 1))
     writer.steps(steps(2, 1))
@@ -177,7 +177,7 @@ def test_a_torn_tail_is_cut_once_a_newer_file_exists(tmp_path, write):
 
 
 def test_a_file_without_its_whole_header_is_torn_too(tmp_path, write):
-    """A process killed while it made a file does not stop the reader."""
+    """A file whose header is incomplete, after a kill, does not stop the reader."""
     (tmp_path / "1-0.spool").write_bytes(b"HSSP")
     reader = SpoolReader(tmp_path)
     assert reader.poll() == []
@@ -187,14 +187,14 @@ def test_a_file_without_its_whole_header_is_torn_too(tmp_path, write):
 
 
 def test_a_foreign_file_is_rejected(tmp_path):
-    """A file with another magic or version is named, not skipped in silence."""
+    """A file with another magic number or version is reported by an error."""
     (tmp_path / "1-0.spool").write_bytes(b"HSSPOOL\x00\x63" + bytes(7))
     with pytest.raises(ValueError, match=r"1-0\.spool is a spool file of version 99; .* reads 1"):
         SpoolReader(tmp_path).poll()
 
 
 def test_a_torn_tail_counts_once_though_its_attempt_takes_a_poll_of_its_own(tmp_path, write):
-    """Two abandoned attempts: bytes torn between them are counted when leaving the first."""
+    """A torn tail is counted once, when the reader moves to the next attempt."""
     write(1).steps(steps(1, 1))
     path = tmp_path / "1-0.spool"
     path.write_bytes(path.read_bytes() + b"\x30\x00")
@@ -207,7 +207,7 @@ def test_a_torn_tail_counts_once_though_its_attempt_takes_a_poll_of_its_own(tmp_
 @pytest.mark.slow
 @given(cut=st.integers(16, 16 + 3 * 64), flip=st.integers(0, 7))
 def test_damage_never_yields_wrong_records(tmp_path_factory, cut, flip):
-    """Wherever a file is cut, or a bit flipped, only whole and true records come out."""
+    """A file that is cut anywhere, or has a flipped bit, yields only correct records."""
     folder = tmp_path_factory.mktemp("spool")
     with SpoolWriter(folder, 1) as writer:
         for step in (1, 2, 3):
@@ -226,14 +226,15 @@ def test_damage_never_yields_wrong_records(tmp_path_factory, cut, flip):
 
 
 def iter_polls(reader):
-    """Yield all items that there are."""
+    """Yield all available items."""
     return chain.from_iterable(iter(reader.poll, []))
 
 
 @pytest.mark.parametrize("place", ["header", "first", "length", "checksum", "last"])
 def test_damaged_bytes_cost_their_frame_only(tmp_path, write, place):
-    """They are reported once, with their number; later frames are read while the file still
-    grows."""
+    """Damaged bytes are reported once with their number; later frames are read while the file
+    still grows.
+    """
     writer = write(1)
     for step in (1, 2, 3):
         writer.steps(steps(step, 1))
@@ -261,7 +262,7 @@ def test_damaged_bytes_cost_their_frame_only(tmp_path, write, place):
 
 
 def test_frames_without_a_header_are_read_and_are_not_read_for_ever(tmp_path, write):
-    """A part or a file that begins with a frame is complete."""
+    """Data that begins with a frame instead of a header is read once, to its end."""
     writer = write(1)
     for step in (1, 2):
         writer.steps(steps(step, 1))
@@ -277,7 +278,7 @@ def test_frames_without_a_header_are_read_and_are_not_read_for_ever(tmp_path, wr
 
 
 def test_damage_at_the_end_of_a_file_is_reported_with_the_next_file(tmp_path, write):
-    """A frame that is whole and wrong is no frame cut short."""
+    """A complete but wrong last frame is reported as damage, once there is a next file."""
     write(1).steps(steps(1, 1))
     path = tmp_path / "1-0.spool"
     path.write_bytes(path.read_bytes()[:-1] + b"\x55")
@@ -290,7 +291,7 @@ def test_damage_at_the_end_of_a_file_is_reported_with_the_next_file(tmp_path, wr
 
 
 def test_a_part_of_a_file_is_read_as_the_file_is(tmp_path: Path) -> None:
-    """From any frame on and cut anywhere, it says where the next frame begins."""
+    """A part of a file, cut anywhere after any frame, returns the next frame's position."""
     with SpoolWriter(tmp_path, 1) as spool:
         for step in (1, 2, 3):
             spool.event(event_of({"event": "length", "step": 0, "steps": step}))
@@ -307,7 +308,7 @@ def test_a_part_of_a_file_is_read_as_the_file_is(tmp_path: Path) -> None:
 
 
 def test_steps_with_unknown_wait_are_unchanged(tmp_path, write):
-    """A server of the earlier version reads the spool of a watched loop."""
+    """A server of the earlier version reads a watched loop's spool, with its unknown waits."""
     made = steps(1, 3)
     made["data_us"] = UNKNOWN_US
     writer = write(1)
@@ -331,7 +332,7 @@ def test_steps_with_unknown_wait_are_unchanged(tmp_path, write):
     ),
 )
 def test_reading_any_bytes_comes_to_an_end(begun, pieces):
-    """Each poll that returns something continues from a later byte."""
+    """Reading arbitrary bytes ends, because each poll that returns something advances."""
     header = FILE_HEADER.pack(MAGIC, VERSION) if begun else b""
     try:
         part = SpoolPart(header + b"".join(pieces), 0)

@@ -1,4 +1,4 @@
-"""Two lines in a script, and its run on the page: watch, uploader, server and database together."""
+"""A script with two added lines is on the page, by watch, uploader, server and database."""
 
 import gzip
 import os
@@ -86,7 +86,7 @@ def the_run(database: Database) -> Run | None:
 def test_a_watched_run_is_on_the_page(
     tmp_path: Path, database: Database, server: dict[str, str], reader: httpx2.Client
 ) -> None:
-    """Every step, the skip and its culprits, the checkpoint with its bytes, the end."""
+    """The page has every step, the skip and its culprits, the checkpoint's bytes and the end."""
     _out, said = train(tmp_path, server, "40").communicate(timeout=SECONDS)
     until(lambda: (run := the_run(database)) is not None and run.status == Status.FINISHED)
     run = the_run(database)
@@ -115,7 +115,7 @@ def test_a_watched_run_is_on_the_page(
 def test_a_killed_script_loses_nothing_that_it_spooled(
     tmp_path: Path, database: Database, server: dict[str, str]
 ) -> None:
-    """kill -9: every step that reached the spool arrives, and that the process is gone."""
+    """After kill -9 every spooled step arrives, and so does the report that the process is gone."""
     training = train(tmp_path, server, "100000", "slowly")
     until(lambda: (run := the_run(database)) is not None and run.step >= 20)
     training.send_signal(signal.SIGKILL)
@@ -136,7 +136,7 @@ def test_a_killed_script_loses_nothing_that_it_spooled(
 def test_the_output_of_a_watched_script_is_on_its_page(
     tmp_path: Path, database: Database, server: dict[str, str], reader: httpx2.Client
 ) -> None:
-    """Lines and system samples arrive; the whole log can be downloaded once it has ended."""
+    """A watched script's output and system samples are on its page, and its log to download."""
     (tmp_path / "train.py").write_text(PRINTING)
     environment = {**os.environ, **server, "HALFSTEP_CONSOLE": "yes", "HALFSTEP_SYSTEM": "yes"}
     with warm.Popen(
@@ -176,7 +176,7 @@ def test_the_output_of_a_watched_script_is_on_its_page(
 def test_a_run_is_reproduced_from_its_page(
     tmp_path: Path, database: Database, server: dict[str, str], token: str
 ) -> None:
-    """`halfstep run reproduce` prints commands that bring files, and the command, back."""
+    """`halfstep run reproduce` prints commands that restore files and command of a run."""
     origin, work = tmp_path / "origin.git", tmp_path / "work"
     options = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
     for words in (
@@ -218,7 +218,7 @@ def test_a_run_is_reproduced_from_its_page(
 def test_a_script_in_a_terminal_ends_with_its_whole_log(
     tmp_path: Path, database: Database, server: dict[str, str], reader: httpx2.Client
 ) -> None:
-    """The uploader, which keeps a terminal for its messages, does not keep the sidecar alive."""
+    """In a terminal the log is complete: the uploader does not keep the sidecar alive."""
     (tmp_path / "train.py").write_text("import halfstep\nhalfstep.watch()\nprint('all of it')\n")
     mine, theirs = os.openpty()
     environment = {**os.environ, **server, "HALFSTEP_CONSOLE": "yes"}

@@ -1,4 +1,4 @@
-"""Sending a watched run: every byte arrives once, whatever fails."""
+"""An uploader sends every byte of a watched run once, whatever fails."""
 
 import json
 import math
@@ -82,7 +82,7 @@ def only_run(site: IngestServer) -> Run:
 
 
 def send(site: IngestServer, files: AttemptFiles, tries: int = 100, **named: Any) -> list[str]:
-    """Send until nothing fails; return the messages."""
+    """Send until there are no failures; return the messages."""
     said: list[str] = []
     with Ingest(site.server, patience_seconds=20) as ingest:
         sending = RunSending(files.folder, ingest, said.append, **named)
@@ -98,7 +98,7 @@ def send(site: IngestServer, files: AttemptFiles, tries: int = 100, **named: Any
 def upload(
     site: IngestServer, *words: str | Path, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Type `halfstep upload`."""
+    """Run `halfstep upload`."""
     command = [sys.executable, "-m", "halfstep.cli.main", "upload", *map(str, words)]
     known = {"HALFSTEP_URL": site.url, "HALFSTEP_TOKEN": "token"}
     environment = {**os.environ, **known, **variables}
@@ -106,7 +106,7 @@ def upload(
 
 
 def test_a_frame_larger_than_a_piece_is_sent(site: IngestServer, tmp_path: Path) -> None:
-    """It comes in one piece of its own size, and what follows it too."""
+    """A frame larger than a piece is sent as one piece, and so are the frames after it."""
     writer = Writer(tmp_path).steps(1)
     names = ["m" * 1000] * (PIECE_BYTES // 1000)
     writer.spool.event(event_of({"event": "uncalled", "step": 1, "modules": names}))
@@ -116,7 +116,7 @@ def test_a_frame_larger_than_a_piece_is_sent(site: IngestServer, tmp_path: Path)
 
 
 class Following:
-    """The uploader's loop in a thread; the training is a process that sleeps."""
+    """The uploader's loop in a thread, with a sleeping process as the training."""
 
     def __init__(self, site: IngestServer, files: AttemptFiles, patience_seconds: float) -> None:
         self.script = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
@@ -148,7 +148,7 @@ class Following:
         self.script.communicate()
 
     def end(self) -> None:
-        """Wait for both."""
+        """Wait for uploader and training to end."""
         for thread in self.threads:
             thread.join(60)
             assert not thread.is_alive()
@@ -156,7 +156,7 @@ class Following:
 
 @pytest.fixture
 def following() -> Iterator[Any]:
-    """Start to follow; nothing is left running."""
+    """Start an uploader; it is stopped after the test."""
     started: list[Following] = []
 
     def start(site: IngestServer, files: AttemptFiles, patience: float = 60) -> Following:
@@ -173,7 +173,7 @@ def following() -> Iterator[Any]:
 
 
 def test_a_changed_configuration_is_sent_again(site: IngestServer, tmp_path: Path) -> None:
-    """A script configures its run late; nothing of the spool is sent again for it."""
+    """A configuration that a script changes is sent again, without any of the spool."""
     written = Writer(tmp_path, config={"lr": 0.1}).steps(1)
     with Ingest(site.server) as ingest:
         sending = RunSending(written.files.folder, ingest, print)
@@ -190,7 +190,7 @@ def test_a_changed_configuration_is_sent_again(site: IngestServer, tmp_path: Pat
 def test_a_configuration_that_is_set_until_the_end_arrives(
     site: IngestServer, tmp_path: Path
 ) -> None:
-    """A short script configures its run, and ends, while its first data is sent."""
+    """A configuration set until the end arrives, even if the first data are still being sent."""
     site.creates_projects = True
     writer = Writer(tmp_path, project="p", config={"lr": 0.1}).steps(1)
     folder = writer.files.folder
@@ -207,14 +207,14 @@ def test_a_configuration_that_is_set_until_the_end_arrives(
 
 
 def test_a_project_that_the_server_creates_is_named(site: IngestServer, tmp_path: Path) -> None:
-    """A misspelled project does not come into being without a word."""
+    """A project that the upload creates is printed, so that a typo is noticed."""
     site.creates_projects = True
     writer = Writer(tmp_path, project="vison").steps().finish()
     assert send(site, writer.files) == ["created the project vison"]
 
 
 def test_a_run_arrives_whole(site: IngestServer, tmp_path: Path) -> None:
-    """Who it is, each file of its spool, artifacts, and how it ended."""
+    """A run arrives with its description, each spool file, artifacts and outcome."""
     writer = Writer(tmp_path, project="p", config={"lr": float("inf")}, tags=["a"])
     writer.steps(20).file(b"hello").steps().finish()
     assert send(site, writer.files) == []
@@ -231,7 +231,7 @@ def test_a_run_arrives_whole(site: IngestServer, tmp_path: Path) -> None:
 def test_every_byte_arrives_once_whatever_fails(
     site: IngestServer, tmp_path: Path, failure_kind: str
 ) -> None:
-    """Each request fails at least once, before or after it has had its effect."""
+    """Every byte arrives once although each request fails before or after its effect."""
     writer = Writer(tmp_path).steps(20).file(b"x" * 5_000_000, "large.bin").steps(20).finish()
     site.faults = [failure_kind, ""] * 30 + [failure_kind] * 5
     assert send(site, writer.files) == []
@@ -242,7 +242,7 @@ def test_every_byte_arrives_once_whatever_fails(
 
 
 def test_a_long_spool_goes_in_pieces(site: IngestServer, tmp_path: Path) -> None:
-    """A piece ends wherever; the next begins at the last whole frame."""
+    """A long spool is sent in pieces, each of which continues at the last complete frame."""
     files = open_run(tmp_path, name="it")
     with SpoolWriter(files.spool, 1) as spool:
         for step in range(1, 7):
@@ -258,7 +258,7 @@ def test_a_long_spool_goes_in_pieces(site: IngestServer, tmp_path: Path) -> None
 def test_long_descriptions_are_truncated(
     site: IngestServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Name, tags, command and traceback, which is truncated at its start."""
+    """Name, tags, command and traceback are truncated, the traceback at its start."""
     monkeypatch.setattr(sys, "argv", ["train.py", "\udcff", *["x" * 5000] * 2000])
     writer = Writer(tmp_path, "n" * 90, tags=["t" * 300] * 60, project="p" * 300).finish()
     write_outcome(writer.files, "failed", 0, "x" * 150_000 + "KeyError")
@@ -274,7 +274,7 @@ def test_long_descriptions_are_truncated(
 
 
 def test_sent_twice_it_is_there_once(site: IngestServer, tmp_path: Path) -> None:
-    """The second time only two requests are sent, with or without the remembered state."""
+    """A second upload takes only two requests, with or without the remembered state."""
     writer = Writer(tmp_path).steps(20).file(b"hello").finish()
     for forget in (False, False, True):
         if forget:
@@ -288,7 +288,7 @@ def test_sent_twice_it_is_there_once(site: IngestServer, tmp_path: Path) -> None
 
 
 def test_an_unfinished_run_continues_at_its_offset(site: IngestServer, tmp_path: Path) -> None:
-    """The second pass sends only data written since the first; no end is reported."""
+    """A second upload of an unfinished run sends later data only, and no end."""
     writer = Writer(tmp_path).steps(7)
     with Ingest(site.server) as ingest:
         run = RunSending(writer.files.folder, ingest, print)
@@ -302,7 +302,7 @@ def test_an_unfinished_run_continues_at_its_offset(site: IngestServer, tmp_path:
 
 
 def test_a_frame_cut_short_stays_behind(site: IngestServer, tmp_path: Path) -> None:
-    """While it may still grow it is sent as it does; with a successor it is passed over."""
+    """An incomplete last frame is sent as it grows, and skipped once there is a next file."""
     writer = Writer(tmp_path).steps(2)
     path = writer.files.spool / "1-0.spool"
     whole = path.read_bytes()
@@ -316,7 +316,7 @@ def test_a_frame_cut_short_stays_behind(site: IngestServer, tmp_path: Path) -> N
 
 
 def test_damage_without_a_following_frame_is_reported(site: IngestServer, tmp_path: Path) -> None:
-    """With the bytes that are lost; the next file of the spool is sent all the same."""
+    """The damaged bytes at a file's end are reported, and the next file is sent."""
     writer = Writer(tmp_path)
     writer.spool.event(event_of({"event": "length", "step": 0, "steps": 3}))
     path = writer.files.spool / "1-0.spool"
@@ -335,7 +335,7 @@ def test_damage_without_a_following_frame_is_reported(site: IngestServer, tmp_pa
 
 
 def test_a_server_that_was_set_back_gets_all_again(site: IngestServer, tmp_path: Path) -> None:
-    """Spool and files: the server's state counts, not the one remembered next to the spool."""
+    """A server restored from a backup gets spool and files again: its own state counts."""
     writer = Writer(tmp_path).steps(20).file(b"hello").finish()
     send(site, writer.files)
     find_attempt(site, writer.files).__init__()  # type: ignore[misc]
@@ -346,7 +346,7 @@ def test_a_server_that_was_set_back_gets_all_again(site: IngestServer, tmp_path:
 
 
 def test_checkpoints_are_sent_on_request(site: IngestServer, tmp_path: Path) -> None:
-    """One is sent by `upload=True`, or all of them later; in pieces."""
+    """`upload=True` sends one checkpoint, and a later command all of them, in pieces."""
     content = os.urandom(9_000_000)
     writer = Writer(tmp_path).steps().file(b"kept here", "no.pt", upload=False)
     writer.file(content, "yes.pt", upload=True).finish()
@@ -358,7 +358,7 @@ def test_checkpoints_are_sent_on_request(site: IngestServer, tmp_path: Path) -> 
 
 
 def test_a_file_of_another_kind_is_reported(site: IngestServer, tmp_path: Path) -> None:
-    """Gone, of another size, or of other content; the others are sent."""
+    """A missing file, or one of another size or content, is reported; the others are sent."""
     writer = Writer(tmp_path).steps()
     folder = writer.files.folder / "artifacts" / "step-00000100"
     for name in ("gone", "longer", "other", "fine"):
@@ -377,7 +377,7 @@ def test_a_file_of_another_kind_is_reported(site: IngestServer, tmp_path: Path) 
 
 
 def test_attempts_go_in_order(site: IngestServer, tmp_path: Path) -> None:
-    """The first is sent completely before the second fences it; a second upload reports none."""
+    """The first attempt is sent completely before the second; a second upload reports nothing."""
     first = Writer(tmp_path).steps()
     first.spool.close()  # killed
     second = Writer(tmp_path).steps().finish()
@@ -396,7 +396,7 @@ def test_attempts_go_in_order(site: IngestServer, tmp_path: Path) -> None:
 def test_a_run_is_sent_while_it_is_written(
     site: IngestServer, tmp_path: Path, following: Any
 ) -> None:
-    """The page is printed once; after the end everything is sent, and the uploader has exited."""
+    """A run is sent while it is written; the page is printed once, and the uploader exits."""
     writer = Writer(tmp_path)
     uploading = following(site, writer.files)
     for _ in range(5):
@@ -418,7 +418,7 @@ def test_a_run_is_sent_while_it_is_written(
 def test_data_that_the_server_rejects_are_reported_and_given_up_at_the_end(
     site: IngestServer, tmp_path: Path, following: Any
 ) -> None:
-    """It succeeds once the script has configured it again; unchanged data are rejected again."""
+    """A rejected configuration is reported, and sent again only once the script changes it."""
     site.faults = ["422"]
     writer = Writer(tmp_path).steps()
     uploading = following(site, writer.files)
@@ -436,8 +436,8 @@ def test_data_that_the_server_rejects_are_reported_and_given_up_at_the_end(
 def test_a_silent_death_is_reported_after_all_data(
     site: IngestServer, tmp_path: Path, following: Any
 ) -> None:
-    """It is reported even by a failing server; afterwards the folder has the outcome, and a next
-    attempt continues.
+    """A killed process is reported after all data, also by a failing server; the folder has the
+    outcome, and another attempt may continue.
     """
     writer = Writer(tmp_path).steps()
     uploading = following(site, writer.files)
@@ -457,7 +457,7 @@ def test_a_silent_death_is_reported_after_all_data(
 def test_a_death_after_the_last_word_is_none_of_its_own(
     site: IngestServer, tmp_path: Path, following: Any
 ) -> None:
-    """The reported outcome counts, whatever the process did afterwards."""
+    """The outcome that a process reported stays, even if it is killed afterwards."""
     writer = Writer(tmp_path).steps().finish()
     uploading = following(site, writer.files)
     uploading.kill()
@@ -468,7 +468,7 @@ def test_a_death_after_the_last_word_is_none_of_its_own(
 def test_a_server_that_comes_and_goes_gets_everything(
     site: IngestServer, tmp_path: Path, following: Any
 ) -> None:
-    """Away, stalling, away again: reported once in the same words, and nothing is missing."""
+    """A server that fails and stalls gets everything, and each outage is reported once."""
     site.stop()
     writer = Writer(tmp_path).steps()
     uploading = following(site, writer.files)
@@ -495,7 +495,9 @@ def test_a_server_that_comes_and_goes_gets_everything(
 def test_a_server_that_stays_away_is_given_up_after_the_end(
     site: IngestServer, tmp_path: Path, following: Any
 ) -> None:
-    """With the command that sends the rest; while the training lived it was not."""
+    """An unreachable server is retried until the training ends; then `halfstep upload` is
+    printed.
+    """
     site.stop()
     writer = Writer(tmp_path).steps()
     uploading = following(site, writer.files, 0.0)
@@ -512,7 +514,7 @@ def test_a_server_that_stays_away_is_given_up_after_the_end(
 def test_a_rejected_token_is_reported_and_can_be_replaced(
     site: IngestServer, tmp_path: Path, following: Any
 ) -> None:
-    """An admin of the server, or `halfstep login` on this machine, replaces it."""
+    """A rejected token is reported and can be replaced by an admin or by `halfstep login`."""
     site.tokens = set()
     writer = Writer(tmp_path).steps()
     uploading = following(site, writer.files)
@@ -530,7 +532,7 @@ def test_a_rejected_token_is_reported_and_can_be_replaced(
 def test_an_attempt_that_is_not_wanted_is_kept_and_sent_no_more(
     site: IngestServer, tmp_path: Path, following: Any, how: str
 ) -> None:
-    """Reported once; the training is not affected, and its end has nothing to do."""
+    """An attempt that the server refuses is reported once and kept; the training is unaffected."""
     writer = Writer(tmp_path).steps()
     uploading = following(site, writer.files)
     until(lambda: bool(uploading.pages))
@@ -553,7 +555,7 @@ def test_an_attempt_that_is_not_wanted_is_kept_and_sent_no_more(
 def test_a_later_attempt_takes_the_folder_over(
     site: IngestServer, tmp_path: Path, following: Any
 ) -> None:
-    """Its uploader sends the rest of the earlier attempt, whose uploader stops."""
+    """A later attempt's uploader sends the rest of the earlier attempt, whose uploader stops."""
     site.stop()
     first = Writer(tmp_path).steps()
     earlier = following(site, first.files)
@@ -572,7 +574,7 @@ def test_a_later_attempt_takes_the_folder_over(
 
 
 def test_upload_sends_all_runs_below_a_folder(site: IngestServer, tmp_path: Path) -> None:
-    """Each with its page, also a linked one; those within a run's folder are none."""
+    """`upload` sends each run below a folder, also a linked one, but none within a run's folder."""
     runs = [Writer(tmp_path / "deep", name).steps().finish().files for name in ("a", "b")]
     inside = runs[0].folder / "artifacts" / "x"
     inside.mkdir(parents=True)
@@ -598,7 +600,7 @@ def test_upload_sends_all_runs_below_a_folder(site: IngestServer, tmp_path: Path
 
 
 def test_upload_names_active_and_locked_runs(site: IngestServer, tmp_path: Path) -> None:
-    """Half a run is sent; one that has its uploader is left to it."""
+    """`upload` sends the available part of an active run, and leaves one with an uploader to it."""
     files = Writer(tmp_path).steps().files
     assert upload(site, tmp_path).stdout.endswith("/runs/7; it has not ended yet\n")
     with uploader.upload_lock(files.folder):
@@ -610,7 +612,7 @@ def test_upload_names_active_and_locked_runs(site: IngestServer, tmp_path: Path)
 def test_upload_deletes_ended_and_sent_runs_without_losing_a_step(
     site: IngestServer, tmp_path: Path
 ) -> None:
-    """Also of attempts that were fenced long ago; an active run keeps its spool."""
+    """`upload --delete` deletes ended and sent runs, but not an active run's spool."""
     first = Writer(tmp_path).steps().finish()
     second = Writer(tmp_path).steps(20).finish()
     send(site, second.files)
@@ -629,7 +631,7 @@ def test_upload_deletes_ended_and_sent_runs_without_losing_a_step(
 
 
 def test_upload_says_why_it_cannot(site: IngestServer, tmp_path: Path) -> None:
-    """In a sentence, and with an exit code; a server that is away is tried a few times."""
+    """`upload` prints in a sentence why it fails, after a few tries, with an exit code."""
     for folder, said in ((tmp_path / "none", "none is no folder"), (tmp_path, "there is no run")):
         done = upload(site, folder)
         assert done.returncode == 2
@@ -671,7 +673,7 @@ DAMAGES: dict[str, Callable[[AttemptFiles], None]] = {
 def test_upload_reports_each_folder_and_continues_after_damaged_ones(
     site: IngestServer, tmp_path: Path
 ) -> None:
-    """Each folder has a line; the exit code says that some of them were not sent."""
+    """`upload` prints a line for each folder, and its exit code reports damaged ones."""
     names = ["a first one", *DAMAGES, "z last one"]
     written = {name: Writer(tmp_path, name).steps().finish().files for name in names}
     for name, damage in DAMAGES.items():
@@ -690,7 +692,7 @@ def test_upload_reports_each_folder_and_continues_after_damaged_ones(
 def test_upload_continues_after_a_run_that_the_server_rejects(
     site: IngestServer, tmp_path: Path
 ) -> None:
-    """The upload goes on with the other runs."""
+    """`upload` continues with other runs if the server rejects one."""
     files = [Writer(tmp_path, name).steps().finish().files for name in "ab"]
     site.faults = ["422"]
     done = upload(site, tmp_path)
@@ -707,7 +709,7 @@ def test_upload_continues_after_a_run_that_the_server_rejects(
 def test_lone_surrogates_are_escaped_wherever_they_stand(
     site: IngestServer, tmp_path: Path, text: str
 ) -> None:
-    """In names, tags, configurations, names of metrics and texts; each run is sent."""
+    """Lone surrogates in names, tags, configurations and texts are escaped and sent."""
     with halfstep.watch(
         folder=tmp_path,
         name=f"a{text}",
@@ -731,7 +733,7 @@ def test_lone_surrogates_are_escaped_wherever_they_stand(
 def test_a_folder_whose_name_is_not_utf8_is_reported_in_its_line(
     site: IngestServer, tmp_path: Path
 ) -> None:
-    """Where the terminal takes only UTF-8, as in most locales: each run is sent."""
+    """A folder whose name is not UTF-8 is reported in an escaped line, and each run is sent."""
     folder = tmp_path / "caf\udce9"
     for name in "ab":
         Writer(folder, name).steps().finish()
@@ -746,7 +748,7 @@ def test_a_folder_whose_name_is_not_utf8_is_reported_in_its_line(
 def test_a_run_whose_process_is_dead_has_failed_when_it_is_sent(
     site: IngestServer, tmp_path: Path
 ) -> None:
-    """In another PID namespace, boot or machine that is unknown, and the run continues."""
+    """A dead process's run has failed when it is sent, unless its machine is unknown."""
     writer = Writer(tmp_path).steps()
     described = run_json(writer.files.folder)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
@@ -774,7 +776,7 @@ def _flip(content: bytes, at: int) -> bytes:
 
 
 def assert_reported(site: IngestServer, folder: Path, writer: "Writer", lost: int) -> None:
-    """Assert that an upload reports damaged bytes: in its line, by exit code and to the server."""
+    """Assert that damaged bytes are in the run's line, the exit code and the server's data."""
     done = upload(site, folder)
     assert done.returncode == 1
     assert done.stdout.endswith(f"; {lost:,} damaged bytes in the spool of attempt 1 are lost\n")
@@ -787,7 +789,7 @@ def assert_reported(site: IngestServer, folder: Path, writer: "Writer", lost: in
 def test_damaged_bytes_of_a_spool_are_reported(
     site: IngestServer, tmp_path: Path, place: str
 ) -> None:
-    """By the line of the run, to the server and by the exit code; a cut last frame is none."""
+    """Damaged bytes are reported in the run's line, by the exit code and to the server."""
     writer = Writer(tmp_path).steps(2).finish()
     path = writer.files.spool / "1-0.spool"
     content = path.read_bytes()
@@ -802,7 +804,7 @@ def test_damaged_bytes_of_a_spool_are_reported(
 
 
 def test_a_last_frame_that_is_cut_is_no_damage(site: IngestServer, tmp_path: Path) -> None:
-    """A process that is killed while it writes leaves one."""
+    """A last frame cut by a kill is not reported as damage."""
     writer = Writer(tmp_path).steps(2)
     writer.spool.close()
     path = writer.files.spool / "1-0.spool"
@@ -819,7 +821,7 @@ def test_a_last_frame_that_is_cut_is_no_damage(site: IngestServer, tmp_path: Pat
 def test_a_spool_shorter_than_the_script_left_it_is_reported(
     site: IngestServer, tmp_path: Path, rest: str
 ) -> None:
-    """With the bytes of the frame that is cut; one that `--delete` deleted is none."""
+    """A spool that lost bytes since its script ended is reported; a deleted one is not."""
     writer = Writer(tmp_path).steps(2).finish()
     path = writer.files.spool / "1-0.spool"
     content = path.read_bytes()
@@ -835,7 +837,7 @@ def test_a_spool_shorter_than_the_script_left_it_is_reported(
 
 
 def test_upload_with_a_rejected_token_ends_at_once(site: IngestServer, tmp_path: Path) -> None:
-    """The upload does not wait for a new token."""
+    """`upload` with a rejected token ends at once instead of waiting for a new one."""
     Writer(tmp_path).steps()
     site.tokens = set()
     done = upload(site, tmp_path)
@@ -850,7 +852,7 @@ def test_upload_with_a_rejected_token_ends_at_once(site: IngestServer, tmp_path:
 
 @pytest.fixture(autouse=True)
 def none_left(tmp_path: Path) -> Iterator[None]:
-    """Nothing is left running, or open."""
+    """Assert that a test leaves no process and no file open."""
     yield
     while Writer.opened:
         Writer.opened.pop().close()
@@ -878,7 +880,7 @@ except ChildProcessError:
 
 
 class Script:
-    """A script that watches, and makes the requested number of steps."""
+    """A script that watches, and takes the requested number of steps."""
 
     def __init__(self, site: IngestServer, folder: Path) -> None:
         known = {"HALFSTEP_URL": site.url, "HALFSTEP_TOKEN": "token"}
@@ -909,7 +911,7 @@ class Script:
 def test_watch_starts_an_uploader_and_says_where_the_run_is(
     site: IngestServer, tmp_path: Path
 ) -> None:
-    """It is detached, without torch, and without the token where others could read it."""
+    """`watch` prints the run's page; its detached uploader loads no torch and hides the token."""
     script = Script(site, tmp_path)
     [at_work] = uploaders(tmp_path)
     assert "token" not in " ".join(at_work.cmdline())
@@ -932,7 +934,7 @@ def test_watch_starts_an_uploader_and_says_where_the_run_is(
 def test_the_page_is_updated_once_the_server_has_committed(
     site: IngestServer, tmp_path: Path
 ) -> None:
-    """For callers that start an uploader and wait; `watch` does for a second."""
+    """A caller that waits for the uploader gets the page's address once the server has the run."""
     writer = Writer(tmp_path).steps().finish()
     assert uploader.start(writer.files, site.server, SECONDS) == f"{site.url}/runs/7"
     until(lambda: not uploaders(tmp_path))
@@ -941,7 +943,7 @@ def test_the_page_is_updated_once_the_server_has_committed(
 
 
 def test_a_killed_training_is_sent_to_its_last_byte(site: IngestServer, tmp_path: Path) -> None:
-    """After kill -9 of its session too; readers of its output do not wait for the uploader."""
+    """A killed training is sent to its last byte, even after kill -9 of its session."""
     script = Script(site, tmp_path)
     site.stop()
     script.step(30)
@@ -957,7 +959,7 @@ def test_a_killed_training_is_sent_to_its_last_byte(site: IngestServer, tmp_path
 
 
 def test_a_killed_uploader_is_succeeded_at_the_end(site: IngestServer, tmp_path: Path) -> None:
-    """The training notices, and data that the server has are not sent again."""
+    """A training whose uploader was killed starts another at its end, for missing data."""
     script = Script(site, tmp_path)
     for each in uploaders(tmp_path):
         each.kill()
@@ -973,7 +975,7 @@ def test_a_killed_uploader_is_succeeded_at_the_end(site: IngestServer, tmp_path:
 def test_a_server_that_is_slow_to_answer_holds_no_training(
     site: IngestServer, tmp_path: Path
 ) -> None:
-    """The uploader says later where the run is."""
+    """A slow server does not delay the training; the uploader prints the address later."""
     site.faults = ["stall"]
     script = Script(site, tmp_path)
     script.step(30)
@@ -996,7 +998,7 @@ def test_a_rejection_is_a_response(
     capfd: pytest.CaptureFixture[str],
     is_told: bool,
 ) -> None:
-    """The script no longer waits for the page; a missing token is named by its source."""
+    """A rejected token ends the wait for the page, and the message names where it came from."""
     monkeypatch.setattr(run_upload, "PAGE_SECONDS", SECONDS)
     site.tokens = set()
     result = {"url": site.url, "token": "token"} if is_told else {}
@@ -1015,7 +1017,7 @@ def test_a_rejection_is_a_response(
 def test_offline_nothing_is_sent_before_upload(
     site: IngestServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mode or the environment keeps the run offline; then the command sends it."""
+    """An offline run is sent only by `halfstep upload`."""
     known = {"url": site.url, "token": "token", "folder": tmp_path}
     halfstep.watch(name="a", mode="offline", **known).finish()
     monkeypatch.setenv("HALFSTEP_MODE", "offline")
@@ -1028,7 +1030,7 @@ def test_offline_nothing_is_sent_before_upload(
 
 @pytest.mark.slow
 def test_a_folder_that_is_deleted_ends_the_uploader(tmp_path: Path) -> None:
-    """In one line, in the log that is deleted with it."""
+    """If the folder is deleted, the uploader ends with one line in its log."""
     files = open_run(tmp_path, name="it")
     write_json(files.folder / "run.json", run_json(files.folder) | {"attempts": []})
     uploader.start(files, Credentials("http://127.0.0.1:1", "token"))
@@ -1039,7 +1041,7 @@ def test_a_folder_that_is_deleted_ends_the_uploader(tmp_path: Path) -> None:
 def test_uploaders_that_are_killed_lose_nothing_and_send_nothing_twice(
     site: IngestServer, tmp_path: Path
 ) -> None:
-    """kill −9 wherever it is, again and again, while the server fails as well."""
+    """Uploaders killed at any moment lose nothing and send nothing twice."""
     writer = Writer(tmp_path)
     for number in range(8):
         writer.steps(30).file(b"x" * 100_000, f"{number}.bin")
@@ -1061,7 +1063,7 @@ def test_uploaders_that_are_killed_lose_nothing_and_send_nothing_twice(
 
 @pytest.fixture
 def sidecar(tmp_path: Path) -> Iterator[tuple[Writer, SpoolWriter, FolderLock]]:
-    """A run that has ended, while its sidecar still writes."""
+    """A run that has ended, with a sidecar that is still writing."""
     writer = Writer(tmp_path).steps().finish()
     spool = SpoolWriter(writer.files.sidecar, writer.files.attempt)
     lock = FolderLock(writer.files.folder / LOCK)
@@ -1077,7 +1079,7 @@ LINE = {"event": "line", "time": 1.0, "stream": "stdout", "text": "the last"}
 def test_the_end_of_a_run_waits_for_its_sidecar(
     site: IngestServer, sidecar: tuple[Writer, SpoolWriter, FolderLock]
 ) -> None:
-    """Output that the sidecar writes after the training's end arrives before the end."""
+    """The end of a run is sent after the output that its sidecar still writes."""
     writer, spool, lock = sidecar
     with Ingest(site.server) as ingest:
         sending = RunSending(writer.files.folder, ingest, print, sidecar_seconds=math.inf)
@@ -1096,7 +1098,7 @@ def test_the_end_of_a_run_waits_for_its_sidecar(
 def test_a_sidecar_that_does_not_end_is_not_waited_for_for_ever(
     site: IngestServer, sidecar: tuple[Writer, SpoolWriter, FolderLock]
 ) -> None:
-    """A child process of the script may print for days: `upload` waits some seconds."""
+    """`upload` waits only some seconds for a sidecar that does not end."""
     writer, spool, _lock = sidecar
     spool.event(event_of(LINE))
     waits: list[float] = []
@@ -1113,7 +1115,7 @@ def test_a_sidecar_that_does_not_end_is_not_waited_for_for_ever(
 def test_an_older_server_gets_no_run(
     site: IngestServer, tmp_path: Path, number: int | None
 ) -> None:
-    """It would begin one that never ends; the error names what to update, and nothing is lost."""
+    """An older server gets no run, which would never end on it; the error names what to update."""
     writer = Writer(tmp_path).steps(3)
     writer.finish()
     files = writer.files

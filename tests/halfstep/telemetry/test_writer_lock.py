@@ -1,4 +1,4 @@
-"""Two processes that watch one run: the second is refused, and the first loses nothing."""
+"""Two processes that watch one run: the second one is refused, and the first loses nothing."""
 
 import subprocess
 import sys
@@ -71,7 +71,7 @@ def names(folder: Path) -> list[str]:
 
 
 def test_a_second_process_is_rejected(tmp_path: Path) -> None:
-    """One line names the first process; its data are complete, and a later process may continue."""
+    """A second process is rejected with a line that names the first; a later one may continue."""
     name = "my run/1"
     first = Writer(tmp_path, name).ready()
     first.log("a", "b")
@@ -93,7 +93,7 @@ def test_a_second_process_is_rejected(tmp_path: Path) -> None:
 
 
 def test_of_many_that_begin_at_once_one_writes(tmp_path: Path) -> None:
-    """Each of the others is refused, and the run has one attempt."""
+    """Of several processes that start at once one writes, and the others are refused."""
     begun = [Writer(tmp_path) for _ in range(4)]
     writers = [writer.ready() for writer in begun]
     errors = [writer.end() for writer in writers]
@@ -102,7 +102,7 @@ def test_of_many_that_begin_at_once_one_writes(tmp_path: Path) -> None:
 
 
 def test_a_forked_child_does_not_write_its_parents_run(tmp_path: Path) -> None:
-    """It is rejected like any other process, and the parent continues."""
+    """A forked child that watches its parent's run is rejected, and the parent continues."""
     writer = Writer(tmp_path).ready()
     writer.log("a", "fork", "b")
     assert writer.end().count("not watching: ") == 1
@@ -110,7 +110,7 @@ def test_a_forked_child_does_not_write_its_parents_run(tmp_path: Path) -> None:
 
 
 def test_a_process_that_outlives_the_writer_keeps_no_lock(tmp_path: Path) -> None:
-    """A forked child releases its copy; a killed process's run can be continued."""
+    """A forked child holds no lock of its parent, so a killed process's run can be continued."""
     writer = Writer(tmp_path).ready()
     assert writer.process.stdin is not None
     writer.process.stdin.write("orphan\n")

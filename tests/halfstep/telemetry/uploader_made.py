@@ -16,7 +16,7 @@ from tests.spool_made import event_of
 
 
 class Writer:
-    """Writes an attempt as `watch` does, without a training."""
+    """Writes an attempt as `watch` does, but without a training."""
 
     opened: ClassVar[list[SpoolWriter]] = []
 
@@ -36,7 +36,7 @@ class Writer:
         return self
 
     def file(self, content: bytes, name: str = "a.txt", **checkpoint: Any) -> "Writer":
-        """Write an artifact, or if there is anything to say of one, a checkpoint."""
+        """Write an artifact, or with further fields a checkpoint."""
         place = "checkpoints" if checkpoint else "artifacts"
         path = f"{place}/step-{self.step:08}/{name}"
         (self.files.folder / path).parent.mkdir(parents=True, exist_ok=True)

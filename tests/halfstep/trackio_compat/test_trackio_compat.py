@@ -1,4 +1,4 @@
-"""`import halfstep as trackio`, in scripts as Trackio's documentation writes them."""
+"""`import halfstep as trackio`, in scripts written like Trackio's documentation."""
 
 import json
 import math
@@ -46,7 +46,7 @@ def read_logged(place: Path) -> dict[str, list[tuple[int, Any]]]:
 
 
 def test_the_quickstart() -> None:
-    """Each `init` is a run, though only the last one is finished."""
+    """In Trackio's quickstart each `init` is a run, although only the last one is finished."""
     epochs = 8
     for _run in range(3):
         trackio.init(
@@ -66,9 +66,7 @@ def test_the_quickstart() -> None:
 
 
 def test_names_groups_and_positions() -> None:
-    """The calls of Trackio's guide work, also by position, where W&B's first argument is
-    another one.
-    """
+    """Calls of Trackio's guide work also with positional arguments, which differ from W&B's."""
     trackio.init("my_project", "baseline_run_1", "baseline")
     trackio.log({"loss": 0.05})
     trackio.log(metrics={"loss": 0.04, "accuracy": 0.95})
@@ -79,9 +77,7 @@ def test_names_groups_and_positions() -> None:
 
 
 def test_the_kitchen_sink(capsys: pytest.CaptureFixture[str]) -> None:
-    """The script uses alerts, files, images, audio, tables, system values, reports and
-    the dashboard.
-    """
+    """A script with alerts, files, media, tables, system values, reports and the dashboard runs."""
     Path("config1.yml").write_text("a: 1\n")
     trackio.init(project="demo", name="run-0", config={"mode": "local-only"}, auto_log_gpu=False)
     trackio.alert(title="Run started", text="Project: demo", level=trackio.AlertLevel.INFO)
@@ -120,7 +116,7 @@ def test_the_kitchen_sink(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_audio_of_floats_and_of_a_file(tmp_path: Path) -> None:
-    """Peaks above 1 are normalized, and a WAV file is read, as in Trackio's guide."""
+    """Audio with peaks above 1 is normalized, and a WAV file is read, as in Trackio's guide."""
     rate = 16000
     tone = 2 * np.sin(np.linspace(0, 100, rate, endpoint=False))
     shown = trackio.Audio(
@@ -139,7 +135,7 @@ def test_audio_of_floats_and_of_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("resume", ["never", "allow", "must"])
 def test_a_crash_and_a_restart(resume: str) -> None:
-    """The latest run of that name and project continues, or another one of the name begins."""
+    """By `resume` the latest run of a name continues, or another one of the name begins."""
     ids = []
     trackio.init(project="other", name="trainer-job-42").finish()
     for phase, how in (("crash", "never"), ("restart", resume)):
@@ -158,7 +154,7 @@ def test_a_crash_and_a_restart(resume: str) -> None:
 
 
 def test_what_it_lacks_is_said_and_does_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    """Traces, spaces and servers of Trackio are reported as unsupported."""
+    """Trackio's traces, spaces and servers are reported as unsupported, and do nothing."""
     trackio.init(project="it", name="run", space_id="me/space", embed=False)
     trackio.log({"trace": trackio.Trace([]), "a": 1})
     trackio.sync(project="it")
@@ -170,7 +166,7 @@ def test_what_it_lacks_is_said_and_does_nothing(capsys: pytest.CaptureFixture[st
 
 
 def test_only_the_name_decides() -> None:
-    """Under other names the calls are W&B's; an import within a function counts too."""
+    """Calls are Trackio's under the name `trackio` only, also if imported within a function."""
 
     def inner() -> Any:
         import halfstep as trackio

@@ -1,4 +1,4 @@
-"""`import halfstep as wandb`, in scripts as W&B's documentation writes them."""
+"""`import halfstep as wandb`, in scripts written like W&B's documentation."""
 
 import argparse
 import csv
@@ -33,7 +33,7 @@ from tests.site import until
 
 @pytest.fixture(autouse=True)
 def beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder, no messages, and no run that outlives its test."""
+    """An empty folder, no earlier messages, and no run after the test."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(unsupported._messages, "_printed", {})
     for name in ("WANDB_MODE", "WANDB_PROJECT", "WANDB_NAME", "WANDB_TAGS", "WANDB_RUN_ID"):
@@ -46,7 +46,7 @@ def beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 @pytest.fixture
 def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installation of only the wheel."""
+    """Hide all packages but those of the wheel."""
     monkeypatch.setattr(watched_run, "find_spec", lambda name: None)
 
 
@@ -82,7 +82,7 @@ def outcome(name: str) -> dict[str, Any]:
 
 
 def test_a_plain_loop() -> None:
-    """The quickstart's script, around a scaler: logged values are at the observed steps."""
+    """In W&B's quickstart with a scaler, logged values are at the observed steps."""
     wandb: Any = halfstep
     wandb.login()
     run = wandb.init(
@@ -123,7 +123,7 @@ def test_a_plain_loop() -> None:
 
 
 def test_labels_can_be_set_later(without_torch: None) -> None:
-    """A name, a note and tags that the script sets replace those that it had before."""
+    """A name, a note and tags that the script sets later replace its earlier ones."""
     wandb: Any = halfstep
     run = wandb.init(project="digits", name="cold", tags=["a"])
     wandb.run.name = "warm"
@@ -141,7 +141,7 @@ def test_labels_can_be_set_later(without_torch: None) -> None:
 
 
 def test_an_entry_deleted_from_the_summary_is_not_logged() -> None:
-    """Other entries of the summary are in the table and logged as numbers."""
+    """An entry deleted from the summary is not logged, and other entries are."""
     wandb: Any = halfstep
     wandb.init(name="deleted")
     wandb.summary.update({"best": 3, "draft": 1})
@@ -154,7 +154,7 @@ def test_an_entry_deleted_from_the_summary_is_not_logged() -> None:
 def test_tables_images_and_a_summary(
     without_torch: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Media come as files; the summary has what `define_metric` asks for and the script sets."""
+    """Media are stored as files; the summary has `define_metric`'s values and the script's own."""
     wandb: Any = halfstep
     run = wandb.init(project="digits", name="media", config={"lr": 0.1}, notes="first try")
     wandb.define_metric("epoch")
@@ -220,7 +220,7 @@ def test_tables_images_and_a_summary(
 
 
 def test_logged_losses_are_the_steps_of_a_script_without_torch(without_torch: None) -> None:
-    """Steps have learning rate and norm, as in an import; a later attempt continues."""
+    """Losses logged without torch become steps with rate and norm, and can be continued."""
     wandb: Any = halfstep
     for attempt in range(2):
         run = wandb.init(name="rows", id="rows", resume="allow")
@@ -239,7 +239,7 @@ def test_logged_losses_are_the_steps_of_a_script_without_torch(without_torch: No
 
 
 def test_a_run_with_only_a_loss_continues_after_its_last_step(without_torch: None) -> None:
-    """A later attempt replaces no number that was logged after the last loss."""
+    """A later attempt replaces no number logged after the last loss."""
     wandb: Any = halfstep
     for attempt in range(2):
         wandb.init(name="goes on", id="goes-on", resume="allow")
@@ -252,7 +252,7 @@ def test_a_run_with_only_a_loss_continues_after_its_last_step(without_torch: Non
 
 
 def test_a_number_that_is_too_large_costs_no_other(without_torch: None) -> None:
-    """Nor does one that no float can hold keep a loss from its row."""
+    """A number beyond a float's range affects no other value, nor the step of a loss."""
     wandb: Any = halfstep
     wandb.init(name="large")
     wandb.log({"loss": 1.5, "grad_norm": 10**400, "a": Fraction(10**400), "b": 2})
@@ -263,7 +263,7 @@ def test_a_number_that_is_too_large_costs_no_other(without_torch: None) -> None:
 
 
 def test_losses_that_a_script_with_torch_logs_are_no_steps() -> None:
-    """Neither those of an evaluation before the training, nor those before a backward pass."""
+    """Losses logged by a script with torch, before or during its training, make no steps."""
     wandb: Any = halfstep
     wandb.init(name="before")
     weight = torch.nn.Parameter(torch.ones(1))
@@ -282,7 +282,7 @@ def test_losses_that_a_script_with_torch_logs_are_no_steps() -> None:
 
 
 def test_a_metric_has_the_x_axis_that_is_defined_for_it(without_torch: None) -> None:
-    """Its latest value is logged with each value of the metric, unless the script does so."""
+    """A metric's defined x axis is logged with each value, unless the script logs it."""
     wandb: Any = halfstep
     run = wandb.init(name="axes", config={"lr": 0.1})
     samples = wandb.define_metric("samples")
@@ -307,7 +307,7 @@ def test_a_metric_has_the_x_axis_that_is_defined_for_it(without_torch: None) -> 
 def test_artifacts_are_versions_that_other_runs_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_torch: None
 ) -> None:
-    """Files, folders and new files; used by name with W&B's entity, downloaded to a folder."""
+    """Artifacts of files and folders are versions, which other runs use by W&B's names."""
     monkeypatch.setenv("HALFSTEP_CACHE", str(tmp_path / "cache"))
     wandb: Any = halfstep
     (tmp_path / "raw").mkdir()
@@ -341,7 +341,7 @@ def test_artifacts_are_versions_that_other_runs_use(
 def test_references_of_an_artifact_are_refused_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], without_torch: None
 ) -> None:
-    """Files next to them are logged; an artifact of references only is not."""
+    """References in an artifact are refused once; its files are logged, if it has any."""
     wandb: Any = halfstep
     (tmp_path / "a.csv").write_text("one")
     with wandb.init(project="digits", name="maker", mode="offline") as run:
@@ -360,7 +360,7 @@ def test_references_of_an_artifact_are_refused_once(
 
 
 def test_several_runs_of_a_sweep(without_torch: None) -> None:
-    """`with wandb.init() as run`, once each; one that raises has failed, and the next starts."""
+    """Each `with wandb.init()` is a run of its own, also after one that raises."""
     wandb: Any = halfstep
     with pytest.raises(
         wandb.Error, match="no server is configured"
@@ -393,7 +393,7 @@ def test_several_runs_of_a_sweep(without_torch: None) -> None:
 
 
 def test_a_script_without_finish_loses_nothing(tmp_path: Path) -> None:
-    """Neither collected values, nor the summary, nor files that it saved; also if it raises."""
+    """A script without `finish` loses no values, summary or saved files, even if it raises."""
     code = """
 import halfstep as wandb
 wandb.init(name="unfinished")
@@ -414,7 +414,7 @@ raise ValueError("it diverged")
 def test_a_later_cell_of_a_notebook_starts_a_run_of_its_own(
     without_torch: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """After one that raised or did not finish; elsewhere another name is reported."""
+    """In a notebook `init` after an ended cell starts another run; elsewhere this is reported."""
     wandb: Any = halfstep
     first = wandb.init(name="cell 1")
     assert wandb.init(name="cell 2") is first
@@ -430,7 +430,7 @@ def test_a_later_cell_of_a_notebook_starts_a_run_of_its_own(
 
 
 def test_a_run_that_only_logs_continues(without_torch: None) -> None:
-    """Its id continues it and W&B's counter, and the data are sent to the server."""
+    """A run that only logs is continued by its id, with W&B's step counter."""
     for attempt in (1, 2):
         with halfstep.init(id="abc", resume="allow") as run:
             assert run.resumed == (attempt == 2)
@@ -444,7 +444,7 @@ def test_a_run_that_only_logs_continues(without_torch: None) -> None:
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("is_before", [True, False])
 def test_log_without_step_follows_the_one_with_it(first: int, is_before: bool) -> None:
-    """Also in a script that counts its optimizer steps from 0, or logs before them."""
+    """A log call without a step uses the last explicit one, also if steps are counted from 0."""
     wandb: Any = halfstep
     wandb.init(name="counted")
     model = torch.nn.Linear(4, 1)
@@ -469,7 +469,7 @@ def test_log_without_step_follows_the_one_with_it(first: int, is_before: bool) -
 
 
 def test_steps_that_a_script_runs_again_are_replaced(without_torch: None) -> None:
-    """After a resume from a step before the last one, by the step that it logs first."""
+    """After a resume, steps from the first logged one on are replaced."""
     wandb: Any = halfstep
     wandb.init(id="again", resume="allow")
     for step in range(1, 11):
@@ -494,7 +494,7 @@ def test_steps_run_again_are_replaced_on_the_server(
     without_torch: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also those of a run whose second attempt has logged other numbers first."""
+    """The server replaces steps that a second attempt repeats after other numbers."""
     wandb: Any = halfstep
     for name, value in server.items():
         monkeypatch.setenv(name, value)
@@ -519,9 +519,7 @@ def test_steps_run_again_are_replaced_on_the_server(
 
 
 def test_numbers_without_a_loss_are_logged_again(without_torch: None) -> None:
-    """A later attempt logs its own; the others stay, as those of another unit, such as epochs,
-    must.
-    """
+    """A later attempt's numbers replace its own steps; others stay, such as those by epoch."""
     wandb: Any = halfstep
     for first in (0, 5):
         wandb.init(id="numbers", resume="allow")
@@ -537,7 +535,7 @@ def test_numbers_without_a_loss_are_logged_again(without_torch: None) -> None:
 def test_resume_must_and_never_are_honoured(
     beginning: Path, without_torch: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before anything is written; without a choice an existing run is continued, with a line."""
+    """resume="must" and "never" are checked before anything is written."""
     wandb: Any = halfstep
     with pytest.raises(wandb.Error, match="there is no such run"):
         wandb.init(id="my run", resume="must")
@@ -557,7 +555,7 @@ def test_resume_must_and_never_are_honoured(
 def test_a_change_of_the_configuration_is_refused_or_reported(
     without_torch: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """allow_val_change of `init` and of `update` decides; the same value is no change."""
+    """Changing a configuration value requires allow_val_change; setting an equal one does not."""
     wandb: Any = halfstep
     wandb.init(id="abc", config={"lr": 0.1, "betas": (0.9, 0.99)}).finish()
     with pytest.raises(wandb.Error, match=r"lr is 0\.1, not 0\.2"):
@@ -593,7 +591,7 @@ def test_a_run_knows_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_continued_run_keeps_its_configuration() -> None:
-    """A continued run keeps its configuration, except for new values."""
+    """A continued run keeps its configuration except for new values."""
     halfstep.init(id="abc", config={"lr": 0.1, "seed": 1}).finish()
     with halfstep.init(id="abc", resume="allow", config={"lr": 0.2}) as run:
         assert (run.config.lr, run.config.seed) == (0.2, 1)
@@ -605,7 +603,7 @@ def test_a_continued_run_keeps_its_configuration() -> None:
 def test_an_undeliverable_alert_is_kept(
     without_torch: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An alert of a process with closed stderr is sent later."""
+    """An alert of a process whose stderr is closed is sent later."""
     wandb: Any = halfstep
     wandb.init(name="silent")
     monkeypatch.setattr("sys.stderr", None)
@@ -617,7 +615,7 @@ def test_an_undeliverable_alert_is_kept(
 def test_an_alert_is_sent_once_a_while(
     without_torch: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of each title within its time, a minute by default."""
+    """Alerts of the same title are sent once within their time, a minute by default."""
     wandb: Any = halfstep
     run = wandb.init(name="alerts")
     moments = iter([0.0, 30.0, 59.0, 61.0, 62.0])
@@ -640,7 +638,7 @@ def test_an_alert_is_sent_once_a_while(
 def test_a_run_has_its_address_at_once(
     without_torch: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until the server answers it is one that leads to the page."""
+    """Before the server responds a run's address is one that redirects to its page."""
     monkeypatch.setattr(run_upload, "PAGE_SECONDS", 0.01)
     monkeypatch.setenv("HALFSTEP_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("HALFSTEP_TOKEN", "none")
@@ -654,7 +652,7 @@ def test_a_run_has_its_address_at_once(
 def test_tensorflows_writers_are_said_to_be_left_out(
     without_torch: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A script that has imported TensorFlow learns how its event files are imported."""
+    """A script that imported TensorFlow is told how to import its event files."""
     wandb: Any = halfstep
     monkeypatch.setitem(sys.modules, "tensorflow", ModuleType("tensorflow"))
     wandb.init(name="board", sync_tensorboard=True)
@@ -663,7 +661,7 @@ def test_tensorflows_writers_are_said_to_be_left_out(
 
 
 def test_tensorboards_values_are_the_runs(without_torch: None) -> None:
-    """Those of its writers are logged at their steps, each under a name of its own."""
+    """Values of TensorBoard's writers are logged at their steps, each under its own name."""
     wandb: Any = halfstep
     tensorboard = pytest.importorskip("torch.utils.tensorboard")
     tensorboardX = pytest.importorskip("tensorboardX")  # noqa: N806 - its name
@@ -695,7 +693,7 @@ def test_tensorboards_values_are_the_runs(without_torch: None) -> None:
 
 
 def test_nothing_raises(without_torch: None, capsys: pytest.CaptureFixture[str]) -> None:
-    """No unsupported call of a script raises, neither out of order nor with invalid values."""
+    """No unsupported, misordered or invalid call of a script raises."""
     wandb: Any = halfstep
     wandb.log({"early": 1})
     wandb.save("x")
@@ -728,7 +726,7 @@ def test_nothing_raises(without_torch: None, capsys: pytest.CaptureFixture[str])
 
 
 def test_one_value_that_cannot_be_shown_costs_no_other(without_torch: None) -> None:
-    """Other values logged at the same time are recorded; so are files saved at one step."""
+    """A value that cannot be shown costs no other value or file of the same step."""
     wandb: Any = halfstep
     wandb.init(name="all")
     wandb.log({"names": np.array(["cat", "dog"]), "loss": 1.5})
@@ -752,7 +750,7 @@ def test_one_value_that_cannot_be_shown_costs_no_other(without_torch: None) -> N
 
 
 class Figure:
-    """A figure with the methods of matplotlib's, which is its own figure, as axes have one."""
+    """A figure with matplotlib's methods, which is also its own axes."""
 
     def get_figure(self) -> "Figure":
         return self
@@ -762,7 +760,7 @@ class Figure:
 
 
 def test_figures_of_matplotlib_are_pictures(without_torch: None) -> None:
-    """A figure, its axes and `pyplot`, whose current figure is logged, become PNG."""
+    """A matplotlib figure, its axes and `pyplot` are logged as PNG."""
     wandb: Any = halfstep
     figure = Figure()
     axes = SimpleNamespace(get_figure=lambda: figure)
@@ -777,7 +775,7 @@ def test_figures_of_matplotlib_are_pictures(without_torch: None) -> None:
 def test_points_in_space_are_a_figure(
     without_torch: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An array, or the points of a scene; of boxes and of a mesh's file there is a line."""
+    """Point clouds and scenes are 3D figures; boxes and mesh files are reported in a line."""
     wandb: Any = halfstep
     wandb.init(name="space")
     scene = {"points": np.zeros((2, 6)), "boxes": [{"corners": []}]}
@@ -795,7 +793,7 @@ def test_points_in_space_are_a_figure(
 def test_arguments_of_later_versions_are_ignored(
     without_torch: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A class of media reports an argument that it does not know, and the value is logged."""
+    """A media class reports an unknown argument of a later W&B, and the value is logged."""
     wandb: Any = halfstep
     wandb.init(name="later")
     wandb.log({"image": wandb.Image(np.zeros((2, 2)), shade="dark")})
@@ -811,14 +809,14 @@ def test_arguments_of_later_versions_are_ignored(
 
 
 def test_names_of_wandb_raise_nothing() -> None:
-    """A public name of W&B that is not served does nothing, as all others."""
+    """A public name of W&B that is not supported does nothing and raises nothing."""
     wandb: Any = halfstep
     for name in ("ArtifactTTL", "link_model", "tensorboard", "termsetup", "xgboost"):
         assert not getattr(wandb, name)
 
 
 def test_each_run_of_a_script_without_torch_has_the_steps_that_it_logs(tmp_path: Path) -> None:
-    """An earlier run of the process has imported torch, which the script does not use."""
+    """A script without torch gets steps from logged losses, even if another run used torch."""
     code = """
 import halfstep as wandb
 for name in ("first", "second"):
@@ -833,7 +831,7 @@ for name in ("first", "second"):
 
 
 def test_a_disabled_run_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """W&B's environment variable disables the run."""
+    """WANDB_MODE=disabled disables the run."""
     monkeypatch.setenv("WANDB_MODE", "disabled")
     run: Any = halfstep.init(config={"lr": 1})
     run.log({"loss": 1})
@@ -844,14 +842,14 @@ def test_a_disabled_run_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_our_own_watch_stays_ours() -> None:
-    """Without `init` the name has its original meaning."""
+    """Without `init` the name `watch` is Halfstep's own."""
     assert halfstep.watch is run_start.watch
     with pytest.raises(AttributeError, match="nothing_of_ours"):
         _ = halfstep.nothing_of_ours
 
 
 def test_functions_of_the_module_have_the_parameters_of_the_runs_methods() -> None:
-    """As `help` and editors show them, without the run itself."""
+    """Functions of the module have the parameters and help of the run's methods, without `self`."""
     for name, function in calls.RUN_FUNCTIONS.items():
         method = getattr(calls.Run, name)
         assert list(signature(function).parameters) == list(signature(method).parameters)[1:]
@@ -859,7 +857,7 @@ def test_functions_of_the_module_have_the_parameters_of_the_runs_methods() -> No
 
 
 def test_images_and_tables_are_values_of_watch_log_too() -> None:
-    """`halfstep.Image` and `halfstep.Table` become the same files there, also in cells."""
+    """`halfstep.Image` and `halfstep.Table` can be logged by `watch.log`, also in table cells."""
     pixels = np.zeros((2, 2), np.uint8)
     image = halfstep.Image(pixels)
     assert files_of("sample", image) == files_of("sample", pixels)
@@ -870,7 +868,7 @@ def test_images_and_tables_are_values_of_watch_log_too() -> None:
 
 
 def test_code_is_saved(beginning: Path) -> None:
-    """By `log_code` with W&B's functions, which get a path, and the root if they take two."""
+    """`log_code` saves code, with W&B's filter functions of a path, or of path and root."""
     (beginning / "model.py").write_text("x = 1\n")
     (beginning / "notes.txt").write_text("text\n")
     (beginning / "old.py").write_text("x = 0\n")

@@ -18,8 +18,8 @@ STEPS, OVERFLOWS, SCALE = 6, 3, 1024.0
 
 @pytest.mark.parametrize("is_partitioned", [False, True])
 def test_steps_are_those_of_the_framework(tmp_path: Path, is_partitioned: bool) -> None:
-    """Steps are recorded also if the framework removes gradients from parameters, as
-    DeepSpeed's ZeRO does.
+    """Steps are recorded also if the framework removes gradients from parameters, as DeepSpeed's
+    ZeRO does.
     """
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))

@@ -9,7 +9,7 @@ CPU = torch.device("cpu")
 
 
 def test_all_inputs_on_the_device_are_found() -> None:
-    """Inputs have their names, also within containers; results and numbers are no inputs."""
+    """All inputs on the device are found by name, also in containers; results are not."""
     batch = {"x": torch.ones(2), "y": torch.ones(2, dtype=torch.int64)}
     result = torch.ones(2, requires_grad=True) * 2
     inputs, are_all = device_inputs(CPU)
@@ -22,8 +22,8 @@ def test_all_inputs_on_the_device_are_found() -> None:
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_inputs_that_are_not_counted_are_not_all() -> None:
-    """Tensors on another device, of an unsupported type, nested, or too many are left out
-    and reported so.
+    """Inputs on another device, of an unsupported type, nested or too many are reported as left
+    out.
     """
     for other in (
         torch.ones(2, device="meta"),
@@ -39,7 +39,7 @@ def test_inputs_that_are_not_counted_are_not_all() -> None:
 
 
 def test_without_an_input_nothing_is_examined() -> None:
-    """The batch of a trainer from a library is no variable of the script."""
+    """Without an input in the script's variables, as in a trainer, nothing is examined."""
     labels = torch.ones(2, dtype=torch.int64)
     assert device_inputs(CPU) == ({}, False)
     del labels

@@ -23,7 +23,7 @@ def found(*tensors: tuple[str, Tensor]) -> list[list[str]]:
 
 
 def test_each_type_of_floating_point_is_searched() -> None:
-    """One search covers all types, tensors with a graph, and two tensors of one name."""
+    """One search covers all floating-point types, graph tensors, and two of one name."""
     bad = torch.tensor([1.0, math.nan])
     tensors = [
         ("finite", torch.ones(2)),
@@ -38,13 +38,13 @@ def test_each_type_of_floating_point_is_searched() -> None:
 
 
 def test_finite_tensors_are_reported_as_none_found() -> None:
-    """A first search needs the answer: nothing is nonfinite by design."""
+    """A first search reports finite tensors too, to record that nothing is nonfinite by design."""
     assert found(("large", torch.tensor(3e38))) == [[]]
 
 
 def test_tensors_without_a_norm_are_left_out() -> None:
-    """Integers, empty tensors, fp8 and those without values are left out: without others there is
-    no search, and no report.
+    """Integers, empty tensors, fp8 and tensors without values are left out; alone they cause no
+    search.
     """
     tensors = [
         ("integers", torch.ones(2, dtype=torch.int64)),
@@ -56,7 +56,7 @@ def test_tensors_without_a_norm_are_left_out() -> None:
 
 
 def test_values_of_a_sparse_tensor_are_searched() -> None:
-    """Zeros of a sparse tensor need no search."""
+    """A sparse tensor's values are searched, without its implicit zeros."""
     sparse = torch.sparse_coo_tensor(
         torch.tensor([[0, 1]]), torch.tensor([1.0, math.inf]), (4,), check_invariants=True
     )
@@ -64,7 +64,7 @@ def test_values_of_a_sparse_tensor_are_searched() -> None:
 
 
 def test_a_buffer_that_the_first_forward_pass_breaks_is_reported(tmp_path: Path) -> None:
-    """Only a buffer that was not finite when it was given is so by design."""
+    """A buffer that the first forward pass makes nonfinite is reported."""
 
     class Counted(nn.Module):
         def __init__(self) -> None:

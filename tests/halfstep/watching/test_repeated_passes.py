@@ -26,7 +26,7 @@ NEVER = 10**9
 
 
 class Loop:
-    """A loop with iterations that the test chooses."""
+    """A loop with iterations chosen by the test."""
 
     def __init__(self, *, is_fused: bool = False) -> None:
         torch.manual_seed(0)
@@ -42,20 +42,20 @@ class Loop:
         return result
 
     def apply(self) -> None:
-        """Step and update."""
+        """Step the optimizer and update the scaler."""
         self.scaler.step(self.optimizer)
         self.scaler.update()
 
 
 def usual(loop: Loop) -> None:
-    """One scaled loss over gradients that were cleared to None."""
+    """Take a usual step: one scaled loss over gradients cleared to None."""
     loop.optimizer.zero_grad()
     loop.scaler.scale(loop.loss()).backward()
     loop.apply()
 
 
 def accumulated(loop: Loop) -> None:
-    """Two passes."""
+    """Accumulate two passes."""
     loop.optimizer.zero_grad()
     for _ in range(2):
         loop.scaler.scale(loop.loss() / 2).backward()
@@ -63,48 +63,48 @@ def accumulated(loop: Loop) -> None:
 
 
 def two_losses(loop: Loop) -> None:
-    """One pass from two scaled losses."""
+    """Take one pass from two scaled losses."""
     loop.optimizer.zero_grad()
     torch.autograd.backward(loop.scaler.scale([loop.loss(), loop.loss()]))
     loop.apply()
 
 
 def uncleared(loop: Loop) -> None:
-    """Gradients of the step before remain."""
+    """Keep the previous step's gradients."""
     loop.scaler.scale(loop.loss()).backward()
     loop.apply()
 
 
 def zeroed(loop: Loop) -> None:
-    """Gradients are cleared in place."""
+    """Clear gradients in place."""
     loop.optimizer.zero_grad(set_to_none=False)
     loop.scaler.scale(loop.loss()).backward()
     loop.apply()
 
 
 def overflowing(loop: Loop) -> None:
-    """The loss is inf, and the step skipped."""
+    """Let the loss be inf, so that the step is skipped."""
     loop.optimizer.zero_grad()
     loop.scaler.scale(loop.loss() * torch.inf).backward()
     loop.apply()
 
 
 def dropped(loop: Loop) -> None:
-    """A first batch is given up after its pass."""
+    """Drop a first batch after its pass."""
     loop.optimizer.zero_grad()
     loop.scaler.scale(loop.loss()).backward()
     usual(loop)
 
 
 def by_hand(loop: Loop) -> None:
-    """The loss is scaled by the loop."""
+    """Scale the loss by hand."""
     loop.optimizer.zero_grad()
     (loop.loss() * loop.scaler.get_scale()).backward()
     loop.apply()
 
 
 def penalized(loop: Loop) -> None:
-    """A gradient penalty by autograd.grad."""
+    """Add a gradient penalty by autograd.grad."""
     loop.optimizer.zero_grad()
     loss = loop.loss()
     gradients = torch.autograd.grad(loss, list(loop.net.parameters()), create_graph=True)
@@ -113,7 +113,7 @@ def penalized(loop: Loop) -> None:
 
 
 def nested(loop: Loop) -> None:
-    """A pass within the pass, from one number, by a reentrant checkpoint."""
+    """Nest a pass within the pass, by a reentrant checkpoint."""
     loop.optimizer.zero_grad()
     inputs = torch.randn(1, 3, generator=loop.generator, requires_grad=True)
     output = checkpoint(loop.net, inputs, use_reentrant=True)
@@ -122,14 +122,14 @@ def nested(loop: Loop) -> None:
 
 
 def directly(loop: Loop) -> None:
-    """The optimizer steps with scaled gradients, without its scaler."""
+    """Step with scaled gradients, without the scaler."""
     loop.optimizer.zero_grad()
     loop.scaler.scale(loop.loss() / 1e4).backward()
     loop.optimizer.step()
 
 
 def left_out(loop: Loop) -> None:
-    """The loop updates the scaler without a step."""
+    """Update the scaler without a step."""
     loop.optimizer.zero_grad()
     loop.scaler.scale(loop.loss()).backward()
     loop.scaler.unscale_(loop.optimizer)
@@ -137,7 +137,7 @@ def left_out(loop: Loop) -> None:
 
 
 def ascending(loop: Loop) -> None:
-    """The loop moves the weights by hand, and updates the scaler twice, as SAM does."""
+    """Move the weights by hand and update the scaler twice, as SAM does."""
     loop.optimizer.zero_grad()
     loop.scaler.scale(loop.loss()).backward()
     loop.scaler.unscale_(loop.optimizer)
@@ -150,13 +150,13 @@ def ascending(loop: Loop) -> None:
 
 
 def carrying(loop: Loop) -> None:
-    """Gradients are not cleared for as many steps as it takes to report it."""
+    """Leave gradients uncleared for as many steps as it takes to be reported."""
     for _ in range(10):
         uncleared(loop)
 
 
 def clipped(loop: Loop) -> None:
-    """Gradients are clipped once they are unscaled."""
+    """Clip the gradients after unscaling."""
     loop.optimizer.zero_grad()
     loop.scaler.scale(loop.loss()).backward()
     loop.scaler.unscale_(loop.optimizer)
@@ -165,14 +165,14 @@ def clipped(loop: Loop) -> None:
 
 
 def grown(loop: Loop) -> None:
-    """A parameter group is added."""
+    """Add a parameter group."""
     loop.optimizer.zero_grad()
     loop.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
     usual(loop)
 
 
 def second(loop: Loop) -> None:
-    """Another optimizer steps too, with a loss of its own."""
+    """Step another optimizer with its own loss."""
     head = torch.optim.SGD(loop.net[2].parameters(), lr=0.01)
     loop.optimizer.zero_grad()
     loop.scaler.scale(loop.loss()).backward()
@@ -184,7 +184,7 @@ def second(loop: Loop) -> None:
 
 
 def raising(loop: Loop) -> None:
-    """The pass raises."""
+    """Raise within the pass."""
     loop.optimizer.zero_grad()
     loss = loop.loss()
     handle = loss.register_hook(lambda _: 1 / 0)
@@ -194,7 +194,7 @@ def raising(loop: Loop) -> None:
 
 
 def skipped(loop: Loop) -> None:
-    """The gradients overflow at a finite loss."""
+    """Let the gradients overflow at a finite loss."""
     loop.optimizer.zero_grad()
     loop.scaler.scale(loop.loss()).backward()
     first = next(loop.net.parameters())
@@ -204,7 +204,7 @@ def skipped(loop: Loop) -> None:
 
 
 def scale_set(loop: Loop) -> None:
-    """The scale is set by update, and once more in place."""
+    """Set the scale by update, and again in place."""
     for change in (2.0**12, None):
         loop.optimizer.zero_grad()
         loop.scaler.scale(loop.loss()).backward()
@@ -215,7 +215,7 @@ def scale_set(loop: Loop) -> None:
 
 
 def scale_replaced(loop: Loop) -> None:
-    """The scale is set between step and update, as another tensor."""
+    """Replace the scale's tensor between step and update."""
     loop.optimizer.zero_grad()
     loop.scaler.scale(loop.loss()).backward()
     loop.scaler.step(loop.optimizer)
@@ -224,7 +224,7 @@ def scale_replaced(loop: Loop) -> None:
 
 
 def unused(loop: Loop) -> None:
-    """One parameter has no gradient."""
+    """Leave one parameter without a gradient."""
     loop.optimizer.zero_grad()
     loop.scaler.scale(loop.loss()).backward()
     next(loop.net.parameters()).grad = None
@@ -232,13 +232,13 @@ def unused(loop: Loop) -> None:
 
 
 def abandoned(loop: Loop) -> None:
-    """A loss is scaled, and never back-propagated."""
+    """Scale a loss without a backward pass of it."""
     loop.scaler.scale(loop.loss())
     usual(loop)
 
 
 def other_root(loop: Loop) -> None:
-    """The pass starts from another tensor than the one that was scaled."""
+    """Start the pass from another tensor than the scaled one."""
     loop.optimizer.zero_grad()
     loop.scaler.scale(loop.loss())
     (2 * loop.loss()).backward()
@@ -246,7 +246,7 @@ def other_root(loop: Loop) -> None:
 
 
 def clipped_scaled(loop: Loop) -> None:
-    """Gradients are clipped while they are scaled."""
+    """Clip the gradients while they are scaled."""
     loop.optimizer.zero_grad()
     loop.scaler.scale(loop.loss()).backward()
     torch.nn.utils.clip_grad_norm_(loop.net.parameters(), 0.1)
@@ -254,7 +254,7 @@ def clipped_scaled(loop: Loop) -> None:
 
 
 def tensor_rate(loop: Loop) -> None:
-    """The learning rate is a tensor for one step."""
+    """Use a tensor as the learning rate for one step."""
     rate = loop.optimizer.param_groups[0]["lr"]
     loop.optimizer.param_groups[0]["lr"] = torch.tensor(0.05)
     usual(loop)
@@ -262,7 +262,7 @@ def tensor_rate(loop: Loop) -> None:
 
 
 def scheduled(loop: Loop) -> None:
-    """A scheduler steps after each update, in applied and in skipped steps."""
+    """Step a scheduler after each update, in applied and in skipped steps."""
     schedule = torch.optim.lr_scheduler.ExponentialLR(loop.optimizer, 0.9)
     for kind in (usual, skipped, usual, skipped, skipped, usual):
         kind(loop)
@@ -270,7 +270,7 @@ def scheduled(loop: Loop) -> None:
 
 
 def reported(loop: Loop) -> None:
-    """The loop itself reports its loss."""
+    """Report the loss by the loop itself."""
     loop.optimizer.zero_grad()
     loop.scaler.scale(loop.loss()).backward()
     active_run.active.loss(3.0)  # type: ignore[union-attr]
@@ -278,7 +278,7 @@ def reported(loop: Loop) -> None:
 
 
 def restored(loop: Loop) -> None:
-    """The scaler is replaced by one with its state, between pass and step."""
+    """Replace the scaler by one with its state, between pass and step."""
     loop.optimizer.zero_grad()
     loop.scaler.scale(loop.loss()).backward()
     scaler = GradScaler("cpu", growth_interval=7)
@@ -289,7 +289,7 @@ def restored(loop: Loop) -> None:
 
 
 def interrupted(loop: Loop) -> None:
-    """The optimizer's step raises; the loop continues with the next batch."""
+    """Raise in the optimizer's step, and continue with the next batch."""
     loop.optimizer.zero_grad()
     loop.scaler.scale(loop.loss()).backward()
 
@@ -307,7 +307,7 @@ def interrupted(loop: Loop) -> None:
 
 
 def early(loop: Loop) -> None:
-    """The next batch's pass comes before the update."""
+    """Run the next batch's pass before the update."""
     loop.optimizer.zero_grad()
     loop.scaler.scale(loop.loss()).backward()
     loop.scaler.step(loop.optimizer)
@@ -317,7 +317,7 @@ def early(loop: Loop) -> None:
 
 
 def not_updated(loop: Loop) -> None:
-    """The loop forgets an update, and its next step is refused."""
+    """Forget an update, so that the next step is refused."""
     loop.optimizer.zero_grad()
     loop.scaler.scale(loop.loss()).backward()
     loop.scaler.step(loop.optimizer)
@@ -329,7 +329,7 @@ def not_updated(loop: Loop) -> None:
 
 
 def scale_zero(loop: Loop) -> None:
-    """The scale is set to 0 between pass and step."""
+    """Set the scale to 0 between pass and step."""
     loop.optimizer.zero_grad()
     loop.scaler.scale(loop.loss()).backward()
     assert loop.scaler._scale is not None
@@ -358,7 +358,7 @@ KINDS: tuple[Callable[[Loop], None], ...] = (
 
 
 class Watched:
-    """The records of a loop of usual steps with one step of another kind after every eight."""
+    """The records of a loop with one step of another kind after every eight usual ones."""
 
     def __init__(
         self,
@@ -368,7 +368,7 @@ class Watched:
         plain_after: int,
         is_fused: bool = False,
     ) -> None:
-        """plain_after: passes that are all examined."""
+        """Run the loop. plain_after: number of passes that are all examined."""
         self.unexamined = 0  # passes
         repeats = backward_passes.BackwardPasses.repeats
 
@@ -407,7 +407,7 @@ class Watched:
 def test_rows_and_events_are_those_of_examined_passes(
     tmp_path_factory: pytest.TempPathFactory, kinds: list[Callable[[Loop], None]]
 ) -> None:
-    """Rows and events are equal after each kind of unusual iteration."""
+    """Rows and events equal those of examined passes after each unusual iteration."""
     folder = tmp_path_factory.mktemp("runs")
     examined = Watched(folder, kinds, plain_after=NEVER)
     usual = Watched(folder, kinds, plain_after=2)
@@ -422,7 +422,7 @@ def test_rows_and_events_are_those_of_examined_passes(
 def test_a_pass_before_the_update_is_no_later_steps_loss(
     tmp_path: Path, kind: Callable[[Loop], None], after: Callable[[Loop], None]
 ) -> None:
-    """The loss of the next unusual step is its own."""
+    """A pass before the update does not supply the loss of the next unusual step."""
     examined = Watched(tmp_path, [kind, after], plain_after=NEVER)
     usual = Watched(tmp_path, [kind, after], plain_after=2)
     assert str(usual.rows) == str(examined.rows)
@@ -432,7 +432,7 @@ def test_a_pass_before_the_update_is_no_later_steps_loss(
 @pytest.mark.parametrize("is_fused", [True, *extended([False])])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: str(kind.__name__))
 def test_each_kind_by_itself(tmp_path: Path, kind: Callable[[Loop], None], is_fused: bool) -> None:
-    """Rows and events are equal for two iterations of each kind."""
+    """Rows and events equal those of examined passes for two iterations of each kind."""
     examined = Watched(tmp_path, [kind, kind], plain_after=NEVER, is_fused=is_fused)
     usual = Watched(tmp_path, [kind, kind], plain_after=2, is_fused=is_fused)
     assert str(usual.rows) == str(examined.rows)

@@ -1,4 +1,4 @@
-"""A ring of rows: the moments of their delivery, and interrupted copies."""
+"""A ring of rows: when they are delivered, and interrupted copies."""
 
 import math
 from typing import Any
@@ -13,14 +13,14 @@ CPU = torch.device("cpu")
 
 
 def close(ring: Ring, step: int, value: float = 0.0) -> None:
-    """Write a row, close it, and send due rows."""
+    """Write and close a row, and deliver due rows."""
     ring.row.fill_(value)
     if (until := ring.close(step, 0.1, 0.01)) is not None:
         ring.send(until)
 
 
 def drain(ring: Ring) -> bool:
-    """Send the rest; return whether all rows have arrived."""
+    """Deliver the rest; return whether all rows have arrived."""
     ring.send(ring.number)
     return ring.wait()
 
@@ -46,7 +46,7 @@ def test_rows_arrive_once_and_in_order_round_after_round(monkeypatch: pytest.Mon
 def test_a_devices_first_rows_and_those_after_a_skip_arrive_soon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rows are known in time for the next steps; later rows wait."""
+    """A device's first rows, and those after a skip, arrive within a few steps; later rows wait."""
     monkeypatch.setattr("halfstep.recording.ring.DRAIN_SECONDS", math.inf)
     monkeypatch.setattr("halfstep.recording.ring.EAGER_SHARE", math.inf)
     handed: list[int] = []
@@ -72,7 +72,7 @@ def test_a_devices_first_rows_and_those_after_a_skip_arrive_soon(
 def test_handing_over_soon_takes_a_bounded_share_of_the_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A loop with short steps is not held up by its first rows."""
+    """Delivering a short loop's first rows early takes at most a tenth of its time."""
     now = [0.0]
     monkeypatch.setattr("halfstep.recording.ring.clock", lambda: now[0])
     monkeypatch.setattr("halfstep.recording.ring.DRAIN_SECONDS", math.inf)
@@ -95,7 +95,7 @@ def test_handing_over_soon_takes_a_bounded_share_of_the_time(
 def test_rows_interrupted_by_ctrl_c_are_flushed_later(
     monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    """Each row is flushed once, with its own step."""
+    """Rows interrupted by Ctrl-C are delivered later, once, with their own step."""
     found: list[tuple[float, int]] = []
 
     def take(_first: int, rows: Any, records: Any) -> None:

@@ -1,5 +1,4 @@
-"""`halfstep.watch` compared with reference loops, which may wait for the device to measure the
-same."""
+"""`halfstep.watch` compared with reference loops, which may wait for the device to measure."""
 
 import gc
 import hashlib
@@ -63,7 +62,7 @@ def undone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_every_step_is_the_reference_loops(tmp_path: Path, name: str) -> None:
-    """Losses, scales, skips and culprits are equal step by step, and the weights bit for bit."""
+    """Losses, scales, skips, culprits and weights equal the reference loop's."""
     equals_the_reference_loop(SCRIPTS[name], tmp_path)
 
 
@@ -83,9 +82,7 @@ def test_a_device_that_the_host_cannot_read_gives_the_same_result(
 @pytest.mark.usefixtures("nothing_compiled")
 @pytest.mark.parametrize("name", ["SGD", "fused", "fused and clipped"])
 def test_another_default_device_changes_nothing(tmp_path: Path, name: str) -> None:
-    """A script may set another default device for its own tensors; Halfstep's are where their
-    values are needed.
-    """
+    """A script's other default device affects its own tensors, and none of Halfstep's."""
     every = {"histogram_every": 1, "layers_every": 1, "headroom_every": 1}
     bare = SCRIPTS[name].train()
     with torch.device("meta"), halfstep.watch(folder=tmp_path, name="it", **every) as watch:
@@ -99,7 +96,7 @@ def test_another_default_device_changes_nothing(tmp_path: Path, name: str) -> No
 
 @pytest.fixture
 def default_dtype(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Set the dtype of tensors that are created without one."""
+    """Set the default dtype of new tensors."""
     torch.set_default_dtype(request.param)
     yield
     torch.set_default_dtype(torch.float32)
@@ -111,7 +108,7 @@ def default_dtype(request: pytest.FixtureRequest) -> Iterator[None]:
     "default_dtype", [torch.float64, torch.bfloat16, torch.float16], indirect=True
 )
 def test_another_default_dtype_changes_nothing(tmp_path: Path, has_scaler: bool) -> None:
-    """Loss, scale and norm are recorded in fp32, whatever dtype a script's own tensors have."""
+    """Loss, scale and norm are recorded in fp32, for any default dtype of the script."""
     every = {"histogram_every": 1, "layers_every": 1, "headroom_every": 1}
     net = torch.nn.Linear(4, 1, dtype=torch.float32)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
@@ -164,9 +161,7 @@ def test_a_captured_step_is_left_alone(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_norms_are_unscaled_and_before_the_clip(tmp_path: Path, fused: bool) -> None:
-    """The norms are those of clip_grad_norm_, whether the loop unscales or a fused
-    optimizer does.
-    """
+    """Norms are those of clip_grad_norm_, whether the loop or a fused optimizer unscales."""
     for clip in (1e-3, None):
         with halfstep.watch(folder=tmp_path, name=f"clip-{clip}") as watch:
             truth = Script(fused=fused, clip=clip).train(watch.add, steps=12)
@@ -217,7 +212,7 @@ def test_a_loop_without_a_scaler_is_watched_by_its_optimizer(tmp_path: Path, fus
 def test_a_rate_on_a_device_is_that_of_its_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A schedule changes it in place before the row is read, if rows are on the host."""
+    """The recorded rate is that of the step, although a schedule changes it in place afterwards."""
     monkeypatch.setattr(torch.Tensor, "is_cpu", False)
     weight, rate = nn.Parameter(torch.ones(2)), torch.tensor(0.5)
     optimizer = torch.optim.SGD([weight], lr=rate)
@@ -248,7 +243,7 @@ class Lookahead(torch.optim.SGD):
 
 @pytest.mark.parametrize("wrap", [AcceleratedOptimizer, Lookahead])
 def test_a_wrapped_optimizer_is_recorded(tmp_path: Path, wrap: Callable[..., Any]) -> None:
-    """The optimizer that torch's hooks report is recorded under its name."""
+    """A wrapped optimizer is recorded under the name of the one that torch's hooks report."""
     weight = nn.Parameter(torch.full((2,), 2.0))
     inner = torch.optim.SGD([weight], lr=0.1)
     optimizer = wrap(inner if wrap is AcceleratedOptimizer else [weight])
@@ -283,7 +278,7 @@ def test_gradients_that_are_sparse_or_missing_are_measured(tmp_path: Path) -> No
 
 
 def test_measurements_belong_to_their_row(tmp_path: Path) -> None:
-    """An optimizer that no scaler steps takes part in the rows of two scalers, each in its turn."""
+    """An optimizer that no scaler steps is measured in the rows of both scalers in turn."""
     scaled, plain = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
     first, other = torch.amp.GradScaler("cpu", 8.0), torch.amp.GradScaler("cpu", 8.0)
     by_scaler = torch.optim.SGD([scaled], lr=0.0)
@@ -306,8 +301,8 @@ def test_measurements_belong_to_their_row(tmp_path: Path) -> None:
 
 
 def test_parameters_that_are_added_within_a_step_end_no_watching(tmp_path: Path) -> None:
-    """The optimizer of added parameters was measured already, and has no gradients when it is
-    registered again.
+    """An optimizer to which parameters are added within a step, after it was measured, stays
+    watched.
     """
     weight, scaler = nn.Parameter(torch.ones(1)), torch.amp.GradScaler("cpu", 8.0)
     optimizer = torch.optim.SGD([weight], lr=0.0)
@@ -325,7 +320,7 @@ def test_parameters_that_are_added_within_a_step_end_no_watching(tmp_path: Path)
 
 
 def test_a_step_without_a_scaler_is_one_of_each_optimizer(tmp_path: Path) -> None:
-    """A row closes when both named optimizers have stepped."""
+    """Without a scaler a row closes when both named optimizers have stepped."""
     net = Net()
     pair = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (net.body, net.head)]
     with halfstep.watch(net, optimizers=pair, folder=tmp_path, name="it"):
@@ -337,7 +332,7 @@ def test_a_step_without_a_scaler_is_one_of_each_optimizer(tmp_path: Path) -> Non
 
 
 def test_a_disabled_scaler_is_none(tmp_path: Path) -> None:
-    """GradScaler(enabled=False) leaves the same loop to the optimizer's hook."""
+    """A loop with GradScaler(enabled=False) is watched by its optimizer's hook."""
     net, scaler = Net(), GradScaler("cpu", enabled=False)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with halfstep.watch(net, folder=tmp_path, name="it"):
@@ -351,7 +346,7 @@ def test_a_disabled_scaler_is_none(tmp_path: Path) -> None:
 
 
 def test_a_scale_set_by_hand_is_reported_as_set(tmp_path: Path) -> None:
-    """Instead of an update, or after one, it is neither a growth nor a backoff."""
+    """A scale set by hand is neither a growth nor a backoff, instead of an update or after one."""
     net, scaler = Net(), GradScaler("cpu", init_scale=8.0)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
     with halfstep.watch(net, folder=tmp_path, name="it"):
@@ -370,7 +365,7 @@ def test_a_scale_set_by_hand_is_reported_as_set(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 def test_a_schedule_that_advances_in_skipped_steps_is_reported(tmp_path: Path) -> None:
-    """scheduler.step() after each attempt runs ahead; one that waits for the optimizer does not."""
+    """scheduler.step() after each attempt is reported, unless it waits for the optimizer."""
     for waits in (False, True):
         net, scaler = Net(), GradScaler("cpu", init_scale=2.0**30)
         optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
@@ -399,7 +394,7 @@ def test_a_schedule_that_advances_in_skipped_steps_is_reported(tmp_path: Path) -
 
 
 def test_a_later_optimizer_changes_the_layout_of_rows(tmp_path: Path) -> None:
-    """An added parameter group changes the layout too, and no earlier step is lost."""
+    """A parameter group added later changes the layout of rows, and no earlier step is lost."""
     net, scaler = Net(), GradScaler("cpu", init_scale=8.0)
     first = torch.optim.SGD(net.head.parameters(), lr=1e-3)
     second = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))], lr=1e-3)
@@ -421,7 +416,7 @@ def test_a_later_optimizer_changes_the_layout_of_rows(tmp_path: Path) -> None:
 
 
 def test_a_finding_about_the_loss_precedes_one_about_scaling(tmp_path: Path) -> None:
-    """loss() replaces the row's loss; several calls are averaged."""
+    """loss() replaces the recorded loss, and several calls of a step are averaged."""
     net, scaler = Net(), GradScaler("cpu", init_scale=8.0)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
     with halfstep.watch(net, folder=tmp_path, name="it") as watch:
@@ -478,9 +473,7 @@ def test_numbers_texts_images_and_tables_are_logged(tmp_path: Path) -> None:
 def test_a_tensor_or_an_array_of_one_number_is_that(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An array may have any shape with one element; larger ones are named by their shape, with
-    the allowed values.
-    """
+    """A tensor or array of one element is a number; larger ones are rejected by their shape."""
     ones = {"t": torch.ones(1, requires_grad=True), "tt": torch.ones(1, 1), "a": np.ones(1)}
     with halfstep.watch(folder=tmp_path, name="it") as watch:
         watch.log(
@@ -500,7 +493,7 @@ def test_a_tensor_or_an_array_of_one_number_is_that(
 
 
 def test_the_last_file_of_a_name_in_a_step_counts(tmp_path: Path) -> None:
-    """The last file of a name is kept, as with numbers."""
+    """The last of several files with one name and step is kept."""
     with halfstep.watch(folder=tmp_path, name="it") as watch:
         for text in ("first", "last"):
             watch.log({"text": text}, step=0)
@@ -537,9 +530,7 @@ def test_pixels_of_any_kind_are_pictures(tmp_path: Path) -> None:
 
 
 def test_histograms_and_sounds_are_files(tmp_path: Path) -> None:
-    """A histogram has counts between the lowest and the highest value, and audio is RIFF as
-    Python reads it.
-    """
+    """A histogram has counts between the lowest and the highest value; audio is stored as RIFF."""
     import wave
 
     values = torch.tensor([0.0, 1.0, 1.0, 2.0, float("nan")])
@@ -559,8 +550,8 @@ def test_histograms_and_sounds_are_files(tmp_path: Path) -> None:
 def test_values_that_cannot_be_shown_are_reported_and_not_logged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A wrong shape, type or size, or an error of the plotting library, is one line each, and
-    the loop continues.
+    """A value of a wrong shape, type or size, or an error of the plotting library, prints one
+    line each, and the loop continues.
     """
 
     class Broken:
@@ -627,7 +618,7 @@ UNLOGGED: list[tuple[dict[Any, Any], str]] = [
 def test_rejected_values_are_named_with_the_allowed_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], values: dict[str, Any], said: str
 ) -> None:
-    """The message is one line, and the other values are recorded."""
+    """Rejected values are named in one line with the allowed ones, and the others recorded."""
     with halfstep.watch(folder=tmp_path, name="it") as watch:
         watch.log(values | {"good": 1.0})
     written = Written(tmp_path / "it")
@@ -639,7 +630,7 @@ def test_rejected_values_are_named_with_the_allowed_ones(
 
 
 def test_a_checkpoint_is_registered_with_size_and_digest(tmp_path: Path) -> None:
-    """The checkpoint is also in the run's folder, as a link instead of a copy."""
+    """A registered checkpoint is linked in the run's folder, with size and digest."""
     path = tmp_path / "model.pt"
     path.write_bytes(b"weights")
     with halfstep.watch(folder=tmp_path, name="it") as watch:
@@ -653,7 +644,7 @@ def test_a_checkpoint_is_registered_with_size_and_digest(tmp_path: Path) -> None
 
 
 def test_the_folder_says_all_of_the_run(tmp_path: Path) -> None:
-    """The folder has name, configuration, project, tags, versions, host and outcome."""
+    """The run's folder has name, configuration, project, tags, versions, host and outcome."""
     from argparse import Namespace
 
     config = Namespace(lr=1e-3, path=Path("data"), deep={"a": float("nan")})
@@ -675,7 +666,7 @@ def test_the_folder_says_all_of_the_run(tmp_path: Path) -> None:
 def test_whole_numbers_that_no_browser_holds_are_texts_of_the_configuration(
     tmp_path: Path,
 ) -> None:
-    """Without this a run with such a number, such as a seed of 64 bits, was rejected forever."""
+    """Integers beyond a browser's range become texts, so that a 64-bit seed is not rejected."""
     config = {"seed": 2**64 - 1, "least": [-(2**63)], "exact": 2**53, "long": 10**5000}
     halfstep.watch(folder=tmp_path, name="it", config=config).finish()
     assert json.loads((tmp_path / "it" / "run.json").read_text())["config"] == {
@@ -688,9 +679,7 @@ def test_whole_numbers_that_no_browser_holds_are_texts_of_the_configuration(
 
 @pytest.mark.parametrize("how", ["run", "file"])
 def test_a_resumed_run_is_the_next_attempt(tmp_path: Path, how: str) -> None:
-    """The run is named by run= or by a file in the folder. Its steps continue, or begin where
-    the script sets them.
-    """
+    """A run is resumed by run= or by a file in its folder, and its steps continue."""
     with halfstep.watch(folder=tmp_path, name="it") as watch:
         bf16(watch, epochs=5)
     if how == "file":
@@ -710,7 +699,7 @@ def test_a_resumed_run_is_the_next_attempt(tmp_path: Path, how: str) -> None:
 
 @pytest.mark.parametrize("clock_set", [timedelta(), timedelta(days=-1)])
 def test_the_time_of_a_resumed_run_continues(tmp_path: Path, clock_set: timedelta) -> None:
-    """The time counts from the first start an hour ago, and never goes back with the
+    """The time of a resumed run counts from the first start, and never goes back with the
     machine's clock.
     """
     with halfstep.watch(folder=tmp_path, name="it") as watch:
@@ -734,7 +723,7 @@ def test_the_time_of_a_resumed_run_continues(tmp_path: Path, clock_set: timedelt
 def test_an_unknown_run_to_continue_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str
 ) -> None:
-    """A typo begins a new run with a message; continuing that one prints nothing."""
+    """An unknown run to continue is reported once and becomes a new run."""
     (tmp_path / "resume").write_text("mien\n")
     run = "mien" if how == "run" else None
     for _ in range(2):
@@ -748,7 +737,7 @@ def test_an_unknown_run_to_continue_is_reported(
 def test_only_the_named_run_is_continued(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], run: str
 ) -> None:
-    """A name that no folder has begins a new run once, and is that run from then on."""
+    """A run name without a folder begins a new run once, and continues it from then on."""
     for name in ("off", "o" * 100):
         halfstep.watch(folder=tmp_path, name=name).finish()
     capsys.readouterr()
@@ -768,7 +757,7 @@ def test_only_the_named_run_is_continued(
 def test_a_run_is_continued_by_its_name_or_its_folders(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A name that no folder can have works too."""
+    """A run is continued by its name or its folder's, also if no folder can have the name."""
     halfstep.watch(folder=tmp_path, name="my run/1").finish()
     for run in ("my run/1", "my-run-1"):
         halfstep.watch(folder=tmp_path, run=run).finish()
@@ -777,7 +766,7 @@ def test_a_run_is_continued_by_its_name_or_its_folders(
 
 
 def test_a_resumed_run_is_configured_again(tmp_path: Path) -> None:
-    """The new configuration replaces the keys that it names; None changes nothing."""
+    """A resumed run's new configuration replaces the keys that it names."""
     for again, config in (
         ({"name": "it"}, {"lr": 0.1, "seed": 1, "model": {"depth": 2}}),
         ({"run": "it"}, {"lr": 0.2, "model": {"width": 8}}),
@@ -791,9 +780,7 @@ def test_a_resumed_run_is_configured_again(tmp_path: Path) -> None:
 def test_an_invalid_configuration_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An invalid configuration is reported at the start or later, and the run keeps the
-    valid one.
-    """
+    """An invalid configuration is reported, and the run keeps the valid one."""
     with halfstep.watch(folder=tmp_path, name="it", config="lr=0.1") as watch:
         watch.configure({"lr": 0.2})
         watch.configure([0.1])
@@ -804,7 +791,7 @@ def test_an_invalid_configuration_is_reported(
 
 
 def test_runs_of_one_name_have_folders_of_their_own(tmp_path: Path) -> None:
-    """A name that is taken gets a number."""
+    """A second run of the same name gets a folder with a number."""
     for _ in range(2):
         halfstep.watch(folder=tmp_path, name="it").finish()
     assert {path.name for path in tmp_path.iterdir()} == {"it", "it-2"}
@@ -814,7 +801,7 @@ def test_runs_of_one_name_have_folders_of_their_own(tmp_path: Path) -> None:
 def test_the_folder_of_runs_hides_no_module_of_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A script next to it, which finds modules there first, imports ours."""
+    """A script next to the folder of runs imports our modules, not the folder."""
     monkeypatch.chdir(tmp_path)
     halfstep.watch(name="it").finish()
     assert Path("halfstep-runs/it/outcome-1.json").exists()
@@ -826,8 +813,9 @@ def test_the_folder_of_runs_hides_no_module_of_ours(
 def test_watching_twice_is_watching_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A second call adds modules, with a message if it names another run; a second finish does
-    nothing."""
+    """A second call of `watch` adds modules and reports a differing run; a second `finish` does
+    nothing.
+    """
     first = halfstep.watch(folder=tmp_path, name="it")
     assert halfstep.watch(Net(), folder=tmp_path) is first
     place = f"the run is in {tmp_path / 'it'}"
@@ -849,7 +837,7 @@ def test_watching_twice_is_watching_once(
 def test_without_the_service_the_upload_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`halfstep show` is a command of the service, which a training machine need not have."""
+    """Without the service, the message names `halfstep upload` instead of `halfstep show`."""
     monkeypatch.setattr("halfstep.session.run_upload.SERVICE", "halfstep-absent")
     halfstep.watch(folder=tmp_path, name="it").finish()
     folder = tmp_path / "it"
@@ -858,8 +846,8 @@ def test_without_the_service_the_upload_is_named(
 
 
 def test_disabled_it_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A watch that is disabled by mode or environment, or on a further rank, writes nothing and
-    has all methods.
+    """A watch disabled by mode, environment or as a further rank writes nothing and has all
+    methods.
     """
     cases: list[tuple[dict[str, str], Any]] = [
         ({}, "disabled"),
@@ -904,7 +892,7 @@ def test_where_it_is_written_is_not_guessed(
     argument: str,
     given: Any,
 ) -> None:
-    """An invalid folder or run is named with the allowed values, and nothing is written."""
+    """An invalid folder or run argument is named with the allowed values; nothing is written."""
     monkeypatch.chdir(tmp_path)
     assert halfstep.watch(**{argument: given}).folder is None
     [line] = capsys.readouterr().err.splitlines()
@@ -916,7 +904,7 @@ def test_where_it_is_written_is_not_guessed(
 def test_invalid_names_of_runs_are_skipped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Invalid names, projects and tags are one line each, and the run has the valid ones."""
+    """Invalid names, projects and tags print one line each, and the run keeps the valid ones."""
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"name": 5}, "name is ignored: it is 5; allowed: "),
         ({"name": " "}, "name is ignored: it is ' '; allowed: "),
@@ -970,7 +958,7 @@ WRONG_ONES: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
 def test_with_invalid_filters_all_is_recorded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    """A line reports it, and every step and skip is recorded."""
+    """Invalid warning filters are reported in a line, and every step and skip is recorded."""
     wrong, said = WRONG_ONES[name]
     with halfstep.watch(folder=tmp_path, name="it", **wrong()) as watch:
         truth = Script().train(watch.add, steps=12)
@@ -984,7 +972,7 @@ def test_with_invalid_filters_all_is_recorded(
 def test_an_error_of_ours_ends_no_loop(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An internal error is one line; the wrappers are removed, and the weights are unchanged."""
+    """An internal error prints one line, removes the wrappers and leaves the weights unchanged."""
     bare = Script().train(steps=12)
     write, calls = halfstep.watching.row_writer.RowWriter.write, iter(range(100))
 
@@ -1010,7 +998,7 @@ def test_an_error_of_ours_ends_no_loop(
 def test_a_script_that_raises_after_an_error_of_ours_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last steps of the script are missing, but its outcome is recorded."""
+    """A script that raises after an internal error has failed, without its last steps."""
 
     def failing(*_: Any) -> Any:
         raise OSError("no space left")
@@ -1055,7 +1043,7 @@ WRONG: dict[str, tuple[Callable[[Any], None], str]] = {
 def test_a_wrong_argument_of_a_method_is_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    """The call is ignored, and the run has all of its steps and its end."""
+    """A call with an invalid argument prints a line and is ignored; the run is complete."""
     call, said = WRONG[name]
     with halfstep.watch(folder=tmp_path, name="it") as watch:
         call(watch)
@@ -1077,7 +1065,7 @@ def make_closed() -> io.StringIO:
 def test_an_unreportable_error_ends_no_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: io.StringIO | None
 ) -> None:
-    """stderr of the script may be closed, or may never have existed."""
+    """An error that cannot be printed, because stderr is closed, ends no loop."""
 
     def failing(*_: Any) -> Any:
         raise OSError("no space left")
@@ -1093,7 +1081,7 @@ def test_an_unreportable_error_ends_no_loop(
 def test_an_interrupt_in_the_midst_of_our_work_does_not_hold_a_later_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After Ctrl-C a continuing script can still be ended by SIGTERM."""
+    """A script that continues after Ctrl-C within our code can still be ended by SIGTERM."""
 
     def interrupt(*_: Any) -> Any:
         raise KeyboardInterrupt
@@ -1109,7 +1097,7 @@ def test_an_interrupt_in_the_midst_of_our_work_does_not_hold_a_later_end(
 def test_an_uploader_that_cannot_be_started_again_ends_no_watching(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """If no process can be started, the data stay in the folder."""
+    """If the uploader cannot be started again, data stay in the folder and watching goes on."""
     starts = iter(["http://server/runs/1"])
 
     def start(*_: Any, **_named: Any) -> str:
@@ -1129,7 +1117,7 @@ def test_an_uploader_that_cannot_be_started_again_ends_no_watching(
 
 @pytest.mark.parametrize("name", PRIVATE)
 def test_torch_has_the_attributes_that_are_read(name: str) -> None:
-    """The attributes are private: a torch without one of them must be noticed here."""
+    """torch has the private attributes that Halfstep reads."""
     scaler = GradScaler("cpu")
     scaler.scale(torch.ones((), requires_grad=True))
     assert hasattr(scaler, name)
@@ -1139,14 +1127,14 @@ def test_torch_has_the_attributes_that_are_read(name: str) -> None:
 
 @looped("name", METHODS)
 def test_torch_has_the_methods_that_are_wrapped(name: str) -> None:
-    """A renamed method would leave the loop unobserved."""
+    """torch has the methods that Halfstep wraps; a renamed one would leave loops unobserved."""
     assert callable(vars(GradScaler)[name])
 
 
 def test_a_torch_that_has_not_says_which(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loop continues, and the line names class and attribute."""
+    """A missing method of torch is reported with its class, and the loop continues."""
     monkeypatch.setattr("halfstep.watching.scaler_calls.PRIVATE", (*PRIVATE, "_gone"))
     with halfstep.watch(folder=tmp_path) as watch:
         Script().train(watch.add, steps=2)
@@ -1213,7 +1201,7 @@ main(globals()[sys.argv[2]])
 def test_however_a_script_ends_its_last_rows_are_there(
     tmp_path: Path, end: str, code: int, status: str, error: str | None
 ) -> None:
-    """The exit code of the script is unchanged, and only the watching process has written."""
+    """The script's exit code is unchanged, and its last rows are there."""
     done = preloaded.run(
         [sys.executable, "-c", SCRIPT, tmp_path, end],
         env={**os.environ, "PYTHONPATH": str(Path(halfstep.__file__).parents[1])},
@@ -1247,7 +1235,7 @@ watch.finish()
 
 @pytest.mark.slow
 def test_a_signal_in_the_midst_of_our_work_waits_for_its_end(tmp_path: Path) -> None:
-    """Otherwise the spool would be written twice at once."""
+    """A signal within our code is handled after it; the spool is never written twice at once."""
     done = preloaded.run(
         [sys.executable, "-c", SIGNALLED, tmp_path],
         env={**os.environ, "PYTHONPATH": str(Path(halfstep.__file__).parents[1])},
@@ -1256,7 +1244,7 @@ def test_a_signal_in_the_midst_of_our_work_waits_for_its_end(tmp_path: Path) -> 
 
 
 def test_all_that_is_written_can_be_recorded(tmp_path: Path) -> None:
-    """Every event of the worst run passes the recorder's validation."""
+    """Every event that a watched run writes is valid for the recorder."""
     with halfstep.watch(folder=tmp_path, name="it") as watch:
         Script().train(watch.add, steps=STEPS)
     assert all(map(event_of, Written(tmp_path / "it").events))
@@ -1275,7 +1263,7 @@ def test_parameters_that_no_module_has_are_called_by_their_place(tmp_path: Path)
 
 
 def test_modules_of_one_class_are_numbered() -> None:
-    """The names of their parameters begin with the class and its number."""
+    """Modules of one class are numbered: their parameters have class and number as prefix."""
     from halfstep.recording.gradients import parameter_names
 
     names = parameter_names((nn.Linear(1, 1), nn.Conv1d(1, 1, 1, bias=False), nn.Linear(1, 1)))
@@ -1292,9 +1280,7 @@ def test_modules_of_one_class_are_numbered() -> None:
 @pytest.mark.filterwarnings("ignore")  # the compiler warns of torch itself
 @pytest.mark.parametrize("is_scaled", [True, *extended([False])])
 def test_a_step_that_is_compiled_whole_is_watched(tmp_path: Path, is_scaled: bool) -> None:
-    """Backward pass, scaler and optimizer within torch.compile give the same bits, and every
-    step is recorded.
-    """
+    """With the whole step in torch.compile the bits are the same, and every step is recorded."""
 
     def train(watch: Any = None) -> list[torch.Tensor]:
         torch.manual_seed(0)
@@ -1354,7 +1340,7 @@ dist.destroy_process_group()
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "sharded", "fsdp2"])
 def test_of_processes_that_train_together_one_writes(tmp_path: Path, kind: str) -> None:
-    """With DDP, with either scaler, and with FSDP2 the one run has the overflows of every rank."""
+    """With DDP, either scaler, and FSDP2 one process writes every rank's overflows."""
     ranks = [
         warm.Popen([sys.executable, "-c", RANK, str(tmp_path), str(rank), kind])
         for rank in range(2)
@@ -1370,7 +1356,7 @@ def test_of_processes_that_train_together_one_writes(tmp_path: Path, kind: str) 
 def test_a_full_disk_does_not_end_watching(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Steps and files of that time are lost, with a message; later ones are recorded."""
+    """Steps and files during a full disk are lost with a message; later ones are recorded."""
     from halfstep.telemetry import patient_spool
     from tests.halfstep.telemetry.patient_spool_made import full
 
@@ -1390,7 +1376,7 @@ def test_a_full_disk_does_not_end_watching(
 
 
 def test_secrets_are_not_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Secrets of the command line and the token in use are left out of command and
+    """Secrets of the command line and the token in use are redacted in command and
     configuration.
     """
     token = "hs_0123456789"
@@ -1412,7 +1398,7 @@ def test_secrets_are_not_written_down(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_torch_with_cuda_and_no_driver_is_watched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such a torch raises when it is asked for a capture, so it is not asked."""
+    """A CUDA build of torch without a driver is watched, although its capture query raises."""
 
     def no_driver() -> bool:
         raise RuntimeError("CUDA driver version is insufficient for CUDA runtime version")

@@ -1,4 +1,4 @@
-"""Calls in a watched step: its cost without a clock."""
+"""Costs of a watched step in calls, measured without a clock."""
 
 import sys
 import types
@@ -28,7 +28,7 @@ OURS = str(Path(halfstep.__file__).parent)
 def test_an_applied_step_takes_few_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_scaled: bool, clip: bool, is_on_device: bool
 ) -> None:
-    """The number of Python calls is bounded for equal steps while no rows are handed over."""
+    """A watched step takes a limited number of Python calls while no rows are delivered."""
     monkeypatch.setattr("halfstep.recording.ring.DRAIN_SECONDS", 1e6)
     net = nn.Linear(3, 2)
     optimizer = torch.optim.AdamW(net.parameters(), fused=True)
@@ -64,7 +64,7 @@ def test_an_applied_step_takes_few_calls(
 
 
 def test_a_step_without_an_optimizer_raises_as_unwatched(tmp_path: Path) -> None:
-    """Unguarded wrappers accept any arguments."""
+    """A step without an optimizer raises as unwatched, since wrappers accept any arguments."""
     scaler = GradScaler("cpu", init_scale=8.0)
     with pytest.raises(TypeError) as unwatched:
         scaler.step()  # type: ignore[call-arg]
@@ -76,6 +76,6 @@ def test_a_step_without_an_optimizer_raises_as_unwatched(tmp_path: Path) -> None
 
 
 def test_an_unguarded_call_raises_nothing() -> None:
-    """Roots of any kind cost no training."""
+    """An unguarded call with any kind of root raises nothing."""
     listener = loop.Loop(lambda _: None, lambda _: None)
     assert not listener.passes.repeats(object())

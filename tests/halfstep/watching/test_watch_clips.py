@@ -1,4 +1,4 @@
-"""Clips of gradients, by their norm and by their elements."""
+"""Clips of gradients by norm and by value."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -28,7 +28,7 @@ def clips_while_scaled(
     is_unscaled: bool = False,
     has_scaler: bool = True,
 ) -> list[int]:
-    """Return the steps of the events that a clip of each of 5 steps leads to."""
+    """Return the steps of events caused by a clip in each of 5 steps."""
     torch.manual_seed(0)
     net = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -57,7 +57,7 @@ def test_a_clip_of_scaled_gradients_is_reported(tmp_path: Path, kind: str, first
 
 @pytest.mark.parametrize("has_scaler", [True, False])
 def test_the_first_norm_is_that_before_the_clip(tmp_path: Path, has_scaler: bool) -> None:
-    """The norm is measured also if the optimizer is named only by the step after the clip."""
+    """The first norm is measured before the clip, although the optimizer is known only after it."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
     frozen = nn.Linear(2, 2)  # without gradients
@@ -86,7 +86,7 @@ def test_a_clip_of_other_gradients_is_not(
 
 
 def test_a_clip_of_other_parameters_is_not(tmp_path: Path) -> None:
-    """The clipped parameters belong to no optimizer."""
+    """A clip of parameters of no optimizer is not reported."""
     other = nn.Parameter(torch.ones(2))
     other.grad = torch.ones(2)
 
@@ -100,9 +100,7 @@ def test_a_clip_of_other_parameters_is_not(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CLIPS)
 def test_a_compiled_clip_stays_one_graph(tmp_path: Path, kind: str) -> None:
-    """fullgraph=True would raise at a break, for a clip that is compiled while watched or
-    afterwards.
-    """
+    """A compiled clip stays one graph, compiled before or during the watch."""
     net = nn.Linear(3, 2)
     clip = torch.compile(CLIPS[kind], backend="eager", fullgraph=True)
     for is_watched in (True, False):
@@ -123,7 +121,7 @@ def test_a_compiled_clip_stays_one_graph(tmp_path: Path, kind: str) -> None:
 def test_norms_without_a_scaler_are_before_the_clip(
     tmp_path: Path, limit: float, factors: list[float]
 ) -> None:
-    """The norm is recorded from the first step on, before which the optimizer is not known."""
+    """Without a scaler norms are recorded before the clip, from the first step on."""
     net = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
     norms = []
@@ -144,7 +142,7 @@ def test_norms_without_a_scaler_are_before_the_clip(
 def test_the_norm_of_a_dropped_iteration_is_not_that_of_the_first_step(
     tmp_path: Path, passes: int
 ) -> None:
-    """Gradients of later passes, also accumulated, are measured as they are."""
+    """The norm of a dropped iteration is not recorded for the first step."""
     net = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
     with halfstep.watch(net, folder=tmp_path) as watch:
@@ -164,7 +162,7 @@ def test_the_norm_of_a_dropped_iteration_is_not_that_of_the_first_step(
 def test_the_first_norm_of_several_optimizers_is_before_the_clip(
     tmp_path: Path, clips_each: bool
 ) -> None:
-    """One clip may cover the gradients of all, or each may have its own."""
+    """The first norm of several optimizers is that before the clip, joint or separate."""
     first, second = nn.Linear(3, 3), nn.Linear(3, 2)
     optimizers = [torch.optim.SGD(net.parameters(), lr=0.0) for net in (first, second)]
     both = [*first.parameters(), *second.parameters()]
@@ -184,7 +182,7 @@ def test_the_first_norm_of_several_optimizers_is_before_the_clip(
 
 
 def test_counts_of_a_first_overflow_are_not_those_after_its_clip(tmp_path: Path) -> None:
-    """The clip makes NaN of each inf; the parameter is still named."""
+    """A first overflow is counted before its clip, which turns each inf into NaN."""
     net = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     scaler = GradScaler("cpu", init_scale=8.0)
@@ -203,7 +201,7 @@ def test_counts_of_a_first_overflow_are_not_those_after_its_clip(tmp_path: Path)
 
 
 def test_a_clip_of_gradients_of_different_precisions_is_watched(tmp_path: Path) -> None:
-    """Norms of double and half precision have no common norm without a loss of digits."""
+    """A clip over double- and half-precision gradients is watched."""
     nets = [nn.Linear(3, 2).double(), nn.Linear(3, 2).half()]
     parameters = [p for net in nets for p in net.parameters()]
     optimizers = [torch.optim.SGD(net.parameters(), lr=0.0) for net in nets]
@@ -221,8 +219,8 @@ def test_a_clip_of_gradients_of_different_precisions_is_watched(tmp_path: Path) 
 @pytest.mark.parametrize("how", ["plain", "unscaled", "scaled", "fused", "float64", "half"])
 @pytest.mark.parametrize("limit", [0.1, *extended([1e6])])
 def test_the_norm_after_a_clip_is_recorded(tmp_path: Path, how: str, limit: float) -> None:
-    """The norm is recorded from the first step on; where the clip changes nothing, it equals
-    the norm before.
+    """The norm after a clip is recorded from the first step on, and equals that before if
+    nothing was clipped.
     """
     torch.manual_seed(0)
     dtype = {"float64": torch.float64, "half": torch.bfloat16}.get(how, torch.float32)
@@ -258,7 +256,7 @@ def test_the_norm_after_a_clip_is_recorded(tmp_path: Path, how: str, limit: floa
 def test_the_norm_after_clips_of_several_optimizers_is_recorded(
     tmp_path: Path, clips_each: bool, has_scaler: bool
 ) -> None:
-    """Whether one clip covers the gradients of all, or each has its own limit."""
+    """The norm after clips is recorded for several optimizers, clipped together or not."""
     torch.manual_seed(0)
     first, second = nn.Linear(3, 3), nn.Linear(3, 2)
     optimizers = [torch.optim.SGD(net.parameters(), lr=0.0) for net in (first, second)]
@@ -287,7 +285,7 @@ def test_the_norm_after_clips_of_several_optimizers_is_recorded(
 
 
 def test_a_limit_that_changes_counts_from_its_step_on(tmp_path: Path) -> None:
-    """A step without a clip has the norm before, and clips of a step follow each other."""
+    """A changed limit applies from its step on; several clips of a step are combined."""
     net = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
     limits: list[list[float]] = [[0.1], [0.2], [], [0.4, 0.2], [0.2, 0.4], [0.3]]

@@ -26,7 +26,7 @@ META = torch.device("meta")
 
 
 def step(net: nn.Module, optimizer: Any, scaler: GradScaler, clip: bool, device: str) -> None:
-    """Train one step, with a clip or without."""
+    """Train one step, with or without a clip."""
     optimizer.zero_grad()
     scaler.scale(net(torch.ones(4, 8, device=device)).square().mean()).backward()
     if clip:
@@ -38,7 +38,7 @@ def step(net: nn.Module, optimizer: Any, scaler: GradScaler, clip: bool, device:
 
 @pytest.fixture
 def on_meta(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let optimizers be fused on tensors that have shapes and no values."""
+    """Allow fused optimizers for tensors on the meta device."""
     supported = torch.utils._foreach_utils._get_fused_kernels_supported_devices()
     monkeypatch.setattr(
         sys.modules["torch.optim.optimizer"],  # torch.optim hides it behind a name
@@ -79,7 +79,7 @@ def train_on_meta(folder: Path, *, clip: bool, every: int = 0) -> Any:
 def test_a_watched_step_never_waits_for_the_device(
     tmp_path: Path, clip: bool, every: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On the meta device every read of a value raises, and all three rows were written."""
+    """A watched step reads no value of a device: on the meta device each read would raise."""
     watch = train_on_meta(tmp_path, clip=clip, every=every)
     assert watch._run.guard.is_on
     assert watch.step == 3
@@ -103,7 +103,7 @@ def test_the_guard_sees_a_wait(
     ask: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A value read anywhere in there would have ended the watch, or have cost that figure."""
+    """A value read at any of these points ends the watch, or the recording of its figure."""
     original = getattr(owner, place)
 
     def asking(*arguments: Any, **named: Any) -> Any:
@@ -148,7 +148,7 @@ class Training:
         self.scaler.update()
 
     def operators(self) -> Counter[str]:
-        """Return the operators of a step."""
+        """Return the number of operators in a step."""
         for _ in range(WARM):
             self.step()
         with Operators() as operators:
@@ -180,7 +180,7 @@ def test_a_step_takes_two_operators_more_and_one_with_a_clip(
     is_on_device: bool,
     clip: bool,
 ) -> None:
-    """One operator is for all norms, unless the clip has them, and one for the row."""
+    """A watched step takes two more operators, for norms and row; with a clip it takes one."""
     monkeypatch.setattr("halfstep.recording.ring.DRAIN_SECONDS", 1e9)
     bare = Training(optimizer, parameters, is_scaled=is_scaled, clip=clip).operators()
     with (

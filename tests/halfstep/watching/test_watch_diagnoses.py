@@ -32,7 +32,7 @@ def undone(nothing_compiled: None) -> Iterator[None]:
 
 
 class Reference:
-    """A loop in fp16 that stores the values of each step, waiting for the device."""
+    """A loop in fp16 that waits for the device to store each step's values."""
 
     def __init__(self, *, fused: bool) -> None:
         self.fused = fused
@@ -84,7 +84,7 @@ class Reference:
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_the_requested_steps_are_returned(tmp_path: Path, fused: bool) -> None:
-    """Exponents, norms of layers and largest numbers equal the loop's own, only in due steps."""
+    """Exponents, layer norms and largest numbers equal the loop's own, in due steps only."""
     reference = Reference(fused=fused)
     reference.train(tmp_path, looks=True, **ALL)
     written = Written(tmp_path / "it")
@@ -120,7 +120,7 @@ def test_the_requested_steps_are_returned(tmp_path: Path, fused: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_request_changes_no_bit(tmp_path: Path, fused: bool) -> None:
-    """Weights are those of a loop without the request, in skipped steps too."""
+    """Requested measurements change no weight, in skipped steps either."""
     bare = Reference(fused=fused).train(tmp_path / "bare", looks=False)
     asked = dict.fromkeys(ALL, 1)
     watched = Reference(fused=fused).train(tmp_path / "watched", looks=False, **asked)
@@ -133,7 +133,7 @@ def test_a_request_changes_no_bit(tmp_path: Path, fused: bool) -> None:
 
 
 def test_between_the_steps_that_are_due_no_hook_is_there(tmp_path: Path) -> None:
-    """No module has a hook at any time, and evaluations in between are not measured."""
+    """No module has a hook between due steps, and evaluations in between are not measured."""
     net = Net()
     optimizer, scaler = torch.optim.SGD(net.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
     seen = []
@@ -154,7 +154,7 @@ def test_between_the_steps_that_are_due_no_hook_is_there(tmp_path: Path) -> None
 def test_one_that_fails_is_reported_once_and_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The loop and the other diagnoses stay watched."""
+    """A failing measurement is reported once and stopped, and the others continue."""
 
     def failing(*_: Any) -> Any:
         raise MemoryError("no memory left")
@@ -171,7 +171,7 @@ def test_one_that_fails_is_reported_once_and_dropped(
 
 @pytest.mark.slow
 def test_compiled_modules_are_not_recompiled(tmp_path: Path) -> None:
-    """Headroom is given up for compiled code, with the reason."""
+    """Compiled modules are not recompiled; their headroom is given up with the reason."""
     torch._dynamo.reset()
     net = Net()
     compiled = torch.compile(net, backend="eager")
@@ -190,7 +190,7 @@ def test_compiled_modules_are_not_recompiled(tmp_path: Path) -> None:
 def test_an_invalid_interval_is_reported(
     tmp_path: Path, wrong: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The message has the name, the value and the allowed values."""
+    """An invalid interval is reported with name, value and allowed values."""
     assert halfstep.watch(folder=tmp_path, layers_every=wrong).folder is None
     assert f"layers_every is {wrong!r}; allowed: a whole number" in capsys.readouterr().err
 
@@ -198,7 +198,7 @@ def test_an_invalid_interval_is_reported(
 def test_norms_by_layer_come_by_default_and_ever_more_rarely(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run of any length has some hundreds; 0 turns them off."""
+    """Layer norms are measured by default, some hundred times a run; 0 disables them."""
     monkeypatch.setattr(reader, "LAYERS_EVERY", 5)
     monkeypatch.setattr(reader, "LAYERS_DOUBLE_AT", 20)
     for name, options in (("default", {}), ("off", {"layers_every": 0})):

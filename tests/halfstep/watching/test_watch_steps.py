@@ -57,7 +57,7 @@ def step(loss: Tensor, optimizer: torch.optim.Optimizer, scaler: GradScaler | No
 
 
 def test_each_of_two_optimizers_has_its_own_losses(tmp_path: Path) -> None:
-    """An iteration groups them from the first one on, and the last step is not lost."""
+    """Each of two optimizers has its own losses from the first iteration to the last."""
     written = adversaries(tmp_path, 1, 5)
     assert written.steps["step"].tolist() == [1, 2, 3, 4, 5]
     assert of("loss/SGD", written) == [(k, 100.0 * k) for k in range(1, 6)]
@@ -65,7 +65,7 @@ def test_each_of_two_optimizers_has_its_own_losses(tmp_path: Path) -> None:
 
 
 def test_of_a_critic_that_steps_more_often_no_step_is_lost(tmp_path: Path) -> None:
-    """Every step of D opens an iteration, and G's belongs to the last of them."""
+    """If D steps more often than G, each step of D opens an iteration."""
     written = adversaries(tmp_path, 2, 4)
     assert len(written.steps) == 8
     assert written.steps["loss"].tolist() == [100.0 * k for k in range(1, 9)]
@@ -73,13 +73,13 @@ def test_of_a_critic_that_steps_more_often_no_step_is_lost(tmp_path: Path) -> No
 
 
 def test_with_one_scaler_each_update_has_its_optimizers_loss(tmp_path: Path) -> None:
-    """The updates of D and G alternate, each with its own loss."""
+    """With one scaler each, the updates of D and G alternate, with their own losses."""
     written = adversaries(tmp_path, 1, 3, GradScaler("cpu", init_scale=4.0))
     assert written.steps["loss"].tolist() == [100, 1, 200, 2, 300, 3]
 
 
 def test_losses_belong_to_the_gradients_that_they_changed(tmp_path: Path) -> None:
-    """Each loss is recorded for its own step, although both backward passes come first."""
+    """Each of two losses is recorded for its own optimizer, although both passes come first."""
     a, b = nn.Linear(2, 1), nn.Linear(2, 1)
     first = torch.optim.SGD(a.parameters(), 0.0)
     second = torch.optim.SGD(b.parameters(), 0.0)
@@ -97,7 +97,7 @@ def test_losses_belong_to_the_gradients_that_they_changed(tmp_path: Path) -> Non
 
 
 def test_one_loss_of_two_optimizers_is_recorded_once(tmp_path: Path) -> None:
-    """Muon and AdamW with one loss have no metrics per optimizer."""
+    """A single loss of two optimizers is recorded once, without metrics per optimizer."""
     net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
     pair = [torch.optim.SGD(part.parameters(), 0.0) for part in net]
     with halfstep.watch(net, folder=tmp_path, name="it", mode="offline"):
@@ -113,7 +113,7 @@ def test_one_loss_of_two_optimizers_is_recorded_once(tmp_path: Path) -> None:
 
 
 def test_an_optimizer_that_steps_in_backward_has_that_passs_loss(tmp_path: Path) -> None:
-    """No loss is lost, neither the first nor the last."""
+    """An optimizer that steps within the backward pass has its pass's loss, from first to last."""
     net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
     for parameter in net.parameters():
         optimizer = torch.optim.SGD([parameter], 0.0)
@@ -131,8 +131,8 @@ def test_an_optimizer_that_steps_in_backward_has_that_passs_loss(tmp_path: Path)
 
 @pytest.mark.parametrize("how", ["grad", "backward", "hidden"])
 def test_a_loss_is_recorded_where_it_can_be(tmp_path: Path, how: str) -> None:
-    """The loss of an autograd function is recorded; without an observed backward pass it is
-    unknown, not NaN.
+    """The loss is recorded for each way to compute gradients; if unobserved it is unknown, not
+    NaN.
     """
     net = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(net.parameters(), 0.0)
@@ -161,7 +161,7 @@ def inf_then_finite(k: int) -> float:
 
 
 def test_a_step_past_the_scaler_counts_as_applied(tmp_path: Path) -> None:
-    """scaler.step skips it, optimizer.step applies it; the second call is named."""
+    """A step by optimizer.step after scaler.step skipped counts as applied, and is reported."""
     weight = nn.Parameter(torch.ones(1))
     optimizer, scaler = torch.optim.SGD([weight], 0.0), GradScaler("cpu", init_scale=4.0)
     with halfstep.watch(folder=tmp_path, name="it", mode="offline"):
@@ -178,7 +178,7 @@ def test_a_step_past_the_scaler_counts_as_applied(tmp_path: Path) -> None:
 
 
 def test_each_replaced_scaler_is_counted(tmp_path: Path) -> None:
-    """Three scalers that start again above the old one's scale are three, not two."""
+    """Three scalers that each restart above the previous scale count as three."""
     weight = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], 0.0)
     with halfstep.watch(folder=tmp_path, name="it", mode="offline"):
@@ -199,7 +199,7 @@ def test_each_replaced_scaler_is_counted(tmp_path: Path) -> None:
 def test_a_scaler_that_is_not_restored_with_its_optimizer_is_reported(
     tmp_path: Path, loads_scaler: bool
 ) -> None:
-    """It begins at 65,536 again, and skips; nothing is said of one that was loaded."""
+    """A scaler not restored with its optimizer is reported, since it restarts at 65,536."""
     weight = nn.Parameter(torch.ones(2))
     before = torch.optim.SGD([weight], 0.0, momentum=0.9)
     weight.grad = torch.ones(2)
@@ -222,7 +222,7 @@ def test_a_scaler_that_is_not_restored_with_its_optimizer_is_reported(
 def test_a_state_that_was_saved_in_half_precision_is_reported(
     tmp_path: Path, dtype: torch.dtype
 ) -> None:
-    """Squares of gradients are 0 in fp16, where gradients are not."""
+    """A state saved in half precision is reported, since squares of gradients become 0 in fp16."""
     weight = nn.Parameter(torch.ones(4))
     optimizer = torch.optim.Adam([weight], 1e-3)
     with halfstep.watch(folder=tmp_path, name="it"):
@@ -246,7 +246,7 @@ def test_a_state_that_was_saved_in_half_precision_is_reported(
 def test_a_step_that_the_loop_leaves_out_is_neither_applied_nor_skipped(
     tmp_path: Path, fused: bool
 ) -> None:
-    """An unscale_ and an update without a step are neither."""
+    """An unscale_ and an update without a step are neither applied nor skipped."""
     weight = nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], 0.1, fused=fused)
     scaler = GradScaler("cpu", init_scale=4.0)
@@ -267,7 +267,7 @@ def test_a_step_that_the_loop_leaves_out_is_neither_applied_nor_skipped(
 def test_gradients_that_the_loop_drops_are_counted_from_the_last_step_on(
     tmp_path: Path, limit: float
 ) -> None:
-    """Gradients that no optimizer uses 8 times in a row are reported, with the scale then."""
+    """Gradients that no optimizer used 8 times in a row are reported, with the scale then."""
     weight = nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], 0.0)
     scaler = GradScaler("cpu", init_scale=4.0, growth_interval=20)
@@ -294,7 +294,7 @@ def test_gradients_that_the_loop_drops_are_counted_from_the_last_step_on(
 def test_an_update_between_added_gradients_is_counted_if_it_changes_the_scale(
     tmp_path: Path, interval: int
 ) -> None:
-    """Gradients of two passes with different loss scales are one mistake of each such step."""
+    """An update that changes the scale between accumulated passes is reported once per step."""
     weight, other = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
     rare, often = torch.optim.SGD([weight], 0.0), torch.optim.SGD([other], 0.0)
     scaler = GradScaler("cpu", init_scale=4.0, growth_interval=interval)
@@ -314,7 +314,7 @@ def test_an_update_between_added_gradients_is_counted_if_it_changes_the_scale(
 
 
 def test_an_update_of_another_optimizers_scaler_mixes_no_scales(tmp_path: Path) -> None:
-    """Two scalers of different scales may be updated in between each other's passes and steps."""
+    """Updates of one scaler between another's pass and step mix no scales."""
     weight, other = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
     first, second = torch.optim.SGD([weight], 0.0), torch.optim.SGD([other], 0.0)
     small, large = GradScaler("cpu", init_scale=4.0), GradScaler("cpu", init_scale=64.0)
@@ -332,7 +332,7 @@ def test_an_update_of_another_optimizers_scaler_mixes_no_scales(tmp_path: Path) 
 
 
 class Ascent(torch.optim.Optimizer):
-    """Sharpness-aware minimization around another optimizer, as commonly written."""
+    """Sharpness-aware minimization around another optimizer, as it is commonly written."""
 
     def __init__(self, parameters: Any, base: Any, **options: Any) -> None:
         super().__init__(parameters, options)
@@ -340,7 +340,7 @@ class Ascent(torch.optim.Optimizer):
 
     @torch.no_grad()
     def first(self) -> None:
-        """Climb."""
+        """Ascend, and clear the gradients."""
         for p in self.param_groups[0]["params"]:
             self.state[p]["moved"] = 0.01 * p.grad
             p.add_(self.state[p]["moved"])
@@ -348,12 +348,12 @@ class Ascent(torch.optim.Optimizer):
 
     @torch.no_grad()
     def back(self) -> None:
-        """Return to where it began."""
+        """Return to the starting point."""
         for p in self.param_groups[0]["params"]:
             p.sub_(self.state[p]["moved"])
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Climb by the gradients that there are, and descend by those of the closure."""
+        """Ascend by the present gradients, and descend by those of the closure."""
         if closure is not None:
             self.first()
             with torch.enable_grad():
@@ -364,7 +364,7 @@ class Ascent(torch.optim.Optimizer):
 
 @pytest.mark.parametrize("how", ["closure", "halves", "scaled"])
 def test_an_ascent_and_its_descent_are_one_step(tmp_path: Path, how: str) -> None:
-    """The step has the loss before the ascent."""
+    """An ascent with its descent is one step, with the loss before the ascent."""
     net = nn.Linear(2, 1)
     optimizer = Ascent(net.parameters(), torch.optim.SGD, lr=0.1)
     scaler = GradScaler("cpu", init_scale=4.0)
@@ -401,7 +401,7 @@ def test_an_ascent_and_its_descent_are_one_step(tmp_path: Path, how: str) -> Non
 
 
 def test_lbfgs_makes_one_step_of_many_closures(tmp_path: Path) -> None:
-    """The step has the first loss of its closures."""
+    """An LBFGS step with many closures is one step, with the first loss."""
     net, losses = nn.Linear(2, 1), []
     optimizer = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=4)
 
@@ -422,7 +422,7 @@ def test_lbfgs_makes_one_step_of_many_closures(tmp_path: Path) -> None:
 
 
 def test_steps_without_any_gradient_are_counted_and_reported(tmp_path: Path) -> None:
-    """The graph is cut, so no parameter of the optimizer has one."""
+    """Steps without gradients are counted and reported, as with a cut graph."""
     net, other = nn.Linear(2, 1), nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     with halfstep.watch(net, folder=tmp_path, name="it", mode="offline"):
@@ -439,7 +439,7 @@ def test_steps_without_any_gradient_are_counted_and_reported(tmp_path: Path) -> 
 def test_a_short_loop_without_any_gradient_reports_its_own_steps(
     tmp_path: Path, is_scaled: bool
 ) -> None:
-    """The loop is reported with its own number of steps; a scaler rejects such a step."""
+    """A short loop without gradients is reported with its number of steps."""
     net, other = nn.Linear(2, 1), nn.Parameter(torch.ones(1))
     optimizer, scaler = torch.optim.SGD(net.parameters(), 0.1), GradScaler("cpu")
     with halfstep.watch(net, folder=tmp_path, name="it", mode="offline"):
@@ -465,7 +465,7 @@ def test_a_short_loop_without_any_gradient_reports_its_own_steps(
 def test_a_loop_without_an_optimizer_gets_a_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The message is one line after twenty backward passes."""
+    """A loop without an optimizer gets a one-line message after twenty backward passes."""
     net = nn.Linear(2, 1)
     with halfstep.watch(net, folder=tmp_path, name="it", mode="offline"):
         for _ in range(45):
@@ -480,7 +480,7 @@ def test_a_loop_without_an_optimizer_gets_a_message(
 
 
 def test_a_replaced_parameter_is_measured_by_its_name(tmp_path: Path) -> None:
-    """Norms are those of the current parameter groups."""
+    """A replaced parameter's norm is measured by its name, in the current parameter groups."""
     net = nn.Module()
     net.w = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([net.w], 0.0)
@@ -502,7 +502,7 @@ def test_a_replaced_parameter_is_measured_by_its_name(tmp_path: Path) -> None:
 
 
 def test_norms_of_sparse_and_complex_gradients_are_right(tmp_path: Path) -> None:
-    """Rows that occur twice are summed first; imaginary parts count."""
+    """Sparse gradients sum repeated rows before the norm; imaginary parts count."""
     table = nn.Embedding(4, 2, sparse=True)
     turn = nn.Parameter(torch.ones(2, dtype=torch.complex64))
     optimizer = torch.optim.SGD([*table.parameters(), turn], 0.0)
@@ -517,7 +517,7 @@ def test_norms_of_sparse_and_complex_gradients_are_right(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("rate", [None, "empty group"])
 def test_what_cannot_be_read_costs_that_figure_only(tmp_path: Path, rate: Any) -> None:
-    """Losses and norms are there without a learning rate, and with an empty group."""
+    """Losses and norms are recorded also without a learning rate, and with an empty group."""
     weight = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], 0.1)
     with halfstep.watch(folder=tmp_path, name="it", mode="offline") as watch:
@@ -548,7 +548,7 @@ def test_the_precision_is_the_one_that_autocast_used(tmp_path: Path, dtype: torc
 
 
 def test_norms_may_be_taken_rarely(tmp_path: Path) -> None:
-    """Loss, scale and skips are those of every step; a skip in between has no culprits."""
+    """With rare norms loss, scale and skips are still recorded in every step."""
     script = Script(fused=True)
     with halfstep.watch(folder=tmp_path, name="each") as watch:
         every = script.train(watch.add)
@@ -568,7 +568,7 @@ def test_norms_may_be_taken_rarely(tmp_path: Path) -> None:
 
 
 def test_norms_that_are_not_taken_are_no_nonfinite_gradients(tmp_path: Path) -> None:
-    """A loop without a scaler is not reported to have lost its weights."""
+    """Norms that were not measured do not count as nonfinite gradients."""
     net = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with halfstep.watch(net, folder=tmp_path, name="it", norms_every=0):
@@ -587,8 +587,8 @@ def test_norms_that_are_not_taken_are_no_nonfinite_gradients(tmp_path: Path) -> 
 def test_a_loss_that_the_loop_changes_in_place_is_recorded_as_it_was(
     tmp_path: Path, is_scaled: bool, first: int, is_on_device: bool
 ) -> None:
-    """On a device the loss is unknown in the first such step of a loop that did not
-    change it before.
+    """A loss changed in place is recorded as before; on a device it is unknown in the first such
+    step.
     """
     net = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, fused=True)
@@ -615,7 +615,7 @@ def test_a_loss_that_the_loop_changes_in_place_is_recorded_as_it_was(
 
 
 def test_a_loss_that_is_changed_by_its_data_is_recorded_as_it_was(tmp_path: Path) -> None:
-    """In host memory the loss is recorded although the change leaves no trace on the tensor."""
+    """A loss changed through .data is recorded as before in host memory."""
     net = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     losses = []
@@ -635,8 +635,8 @@ def test_a_loss_that_is_changed_by_its_data_is_recorded_as_it_was(tmp_path: Path
 def test_parameters_that_join_a_clipped_optimizer_are_measured(
     tmp_path: Path, is_scaled: bool
 ) -> None:
-    """Such parameters are measured in their first step: the clip's norms are those of the
-    parameters that it clips.
+    """Parameters added to a clipped optimizer are measured in their first step, apart from the
+    clip's norms.
     """
     layers = nn.Sequential(*(nn.Linear(3, 3) for _ in range(3)))
     optimizer = torch.optim.SGD(layers[2].parameters(), lr=0.01)
@@ -658,7 +658,7 @@ def test_parameters_that_join_a_clipped_optimizer_are_measured(
 
 
 def test_a_scaler_that_never_steps_has_no_scale(tmp_path: Path) -> None:
-    """A loop that divides its gradients by hand and sets the scale itself has no recorded scale."""
+    """A scaler that never steps, in a loop that unscales by hand, has no recorded scale."""
     net = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     scaler = GradScaler("cpu", init_scale=64.0)
@@ -681,8 +681,8 @@ def test_a_scaler_that_never_steps_has_no_scale(tmp_path: Path) -> None:
 def test_a_loss_that_is_divided_to_accumulate_is_recorded_undivided(
     tmp_path: Path, has_scaler: bool, divides: str
 ) -> None:
-    """The last step of an epoch with fewer passes is undivided too; a mean by hand is no
-    division.
+    """A loss divided for accumulation is recorded undivided, also with fewer passes at an
+    epoch's end.
     """
     net = nn.Linear(3, 4)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
@@ -710,9 +710,7 @@ def test_a_loss_that_is_divided_to_accumulate_is_recorded_undivided(
 def test_parameters_that_an_optimizer_gets_while_training_are_inside(
     tmp_path: Path, steps: int
 ) -> None:
-    """Points that are split and pruned are measured, although their old tensors keep
-    their gradients.
-    """
+    """Parameters that replace others while training, as split and pruned points, are measured."""
     cloud = nn.Module()
     cloud.points = nn.Parameter(torch.ones(4, 3))
     cloud.size = nn.Parameter(torch.ones(()))
@@ -739,7 +737,7 @@ def test_parameters_that_an_optimizer_gets_while_training_are_inside(
 def test_each_step_of_an_optimizer_made_for_each_task_is_a_row(
     tmp_path: Path, copies: bool, has_scaler: bool, steps_each: int
 ) -> None:
-    """Each task trains a copy of the net, as in Reptile, or the net itself."""
+    """If each task has its own optimizer, as in Reptile, each of its steps is a row."""
     meta = nn.Linear(3, 1)
     scaler = GradScaler("cpu", init_scale=8.0, enabled=has_scaler)
     losses, norms = [], []
@@ -766,7 +764,7 @@ def test_each_step_of_an_optimizer_made_for_each_task_is_a_row(
 
 
 def test_an_optimizer_that_stays_shares_the_row_of_those_of_tasks(tmp_path: Path) -> None:
-    """The outer optimizer of MAML steps after the inner steps of each task."""
+    """In MAML the outer optimizer's step shares a row with each task's inner steps."""
     meta, outer_steps = nn.Linear(3, 1), 0
     outer = torch.optim.Adam(meta.parameters(), lr=0.01)
     with halfstep.watch(meta, folder=tmp_path) as watch:

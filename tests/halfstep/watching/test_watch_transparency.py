@@ -21,7 +21,7 @@ Pair = namedtuple("Pair", "first second")
 
 
 class OwnScaler(GradScaler):
-    """A subclass, as frameworks have them."""
+    """A subclass of the scaler, as frameworks have."""
 
     def scale(self, outputs: Any) -> Any:
         """Scale as torch does."""
@@ -29,7 +29,7 @@ class OwnScaler(GradScaler):
 
 
 class OwnOptimizer(torch.optim.SGD):
-    """A subclass that steps by its parent."""
+    """A subclass of the optimizer that calls its parent's step."""
 
     def step(self, closure: Any = None) -> Any:
         """Step as torch does."""
@@ -37,7 +37,7 @@ class OwnOptimizer(torch.optim.SGD):
 
 
 class Net(nn.Module):
-    """Dense, sparse, complex and unused parameters, and one without dimensions."""
+    """A network with dense, sparse, complex, unused and zero-dimensional parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Net(nn.Module):
         self.unused = nn.Parameter(torch.ones(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: (B, 4)."""
+        """Compute the loss. x: (B, 4)."""
         rows = self.table(torch.tensor([0, 2, 2]))
         turned = (self.dense(x) * self.turn).abs().mean()
         out: Tensor = self.gain * turned + rows.square().mean()
@@ -71,7 +71,7 @@ OPTIMIZERS: dict[str, Callable[[Net], torch.optim.Optimizer]] = {
 
 
 class Loop:
-    """A network with what trains it, and what its calls came to."""
+    """A network with optimizer and scaler, and the results of calls."""
 
     def __init__(self, scaler: str, optimizer: str) -> None:
         torch.manual_seed(0)
@@ -94,7 +94,7 @@ class Loop:
             self.came_to.append((type(error).__name__, str(error)))
 
     def state(self) -> list[Any]:
-        """Return all that a loop could see a difference in."""
+        """Return all state in which a loop could see a difference."""
         gradients = [None if p.grad is None else plain(p.grad) for p in self.net.parameters()]
         groups = [{**group, "params": None} for group in self.optimizer.param_groups]
         # Not state_dict(), which raises once a parameter is replaced.
@@ -104,7 +104,7 @@ class Loop:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as its bits, in what compares by equality."""
+    """Return a value's bits, in a form that compares by equality."""
     if isinstance(value, Tensor):
         dense = value.detach().to_dense() if value.is_sparse else value.detach()
         kind = type(value).__name__, str(value.dtype), tuple(value.shape), value.requires_grad
@@ -117,7 +117,7 @@ def plain(value: Any) -> Any:
 
 
 def flat(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors of what `scale` returned, using up an iterator as a loop does."""
+    """Yield the tensors in a result of `scale`, using up an iterator as a loop does."""
     if isinstance(value, Tensor):
         yield value
     elif value is not None:
@@ -244,7 +244,7 @@ ACTIONS: dict[str, Callable[[Loop], Any]] = {
 def test_a_watched_loop_is_the_unwatched_one(
     scaler: str, optimizer: str, actions: list[str], repeats: int
 ) -> None:
-    """Return values, gradients, weights, state and exceptions are equal, bit for bit."""
+    """Results, gradients, weights, state and exceptions equal the unwatched loop's, bit for bit."""
     states = []
     for is_watched in (False, True):
         loop = Loop(scaler, optimizer)

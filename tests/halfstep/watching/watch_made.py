@@ -1,4 +1,4 @@
-"""Training loops of the plain kind that people write, and what `watch` wrote of them."""
+"""Training loops as users write them, and what `watch` recorded of them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ STEPS = 40
 
 @dataclass
 class Truth:
-    """A loop's own synchronous observations: the reference."""
+    """The reference: values that a loop observes itself, synchronously."""
 
     losses: list[float] = field(default_factory=list)
     scales: list[float] = field(default_factory=list)
@@ -39,14 +39,14 @@ class Net(nn.Module):
         self.body, self.head = nn.Linear(8, 16), nn.Linear(16, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: (B, 8)."""
+        """Compute the output. x: (B, 8)."""
         out: Tensor = self.head(torch.tanh(self.body(x)))
         return out
 
 
 @dataclass(frozen=True)
 class Script:
-    """A loop. optimizers: which modules each trains."""
+    """A training loop. optimizers: the modules that each one trains."""
 
     fused: bool = False
     clip: float | None = None
@@ -59,7 +59,7 @@ class Script:
     def train(
         self, watch: Callable[[nn.Module], Any] = lambda _: None, *, steps: int = STEPS
     ) -> Truth:
-        """Train, and find out. watch: called before the first step."""
+        """Train, and return the reference values. watch: called before the first step."""
         torch.manual_seed(0)
         with torch.device(self.device):
             net = Net()
@@ -143,7 +143,7 @@ SCRIPTS = {
 
 
 class Written:
-    """The contents of a run's folder."""
+    """The recorded contents of a run's folder."""
 
     def __init__(self, folder: Path) -> None:
         self.steps: NDArray[Any]
@@ -164,7 +164,7 @@ class Written:
         return [each for each in result if kind is None or each["kind"] == kind]
 
     def truth(self) -> Truth:
-        """Return it as the reference has it; weights are not written."""
+        """Return the records in the reference's form, without weights."""
         truth = Truth(self.steps["loss"].tolist(), self.steps["scale"].tolist())
         for step in self.steps["step"].tolist():
             skips = {e["optimizer"]: e for e in self.of("scaler", "skip") if e["step"] == step}

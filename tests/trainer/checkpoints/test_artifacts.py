@@ -18,7 +18,7 @@ class Drawing(Regression):
 
 
 def test_artifacts_are_written_after_each_evaluation(run_loop, tmp_path):
-    """Each is a complete file next to the checkpoints' folder, described by an event."""
+    """Each evaluation's artifacts are complete files next to the checkpoints, with an event."""
     run = run_loop(
         Drawing,
         {"training": {"steps": 4}, "evaluation": {"every_steps": 2}},
@@ -41,7 +41,7 @@ def test_artifacts_are_written_after_each_evaluation(run_loop, tmp_path):
 
 
 def test_an_artifact_may_be_anything_that_is_logged(tmp_path):
-    """A name without a suffix gets that of what shows the value."""
+    """Any value that can be logged can be an artifact; without a suffix it gets its type's."""
     result = {"squares": np.eye(4), "a/b": "text", "table": [{"x": 1}], "kept.md": "# As it is"}
     events = [*map(fields_of, save_artifacts(tmp_path / "artifacts", 1, result))]
     assert [e["name"] for e in events] == ["squares.png", "a-b.txt", "table.csv", "kept.md"]
@@ -63,12 +63,12 @@ def test_an_artifact_may_be_anything_that_is_logged(tmp_path):
     ],
 )
 def test_an_artifact_cannot_leave_its_folder(tmp_path, name):
-    """A name that is no plain file name is refused before anything is written."""
+    """An artifact whose name is no plain file name is refused before anything is written."""
     with pytest.raises(RecipeError, match="an artifact is named"):
         save_artifacts(tmp_path / "artifacts", 1, {"good.txt": "", name: b""})
     assert not list(tmp_path.iterdir())
 
 
 def test_no_folder_saves_no_artifacts(run_loop):
-    """A loop without a folder trains too."""
+    """A run without a folder saves no artifacts, and trains."""
     assert run_loop(Drawing).of("artifact") == []

@@ -16,7 +16,7 @@ def writer():
 
 
 def test_a_write_runs_in_the_background_and_the_next_waits_for_it(writer):
-    """The first `begin` returns while it is under way; the second when it is over."""
+    """The first `begin` returns during its write, and the second waits until that has ended."""
     result, go_on = [], Event()
 
     def first():
@@ -39,7 +39,7 @@ def test_a_write_runs_in_the_background_and_the_next_waits_for_it(writer):
 
 @pytest.mark.parametrize("hear", [Writer.wait, lambda writer: writer.begin(print)])
 def test_an_exception_is_raised_once(writer, hear):
-    """The next call raises the exception, and later calls do not."""
+    """An exception of a background write is raised by the next call, once."""
     writer.begin(lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         hear(writer)
@@ -48,7 +48,7 @@ def test_an_exception_is_raised_once(writer, hear):
 
 
 def test_a_poll_does_not_block_and_reports_failures(writer):
-    """A poll during the task returns at once; after a failure it raises."""
+    """A poll of a running write returns at once; after a failure it raises."""
     go_on = Event()
 
     def fail():

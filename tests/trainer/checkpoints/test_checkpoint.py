@@ -35,7 +35,7 @@ EXACT = ["step", "loss", "scale", "grad_norm", "grad_norm_clipped", "lr", "flags
 @pytest.mark.slow
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_resumed_run_is_bit_exact(run_loop, tmp_path, fused):
-    """40 steps, and 20 + 20 from a checkpoint, have the same bits and the same events."""
+    """A run of 40 steps, and one of 20 + 20 from a checkpoint, have the same bits and events."""
     values = VALUES | {"training": VALUES["training"] | {"fused": fused}}
     straight = run_loop(Digits, values, folder=tmp_path / "a")
     first = straight.of("checkpoint", step=20)[0]["files"][0]
@@ -101,7 +101,7 @@ def test_a_moving_average_among_the_modules_is_kept(run_loop, tmp_path):
 
 
 def test_files_are_described_as_they_are(run_loop, tmp_path):
-    """Size and SHA-256 in the event are those on the disk, and no partial file is left."""
+    """A checkpoint's event has size and SHA-256 of its files, and no partial file is left."""
     run = run_loop(Regression, {"training": {"steps": 2}}, folder=tmp_path)
     [event] = run.of("checkpoint")
     assert [file["kind"] for file in event["files"]] == ["checkpoint", "weights"]
@@ -116,7 +116,7 @@ def test_files_are_described_as_they_are(run_loop, tmp_path):
 
 
 def test_weights_are_saved_as_safetensors_too(run_loop, tmp_path):
-    """A strict load into the module finds them all, and `format` names the framework."""
+    """A .safetensors file loads strictly into the module, and its `format` names the framework."""
     run = run_loop(Regression, {"training": {"steps": 2}}, folder=tmp_path)
     path = tmp_path / "step-00000002.safetensors"
     model = run.recipe.modules["model"]
@@ -126,7 +126,7 @@ def test_weights_are_saved_as_safetensors_too(run_loop, tmp_path):
 
 
 def test_weights_of_several_modules_are_files_of_their_own(run_loop, tmp_path):
-    """Weights have the names that their module gives them."""
+    """Weights of several modules are separate files, with the names that their module uses."""
     run = run_loop(Pair, {"training": {"steps": 2}}, folder=tmp_path)
     [event] = run.of("checkpoint")
     kinds = [file["kind"] for file in event["files"]]
@@ -137,7 +137,7 @@ def test_weights_of_several_modules_are_files_of_their_own(run_loop, tmp_path):
 
 
 def test_tied_and_strided_weights_load_strictly(run_loop, tmp_path):
-    """One memory under two names is saved twice, and channels last is supported."""
+    """Tied weights are saved under both names, channels-last ones as well, and load strictly."""
 
     class Tied(Regression):
         def __init__(self, config, device):
@@ -168,7 +168,7 @@ def saved(run_loop, tmp_path):
 
 @pytest.mark.parametrize("keep", [0, 10, 0.5, 0.99])
 def test_a_checkpoint_that_was_cut_short_is_rejected(saved, keep):
-    """The message names the file and the damage."""
+    """The error for a truncated checkpoint names the file and the damage."""
     data = saved.read_bytes()
     saved.write_bytes(data[: int(keep * len(data)) if keep < 1 else keep])
     with pytest.raises(CheckpointError, match=r"step-00000003\.pt is cut short"):
@@ -176,7 +176,7 @@ def test_a_checkpoint_that_was_cut_short_is_rejected(saved, keep):
 
 
 def test_a_checkpoint_with_a_flipped_bit_is_rejected(saved):
-    """torch.load would silently read altered weights; this does not."""
+    """A flipped bit in a checkpoint is rejected, although torch.load would read altered weights."""
     weight = checkpoint.load(saved)["modules"]["model"]["0.weight"].numpy().tobytes()
     data = bytearray(saved.read_bytes())
     data[data.index(weight) + 5] ^= 1
@@ -186,14 +186,14 @@ def test_a_checkpoint_with_a_flipped_bit_is_rejected(saved):
 
 
 def test_a_checkpoint_with_another_checksum_is_rejected(saved):
-    """The checksum in the database counts, if it is given."""
+    """A checkpoint that does not match the database's checksum is rejected."""
     checkpoint.load(saved, hashlib.sha256(saved.read_bytes()).hexdigest())
     with pytest.raises(CheckpointError, match="its SHA-256 is"):
         checkpoint.load(saved, "0" * 64)
 
 
 def test_files_that_are_no_checkpoints_are_rejected(tmp_path):
-    """A missing file and a foreign one have their own messages."""
+    """A missing file and one that is no checkpoint are rejected with separate messages."""
     with pytest.raises(CheckpointError, match="does not exist"):
         checkpoint.load(tmp_path / "none.pt")
     torch.save({"weights": torch.ones(2)}, tmp_path / "foreign.pt")
@@ -202,7 +202,7 @@ def test_files_that_are_no_checkpoints_are_rejected(tmp_path):
 
 
 def test_a_resume_under_other_circumstances_says_so(run_loop, saved, monkeypatch):
-    """The run continues, and names each difference that may change the bits."""
+    """A resumed run continues, and names each difference that may change the bits."""
     monkeypatch.setattr("trainer.machine.device_name", lambda device: "another processor")
     values = {"training": {"steps": 4}, "recipe": {"learning_rate": 0.5}}
     run = run_loop(Regression, values, resume=saved)
@@ -216,7 +216,7 @@ def test_a_resume_under_other_circumstances_says_so(run_loop, saved, monkeypatch
 
 
 def test_without_determinism_no_resume_is_exact(run_loop, tmp_path):
-    """Possible differences are reported, also with equal settings on the same device."""
+    """Without determinism no resume is exact, even with equal settings on the same device."""
     values = {"training": {"steps": 3, "deterministic": False}, "checkpoints": {"every_steps": 2}}
     run_loop(Regression, values, folder=tmp_path)
     run = run_loop(Regression, values, resume=tmp_path / "step-00000002.pt")
@@ -228,20 +228,20 @@ def test_without_determinism_no_resume_is_exact(run_loop, tmp_path):
 
 
 def test_a_checkpoint_of_another_model_is_rejected(run_loop, saved):
-    """The message names both recipes."""
+    """The message about a checkpoint of another recipe names both recipes."""
     with pytest.raises(CheckpointError, match=r"recipe regression, does not fit recipe digits"):
         run_loop(Digits, resume=saved)
 
 
 def test_fused_and_unfused_states_do_not_mix(run_loop, saved):
-    """PyTorch would raise later, or silently wait for the device again."""
+    """Fused and unfused optimizer states do not mix: PyTorch would raise later or silently wait."""
     with pytest.raises(CheckpointError, match=r"saved with training\.fused True"):
         run_loop(Regression, {"training": {"fused": False}}, resume=saved)
 
 
 @pytest.mark.slow
 def test_a_shorter_growth_interval_still_grows(run_loop, tmp_path):
-    """A tracker beyond a new, shorter interval would never be equal to it."""
+    """A resumed scale grows at a shorter interval even if the growth tracker is beyond it."""
     values = {"scaler": {"init_scale": 2.0, "growth_interval": 100}, "training": {"steps": 30}}
     run_loop(Digits, values, folder=tmp_path)
     values = {"scaler": {"init_scale": 2.0, "growth_interval": 10}, "training": {"steps": 45}}
@@ -250,14 +250,14 @@ def test_a_shorter_growth_interval_still_grows(run_loop, tmp_path):
 
 
 def test_a_folder_without_write_permission_is_named(run_loop, tmp_path):
-    """The error that ends the run says which folder it was."""
+    """The error for a checkpoint folder without write permission names the folder."""
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OSError, match="file"):
         run_loop(Regression, folder=tmp_path / "file")
 
 
 def test_a_checkpoint_of_a_version_with_fewer_settings_resumes_exactly(run_loop, saved, tmp_path):
-    """Missing settings had their defaults; settings with other values now are named."""
+    """A checkpoint without newer settings resumes with their defaults; changed ones are named."""
     state = torch.load(saved, weights_only=True)
     del state["config"]["spike"], state["parts"]["spikes"]
     old = tmp_path / "old" / saved.name
@@ -274,9 +274,8 @@ def test_a_checkpoint_of_a_version_with_fewer_settings_resumes_exactly(run_loop,
 
 @pytest.mark.slow
 def test_a_resumed_state_is_mapped_and_released(run_loop, tmp_path, monkeypatch):
-    """While it is loaded its bytes are not memory of this process; after the first step nothing
-    of it is left, neither optimizers, averages nor the recipe's state. The bits are those of an
-    uninterrupted run.
+    """A checkpoint is memory-mapped while it is loaded, and after the first step nothing of it
+    is left. The bits are those of an uninterrupted run.
     """
     states, seen = [], []
     load = checkpoint.load
@@ -319,9 +318,7 @@ def test_a_resumed_state_is_mapped_and_released(run_loop, tmp_path, monkeypatch)
 
 
 def private_bytes(path):
-    """Return how much of a mapped file is private memory of this process; None if it is
-    not mapped.
-    """
+    """Return a mapped file's bytes in private memory of this process; None if it is not mapped."""
     found = None
     for line in Path("/proc/self/smaps").read_text().splitlines():
         first, *rest = line.split()
@@ -337,7 +334,7 @@ def private_bytes(path):
     ("rank", "is_checked", "times"), [(0, False, 1), (1, False, 0), (0, True, 0)]
 )
 def test_a_resumed_file_is_checked_once(run_loop, saved, monkeypatch, rank, is_checked, times):
-    """The first rank checks the file, unless the supervisor has done so."""
+    """A resumed checkpoint is checked once, by the supervisor or the first rank."""
     ranks = Ranks()
     ranks.rank, ranks.world_size = rank, rank + 1
     checks = []

@@ -1,4 +1,4 @@
-"""A save stops neither training nor anything that was saved before, however it ends."""
+"""A save interrupts neither training nor earlier saves, however it ends."""
 
 import errno
 import os
@@ -31,7 +31,7 @@ EVERY_5 = {"training": {"steps": 20}, "checkpoints": {"every_steps": 5}}
 
 @pytest.fixture
 def disk(monkeypatch):
-    """An event until which the disk is slow: nothing is synced before it is set."""
+    """An event that ends a slow disk: until it is set, nothing is synced."""
     ready, fsync = Event(), os.fsync
 
     def slow(descriptor):
@@ -43,9 +43,7 @@ def disk(monkeypatch):
 
 
 def test_the_saved_state_is_that_of_the_step_boundary(run_loop, tmp_path, disk):
-    """Weights, moments, scaler and counts are saved bit for bit, though steps continued
-    meanwhile.
-    """
+    """A save has the step boundary's weights, moments, scaler and counts, though steps continue."""
     kept = {}
 
     class Observed(Pair):
@@ -56,7 +54,7 @@ def test_the_saved_state_is_that_of_the_step_boundary(run_loop, tmp_path, disk):
     asked = []
 
     def control():
-        """Poll at each step boundary; the disk works again at the ninth."""
+        """Call at each step boundary; at the ninth the disk works again."""
         asked.append(1)
         recipe = kept["recipe"]
         if len(asked) == 5:
@@ -84,7 +82,7 @@ def test_the_saved_state_is_that_of_the_step_boundary(run_loop, tmp_path, disk):
 
 
 def test_a_run_that_raises_finishes_its_save(run_loop, tmp_path, disk):
-    """The checkpoint before the error is complete, and has its event."""
+    """A run that raises completes its earlier save, with its event."""
 
     class Failing(Regression):
         drawn = 0
@@ -115,8 +113,8 @@ def test_a_run_that_raises_finishes_its_save(run_loop, tmp_path, disk):
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
 @pytest.mark.parametrize("steps", [40, 100_000], ids=["at the end", "at a step boundary"])
 def test_a_full_disk_fails_the_run(run_loop, tmp_path, steps, suffix):
-    """The error is the system's message; earlier checkpoints are complete, and no partial
-    file is left.
+    """A full disk fails the run with the system's message; earlier checkpoints are complete, and
+    no partial file is left.
     """
     (tmp_path / f".step-00000040.{suffix}.partial").symlink_to("/dev/full")
     values = {"training": {"steps": steps}, "checkpoints": {"every_steps": 20}}
@@ -136,7 +134,7 @@ def test_a_full_disk_fails_the_run(run_loop, tmp_path, steps, suffix):
 
 @pytest.mark.slow
 def test_a_kill_in_the_middle_of_a_write_keeps_the_one_before(tmp_path):
-    """After a SIGKILL while the second file is written the first is whole, the second absent."""
+    """A SIGKILL during the second file's write leaves the first whole and no second one."""
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     config = {"training": {"steps": 10**6}, "checkpoints": {"every_steps": 10}}
@@ -160,13 +158,13 @@ def test_a_kill_in_the_middle_of_a_write_keeps_the_one_before(tmp_path):
 
 
 def bytes_read():
-    """Return the number of bytes that this process has read by any call."""
+    """Return the number of bytes that this process has read so far."""
     return int(Path("/proc/self/io").read_text().split()[1])
 
 
 @pytest.mark.slow
 def test_saved_files_are_hashed_without_reading_them(run_loop, tmp_path):
-    """While two saves write 32 MiB each, the process reads none of these bytes."""
+    """Saved files are hashed while they are written, without reading them."""
     before = []
 
     class Large(Regression):
@@ -204,7 +202,7 @@ def small_disk(tmp_path):
 
 @pytest.mark.parametrize("name", ["state.pt", "weights.safetensors"])
 def test_a_full_disk_names_folder_and_sizes(small_disk, name):
-    """The message has the folder and the needed and free bytes, instead of torch's error."""
+    """On a full disk the error has the folder and the needed and free bytes, not torch's text."""
     state = {"weight": torch.zeros(3 * 2**20)}  # 12 MiB, in the middle of which it is full
     write = partial(torch.save, state)
     if name.endswith("safetensors"):

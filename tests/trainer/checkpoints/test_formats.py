@@ -1,4 +1,4 @@
-"""Formats of checkpoints: those of earlier versions are converted, newer ones are refused."""
+"""Checkpoint formats: those of earlier versions are converted, newer ones are refused."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def state(number: Any, spikes: dict[str, Any], spike: dict[str, Any]) -> dict[st
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_names_of_the_earliest_versions_are_converted(number: int) -> None:
-    """Only names of the product are converted; a recipe's own setting of such a name stays."""
+    """Only the product's earlier names are converted; a recipe's setting of such a name stays."""
     before = {"rewind": True, "most_rewinds": 2, "look_every_steps": 5, "afterwards": "go on"}
     after = {
         "rollback": True,
@@ -30,14 +30,16 @@ def test_names_of_the_earliest_versions_are_converted(number: int) -> None:
 
 
 def test_a_state_of_format_1_with_todays_names_stays() -> None:
-    """Versions after the renames wrote the same number."""
+    """A state of format 1 that has today's names already is loaded unchanged."""
     spike = {"afterwards": "fail", "max_rollbacks": 1}
     assert convert(state(1, {"rollbacks": 0}, spike)) == state(FORMAT, {"rollbacks": 0}, spike)
     assert convert({"format": 1, "parts": {}, "config": {}})["parts"] == {}
 
 
 def test_a_newer_format_is_refused_with_both_numbers() -> None:
-    """A newer format and a file that is no checkpoint are refused."""
+    """A checkpoint of a newer format is refused with both numbers; any other file is refused
+    too.
+    """
     with pytest.raises(FormatError, match=rf"format 99; this version reads formats up to {FORMAT}"):
         convert(state(99, {}, {}))
     for foreign in ({"format": "pt"}, {"model": {}}, [1]):

@@ -15,7 +15,7 @@ ONE_STEP = {"training": {"steps": 1}, "recipe": {"learning_rate": 1e-30}}
 
 
 class Kept(Regression):
-    """Stores its weights from before the first step."""
+    """A recipe that stores its weights from before the first step."""
 
     def batch(self, indices, generator):
         if not hasattr(self, "first"):
@@ -37,7 +37,7 @@ def start(run_loop, path, recipe=Kept, **weights):
 
 @pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module.model.", "backbone.net."])
 def test_names_are_told_apart_from_what_wraps_them(run_loop, tmp_path, prefix):
-    """Wrappers' prefixes do not keep weights from their modules."""
+    """Weights are matched although a wrapper has prefixed their names."""
     weights = other_weights()
     path = tmp_path / "net.safetensors"
     save_file({f"{prefix}{name}": each for name, each in weights.items()}, path)
@@ -50,7 +50,7 @@ def test_names_are_told_apart_from_what_wraps_them(run_loop, tmp_path, prefix):
 
 @pytest.fixture
 def fitted(tmp_path):
-    """Return a function with the result of load_weights for weights and modules."""
+    """Return a function that returns the result of load_weights for weights and modules."""
 
     def load(weights, modules):
         torch.save(weights, tmp_path / "net.pt")
@@ -76,7 +76,7 @@ def test_a_network_within_a_network(fitted):
 
 
 def test_several_modules_by_their_names(run_loop, tmp_path):
-    """A file's names begin with the module's; files of a module each are as good."""
+    """Weights of several modules load from one file with prefixed names, or from a file each."""
     first, second = other_weights(), {"weight": torch.ones(1, 1), "bias": torch.ones(1)}
     parts = {"model": first, "second": second}
     whole = {f"{name}.{key}": each for name, part in parts.items() for key, each in part.items()}
@@ -96,7 +96,7 @@ def test_several_modules_by_their_names(run_loop, tmp_path):
 
 @pytest.fixture
 def unfitting(tmp_path):
-    """A file that lacks one weight, has one too many and one of another shape."""
+    """Write a file that lacks one weight, has an extra one and one of another shape."""
     weights = other_weights()
     del weights["0.bias"]
     weights |= {"2.weight": torch.ones(5, 8), "9.weight": torch.ones(1)}
@@ -105,7 +105,7 @@ def unfitting(tmp_path):
 
 
 def test_weights_that_do_not_fit_are_reported_and_fail_the_run(run_loop, unfitting):
-    """By default the run fails with the names and shapes in the message."""
+    """By default weights that do not fit fail the run, with names and shapes in the message."""
     with pytest.raises(ConfigError) as raised:
         start(run_loop, unfitting)
     for part in (
@@ -118,7 +118,7 @@ def test_weights_that_do_not_fit_are_reported_and_fail_the_run(run_loop, unfitti
 
 
 def test_weights_that_do_not_fit_are_reported_and_left_out(run_loop, unfitting):
-    """With weights.strict off the other weights are loaded, and these keep the recipe's values."""
+    """With weights.strict off the matching weights load; the others keep the recipe's values."""
     drawn = run_loop(Kept, ONE_STEP).recipe.first
     run = start(run_loop, unfitting, strict=False)
     expected = {"0.weight": other_weights()["0.weight"], "0.bias": drawn["0.bias"]}
@@ -133,7 +133,7 @@ def test_weights_that_do_not_fit_are_reported_and_left_out(run_loop, unfitting):
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_a_file_of_another_network_altogether(run_loop, tmp_path, strict):
-    """A file without any matching name is rejected, strict or not."""
+    """A file without any matching weight name is rejected, strict or not."""
     save_file({"stem.kernel": torch.ones(3)}, tmp_path / "net.safetensors")
     with pytest.raises(
         ConfigError, match=r"no weight of .* matches .* it has stem.kernel; the recip"
@@ -142,7 +142,7 @@ def test_a_file_of_another_network_altogether(run_loop, tmp_path, strict):
 
 
 def test_a_tied_weight_need_not_be_there_twice(fitted):
-    """An embedding and the head that shares it may be saved once, as Hugging Face does."""
+    """A tied weight may be saved once, as Hugging Face does."""
     network = nn.ModuleDict({"wte": nn.Embedding(4, 2), "head": nn.Linear(2, 4, bias=False)})
     network["head"].weight = network["wte"].weight
     event, trouble = fitted({"wte.weight": torch.ones(4, 2)}, {"model": network})
@@ -151,7 +151,7 @@ def test_a_tied_weight_need_not_be_there_twice(fitted):
 
 
 def test_quantised_weights_are_rejected(fitted):
-    """Integers would otherwise be loaded in place of floats."""
+    """Quantised weights are rejected, since integers would be loaded as floats."""
     network = nn.Linear(2, 2)
     weights = {"weight": torch.ones(2, 2, dtype=torch.int8), "bias": torch.ones(2)}
     event, trouble = fitted(weights, {"model": network})
@@ -160,7 +160,7 @@ def test_quantised_weights_are_rejected(fitted):
 
 
 def test_weights_in_half_precision_become_the_modules_type(fitted):
-    """The master weights stay in fp32."""
+    """Weights in half precision are converted to the module's fp32."""
     network = nn.Linear(2, 2)
     weights = {name: torch.full_like(each, 0.5).half() for name, each in network.named_parameters()}
     _event, trouble = fitted(weights, {"model": network})
@@ -169,7 +169,7 @@ def test_weights_in_half_precision_become_the_modules_type(fitted):
 
 
 def test_a_resumed_run_has_its_own(run_loop, tmp_path):
-    """The weights it began with are not loaded again, need not be there, and make it no other."""
+    """A resumed run does not load its initial weights again, and may lack their file."""
     path = tmp_path / "net.safetensors"
     save_file(other_weights(), path)
     values = {"training": {"steps": 2}, "weights": {"path": str(path)}}
@@ -186,7 +186,7 @@ def test_a_resumed_run_has_its_own(run_loop, tmp_path):
 
 
 def test_settings_name_one_source(run_loop):
-    """The source is a path or a run, and a step needs a run."""
+    """Initial weights come from a path or from a run; a step requires a run."""
     for weights, message in (
         ({"path": "a.pt", "run": 3}, "allowed: one of path, upload, run"),
         ({"upload": "net.pt"}, "allowed: text that matches"),
@@ -199,7 +199,7 @@ def test_settings_name_one_source(run_loop):
 
 
 def test_at_a_terminal(capsys, tmp_path):
-    """The loaded weights are printed; a missing file is an error message, without a traceback."""
+    """A training in a terminal prints loaded weights; a missing file gets no traceback."""
     words = ["digits", "--precision", "fp32", "--set", "training.steps=1"]
     main([*words, "--checkpoints", str(tmp_path)])
     path = tmp_path / "step-00000001.safetensors"

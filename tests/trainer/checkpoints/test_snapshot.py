@@ -1,4 +1,4 @@
-"""A snapshot is the state, to the last byte of its file, whatever becomes of the state."""
+"""A snapshot equals the state byte for byte, whatever happens to the state afterwards."""
 
 import io
 from collections import OrderedDict
@@ -14,9 +14,7 @@ from trainer.checkpoints.snapshot import ALIGNMENT, Staging, room
 
 
 def make_state():
-    """Return a state with everything that a checkpoint may hold: ties, strides, views,
-    nothing at all.
-    """
+    """Return a state with all that a checkpoint may hold: ties, strides, views, empty tensors."""
     whole = torch.randn(6, 4)
     weights = OrderedDict(weight=torch.randn(3, 5), bias=whole[1:3], last=whole[5, 3])
     weights["tied"] = weights["weight"].t()
@@ -40,15 +38,15 @@ def file_of(state):
 
 
 def test_a_snapshot_makes_the_same_file_as_its_state():
-    """Both files are byte for byte equal, with types, strides, shared memory and modules'
-    extra state.
+    """A snapshot and its state make the same file byte for byte, with shared memory and extra
+    state.
     """
     state = make_state()
     assert file_of(Staging(CPU).take(state).state) == file_of(state)
 
 
 def test_what_changes_later_does_not_reach_it():
-    """Tensors are written in place by the next step, and lists and dicts are changed too."""
+    """Later changes of tensors, lists and dicts do not reach the snapshot."""
     state = make_state()
     before = file_of(state)
     snapshot = Staging(CPU).take(state)
@@ -61,14 +59,14 @@ def test_what_changes_later_does_not_reach_it():
 
 
 def test_a_conjugate_keeps_its_values():
-    """Conjugation is a flag on memory that may be shared; the copy has values of its own."""
+    """A snapshot of a conjugate tensor, a flag on shared memory, has its own values."""
     conjugate = torch.tensor([1 + 2j, 3 - 1j]).conj()
     copied = Staging(CPU).take([conjugate]).state[0]
     assert torch.equal(copied, torch.tensor([1 - 2j, 3 + 1j]))
 
 
 def test_it_takes_the_state_once_and_the_next_takes_the_same_memory():
-    """Neither a second copy nor new memory is needed for a state of the same size."""
+    """A snapshot copies the state once, and the next one of equal size reuses its memory."""
     state = {"large": torch.randn(1000), "tied": None, "small": torch.randn(3)}
     state["tied"] = state["large"][:10]
     assert room(state) <= 4 * 1003 + 2 * ALIGNMENT
@@ -83,7 +81,7 @@ def test_it_takes_the_state_once_and_the_next_takes_the_same_memory():
 
 
 class Asked(TorchDispatchMode):
-    """Records the calls of a snapshot to the device of the state."""
+    """A mode that records a snapshot's calls to the state's device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,9 +98,7 @@ QUEUED = {"empty", "empty_strided", "set_", "copy_"}
 
 @looped("spoil", [None, torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.cpu])
 def test_nothing_in_it_waits_for_a_device(spoil):
-    """Only asynchronous copies are queued for the tensors of a checkpoint; any other read
-    would be seen.
-    """
+    """A snapshot only queues asynchronous copies for a checkpoint's tensors, and waits for none."""
     state = {name: make_state()[name] for name in ("modules", "optimizer", "types")}
     with Asked() as asked:
         Staging(CPU).take(state)
@@ -117,9 +113,10 @@ def test_nothing_in_it_waits_for_a_device(spoil):
 
 
 def test_on_cuda_the_memory_is_pinned_and_an_event_follows_the_copies(monkeypatch):
-    """Pinned once for all saves and released at the end; the writer waits for the event.
+    """On CUDA memory is pinned once for all saves and released at the end; the writer waits for the
+    copies' event.
 
-    (tests/gpu show on a device that nothing delays it.)
+    tests/gpu shows on a device that nothing delays it.
     """
     asked = []
 

@@ -1,4 +1,4 @@
-"""Weights in the files that others write."""
+"""Weights in files of other tools."""
 
 import json
 
@@ -16,7 +16,7 @@ def names(path):
 
 
 def test_a_file_of_safetensors(tmp_path):
-    """Names and values are as saved."""
+    """A safetensors file is read with the names and values as saved."""
     save_file(ONE | TWO, tmp_path / "net.safetensors")
     found = read_weights(tmp_path / "net.safetensors")
     assert torch.equal(found["a.weight"], ONE["a.weight"])
@@ -33,13 +33,13 @@ def test_a_file_of_safetensors(tmp_path):
     ],
 )
 def test_files_of_torch_save(tmp_path, content, expected):
-    """A state_dict, a state_dict within a training's state, and our own checkpoint are read."""
+    """A state_dict is read from torch.save, within a training's state, or in our checkpoint."""
     torch.save(content, tmp_path / "net.pt")
     assert names(tmp_path / "net.pt") == expected
 
 
 def test_a_file_of_torch_save_from_before_1_6(tmp_path):
-    """Such a file is no archive, and can be read all the same."""
+    """A torch.save file from before 1.6, which is no archive, is read."""
     torch.save(ONE, tmp_path / "net.pth", _use_new_zipfile_serialization=False)
     assert names(tmp_path / "net.pth") == ["a.weight"]
 
@@ -58,7 +58,7 @@ def write_index(folder, shards):
 
 
 def test_a_folder_with_shards(tmp_path):
-    """All files that the index names are read."""
+    """A folder of sharded weights is read by its index."""
     save_file(ONE, tmp_path / "model-1-of-2.safetensors")
     save_file(TWO, tmp_path / "model-2-of-2.safetensors")
     write_index(
@@ -73,7 +73,7 @@ def test_a_folder_with_shards(tmp_path):
 
 @pytest.mark.parametrize("shard", ["../net.safetensors", "/etc/passwd", 3, "a/b.safetensors"])
 def test_an_index_leads_out_of_its_folder_never(tmp_path, shard):
-    """Only files in the index's folder are read."""
+    """Only files in the index's own folder are read."""
     save_file(ONE, tmp_path / "net.safetensors")
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -83,7 +83,7 @@ def test_an_index_leads_out_of_its_folder_never(tmp_path, shard):
 
 
 class Evil:
-    """Would run code where a pickle is trusted."""
+    """A class that would run code if a pickle was trusted."""
 
     def __reduce__(self):
         return (print, ("it ran",))
@@ -119,7 +119,7 @@ def cut(path):
     ],
 )
 def test_invalid_files_are_explained(tmp_path, capsys, name, write, message):
-    """The error has file and problem, and no code in the file runs."""
+    """The error for an invalid file names it and the problem, and no code in it runs."""
     write(tmp_path / name)
     with pytest.raises(WeightsError, match=message) as raised:
         read_weights(tmp_path / name)
@@ -129,7 +129,7 @@ def test_invalid_files_are_explained(tmp_path, capsys, name, write, message):
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"weight_map": 3}', "{}"])
 def test_an_index_that_is_none(tmp_path, text):
-    """The error names the invalid index."""
+    """The error for an invalid index names it."""
     (tmp_path / "model.safetensors.index.json").write_text(text)
     with pytest.raises(WeightsError, match="not an index of shards"):
         read_weights(tmp_path)

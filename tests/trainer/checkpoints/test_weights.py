@@ -27,7 +27,7 @@ TYPES = [
 
 
 def write(weights):
-    """Return the written bytes of weights."""
+    """Return weights as written bytes."""
     file = io.BytesIO()
     write_weights(weights, file)
     return file.getvalue()
@@ -43,12 +43,12 @@ def write(weights):
     ],
 )
 def test_the_bytes_are_the_librarys(weights):
-    """Header, order, padding and values are those of the library, for every dtype of weights."""
+    """The written bytes equal the safetensors library's for every dtype."""
     assert write(weights) == safetensors.torch.save(weights, METADATA)
 
 
 def test_tied_and_strided_weights_are_written_out():
-    """Each name has its values in order, however they share memory."""
+    """Tied and strided weights are written out, each name with its values in order."""
     weight = torch.arange(6.0).reshape(2, 3)
     weights = {"a": weight, "b": weight.t(), "c": weight[:, 1]}
     loaded = safetensors.torch.load(write(weights))

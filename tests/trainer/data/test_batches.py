@@ -10,7 +10,7 @@ VALUES = {"training": {"steps": 6, "batch_size": 8}, "checkpoints": {"every_step
 
 
 class Shuffled(Regression):
-    """A loader with an order that cannot be repeated: the indices are ignored."""
+    """A loader with an order of its own, which ignores the indices and cannot be repeated."""
 
     def batch(self, indices, generator):
         rows = torch.randint(64, (len(indices),), generator=self.order)
@@ -22,7 +22,7 @@ class Shuffled(Regression):
 
 
 class Remembered(Shuffled):
-    """The same, with the order's state in the checkpoint."""
+    """The same loader with its order's state in the checkpoint."""
 
     def state_dict(self):
         return {"order": self.order.get_state()}
@@ -40,7 +40,7 @@ def resume(run_loop, tmp_path, recipe):
 
 
 def test_a_recipe_that_ignores_its_indices_is_not_called_exact(run_loop, tmp_path):
-    """The run resumes with other data, and a note says so."""
+    """If a recipe ignores its indices, a run resumes with other data, and a note says so."""
     whole, resumed = resume(run_loop, tmp_path, Shuffled)
     [result] = resumed.of("resumed")
     assert not result["exact"]
@@ -59,14 +59,14 @@ def test_a_loader_with_saved_state_is_exact(run_loop, tmp_path):
 
 
 def test_a_checkpoint_draws_no_batch_twice(run_loop, tmp_path):
-    """The batch drawn for its fingerprint is the next step's."""
+    """A checkpoint's fingerprint uses the next step's batch, without drawing one twice."""
     often = VALUES | {"checkpoints": {"every_steps": 1}}
     saved = run_loop(Shuffled, often, tmp_path / "a")
     assert saved.records["loss"].tolist() == run_loop(Shuffled, VALUES).records["loss"].tolist()
 
 
 def test_a_fork_of_an_old_checkpoint_names_unknown_values(run_loop, tmp_path):
-    """Without a fingerprint in the checkpoint nothing is claimed about the batches."""
+    """For a checkpoint without a batch fingerprint no statement on the data is made."""
     run_loop(Regression, VALUES, tmp_path)
     path = tmp_path / "step-00000003.pt"
     state = torch.load(path, weights_only=True)
@@ -77,9 +77,7 @@ def test_a_fork_of_an_old_checkpoint_names_unknown_values(run_loop, tmp_path):
 
 
 def test_drawing_ahead_changes_neither_order_nor_position():
-    """Order and position stay the same for any number of calls, with accumulation, across
-    epochs.
-    """
+    """Computing fingerprints ahead changes neither order nor position, at any point."""
     training = Training(batch_size=5, accumulation_steps=3)
 
     def drawn(asks):
@@ -104,7 +102,7 @@ def test_drawing_ahead_changes_neither_order_nor_position():
 
 
 def test_a_fingerprint_sees_every_value_type_and_shape():
-    """Equal batches have equal ones; a bit, a type, a shape or a plain value makes another."""
+    """Equal batches have equal fingerprints; another bit, type, shape or value changes it."""
     batch = {"x": torch.arange(6.0).view(2, 3), "y": [torch.tensor(True), "text", 3]}
     same = {"x": torch.arange(6.0).view(2, 3), "y": [torch.tensor(True), "text", 3]}
     assert fingerprint(batch) == fingerprint(same)
@@ -120,7 +118,7 @@ def test_a_fingerprint_sees_every_value_type_and_shape():
 
 
 class Slow(Regression):
-    """Slow loader with a fake clock."""
+    """A slow loader with a fake clock."""
 
     def batch(self, indices, generator):
         clock[0] += 0.25
@@ -131,7 +129,7 @@ clock = [0.0]
 
 
 def test_the_data_wait_of_a_step_is_in_its_row(run_loop, monkeypatch):
-    """The data wait is the sum over micro-batches, and at most the time of the step."""
+    """A step's data wait is the sum over its micro-batches, and at most its time."""
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     training = {"steps": 3, "batch_size": 8, "accumulation_steps": 2}
     run = run_loop(Slow, {"training": training})
@@ -140,7 +138,7 @@ def test_the_data_wait_of_a_step_is_in_its_row(run_loop, monkeypatch):
 
 
 def test_a_checkpoint_from_before_orders_were_computed_says_that_it_is(run_loop, tmp_path):
-    """The position refers to an order that no longer exists, so the recipe is not blamed."""
+    """If a checkpoint's position is in an older order, that is named, and not the recipe."""
     run_loop(Regression, VALUES, tmp_path / "a")
     path = tmp_path / "a" / "step-00000003.pt"
     state = torch.load(path, weights_only=True)

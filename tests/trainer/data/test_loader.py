@@ -1,4 +1,4 @@
-"""Datasets read by workers: the same bits for any number of workers and resumes."""
+"""Datasets read by data workers: the same bits for any number of workers and after resumes."""
 
 import faulthandler
 import mmap
@@ -29,7 +29,7 @@ STEPS = 11
 
 
 def settings(workers, **groups):
-    """A run that goes over the end of an epoch, with a few saves."""
+    """Return settings that train beyond the end of an epoch, with a few saves."""
     training = {"steps": STEPS, "batch_size": 4, "accumulation_steps": 2}
     data = {"workers": workers, "prefetch": 3}
     return {"training": training, "data": data, "checkpoints": {"every_steps": 4}} | groups
@@ -38,7 +38,7 @@ def settings(workers, **groups):
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, *extended([1, 4])])
 def test_the_number_of_workers_changes_no_bit(run_loop, tmp_path, workers):
-    """Losses and weights are those without workers, also after a resume with another number."""
+    """Losses and weights are the same for any number of data workers, also after a resume."""
     alone = run_loop(Reading, settings(0), tmp_path / "alone")
     read = run_loop(Reading, settings(workers), tmp_path / "read")
     assert read.records["loss"].tolist() == alone.records["loss"].tolist()
@@ -54,7 +54,7 @@ def test_the_number_of_workers_changes_no_bit(run_loop, tmp_path, workers):
 
 
 def test_a_recipe_has_one_kind_of_data():
-    """A recipe without data, or with both kinds, is rejected; the size is the dataset's."""
+    """A recipe without data, or with both a dataset and a stream, is rejected."""
 
     class Neither(Regression):
         batch = Recipe.batch
@@ -97,8 +97,8 @@ class Streaming(Reading):
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stream_continues_after_the_batch_that_was_trained_on(run_loop, tmp_path, workers):
-    """The stream continues for any prefetch, across its end, and with any number of
-    workers after a resume.
+    """A stream continues after the last trained batch, for any prefetch, number of workers and
+    across its end.
     """
     whole = run_loop(Streaming, settings(workers), tmp_path / "a")
     resumed = run_loop(
@@ -113,7 +113,7 @@ def test_a_stream_continues_after_the_batch_that_was_trained_on(run_loop, tmp_pa
 
 
 def test_a_stream_says_what_it_lacks(run_loop):
-    """A position, a length for epochs, and an example are required."""
+    """A stream without a position, a length for epochs or an example is rejected."""
 
     class Forgetful(IterableDataset):
         def __iter__(self):
@@ -136,7 +136,7 @@ def test_a_stream_says_what_it_lacks(run_loop):
 
 
 class Broken(Noisy):
-    """One example cannot be read, at every attempt."""
+    """A dataset with one example that cannot be read."""
 
     def __getitem__(self, index):
         if index == 20:
@@ -145,7 +145,7 @@ class Broken(Noisy):
 
 
 class Uneven(Noisy):
-    """One example is longer than the others."""
+    """A dataset with one example that is longer than the others."""
 
     def __getitem__(self, index):
         inputs, targets = super().__getitem__(index)
@@ -153,7 +153,7 @@ class Uneven(Noisy):
 
 
 class Leaving(Noisy):
-    """One example ends the process that reads it."""
+    """A dataset with one example that ends the process reading it."""
 
     def __getitem__(self, index):
         if index == 20 and get_worker_info():
@@ -162,13 +162,13 @@ class Leaving(Noisy):
 
 
 def reading(dataset):
-    """The regression on such a dataset."""
+    """Return the regression with such a dataset."""
     return type("Reading", (Reading,), {"made": dataset})
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_reading_raises_names_the_example_with_its_traceback(run_loop, workers):
-    """The last line of the traceback, which a run's page shows first, says all."""
+    """An unreadable example is named in the last line of the traceback, with the original error."""
     with pytest.raises(DataError) as raised:
         run_loop(reading(Broken), settings(workers))
     text = "".join(traceback.format_exception(raised.value))
@@ -181,7 +181,7 @@ def test_what_reading_raises_names_the_example_with_its_traceback(run_loop, work
 
 @pytest.mark.slow
 def test_examples_of_different_shape_are_named(run_loop):
-    """The error names two examples with their shapes, and collate's message."""
+    """The error for examples of different shapes names two of them, and collate's message."""
     with pytest.raises(
         DataError, match=r"example \d+ has the shape .*example 20 \(12,\), \(1,\); coll"
     ):
@@ -189,7 +189,7 @@ def test_examples_of_different_shape_are_named(run_loop):
 
 
 def test_a_collate_that_fails_is_reported(run_loop):
-    """The error names the examples of the batch."""
+    """If collate fails, the error names the examples of the batch."""
 
     class Failing(Reading):
         def collate(self, examples):
@@ -203,7 +203,7 @@ def test_a_collate_that_fails_is_reported(run_loop):
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_is_named_with_its_example(run_loop):
-    """The worker is not restarted, as after a kill by the kernel for memory."""
+    """A killed worker is named with its example, and not restarted, as if memory was short."""
     with pytest.raises(
         DataError, match=r"data worker \d .*, at example 20\) was killed by SIGKILL"
     ):
@@ -212,7 +212,7 @@ def test_a_worker_that_is_killed_is_named_with_its_example(run_loop):
 
 
 def test_a_long_wait_shows_where_the_worker_is(run_loop, monkeypatch, tmp_path):
-    """The wait is reported with the worker's stack and its example, and the run continues."""
+    """A long wait for data is reported with the worker's stack and example."""
     gate = tmp_path / "gate"
     os.mkfifo(gate)
 
@@ -240,14 +240,14 @@ def test_a_long_wait_shows_where_the_worker_is(run_loop, monkeypatch, tmp_path):
 
 
 def test_too_small_a_dataset_is_reported(run_loop):
-    """The error is the same as for other kinds of data."""
+    """A dataset smaller than a batch is rejected, as other kinds of data are."""
     with pytest.raises(ConfigError, match="has 37 training examples: choose at most 37"):
         run_loop(Reading, {"training": {"batch_size": 38}})
 
 
 @pytest.mark.slow
 def test_workers_end_with_the_training(run_loop):
-    """Workers end also if a step raises, and leave the training's random numbers alone."""
+    """Workers end with the training, also by an exception, and do not change its random state."""
 
     class Raising(Reading):
         def training_step(self, batch):
@@ -283,7 +283,7 @@ def test_a_batch_beyond_shared_memory_is_reported(run_loop):
 
 
 def test_workers_that_are_stuck_end_with_the_training(run_loop, monkeypatch, tmp_path):
-    """A stuck worker gets no request to end, which it would not receive, and is not waited for."""
+    """A worker that is stuck is ended at once, without a request that it could not receive."""
     gate = tmp_path / "gate"
     os.mkfifo(gate)
 
@@ -302,7 +302,7 @@ def test_workers_that_are_stuck_end_with_the_training(run_loop, monkeypatch, tmp
 
 
 def test_all_workers_print_their_stacks_at_once(monkeypatch):
-    """Workers are reported once all have responded, and very deep stacks are cut."""
+    """A wait is reported once all workers have sent their stacks, and very deep ones are cut."""
     monkeypatch.setattr("trainer.data.worker_pool.STACK_SECONDS", 600.0)
     fork = multiprocessing.get_context("fork")
     worker_pool, ready = WorkerPool(2), fork.Barrier(3)
@@ -337,7 +337,7 @@ def test_all_workers_print_their_stacks_at_once(monkeypatch):
 
 
 def test_while_a_step_is_made_the_next_batch_is_read_and_brought(run_loop, monkeypatch):
-    """A step that waits until the next batch is on its way to the device ends."""
+    """The next batch is read and copied to the device while a step runs."""
     read = mmap.mmap(-1, EXAMPLES)  # the worker's examples, counted from 1, in its order
     brought, is_one_more = [], threading.Condition()
 
@@ -372,7 +372,7 @@ def test_while_a_step_is_made_the_next_batch_is_read_and_brought(run_loop, monke
 
 
 def test_a_worker_that_has_closed_its_files_is_waited_for_until_it_is_dead():
-    """The kernel closes the files of a killed process before its exit code is available."""
+    """A worker that has closed its files is waited for until its exit code is available."""
     fork = multiprocessing.get_context("fork")
     worker_pool, may_die = WorkerPool(1), fork.Event()
 

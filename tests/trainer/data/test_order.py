@@ -1,4 +1,4 @@
-"""The computed order of the examples: a permutation of any size, well mixed, at any place."""
+"""The computed order of examples: a random-looking permutation of any size, at any position."""
 
 import math
 from collections import Counter
@@ -19,16 +19,14 @@ WHOLE = Order(SIZE, 1, shuffle=True).take(0, 8 * SIZE)
 
 @given(size=SIZES, seed=st.integers(0, 2**32 - 1), epoch=st.integers(0, 10**6))
 def test_every_example_has_one_place_in_an_epoch(size, seed, epoch):
-    """Every example has one position for any size, such as a square, one more than a
-    square, and one.
-    """
+    """An epoch has every example once, for any size."""
     order = Order(size, seed, shuffle=True).take(epoch * size, size)
     assert sorted(order.tolist()) == list(range(size))
 
 
 @given(start=st.integers(0, 4 * CHUNK), count=st.integers(1, 3 * CHUNK))
 def test_a_slice_equals_the_slice_of_the_whole(start, count):
-    """A slice is the same across chunks and epochs, and after any earlier request."""
+    """A slice of the order equals the same slice of the whole, across chunks and epochs."""
     order = Order(SIZE, 1, shuffle=True)
     assert order.take(start, count).equal(WHOLE[start : start + count])
     assert order.take(start // 2, count).equal(WHOLE[start // 2 : start // 2 + count])
@@ -36,9 +34,7 @@ def test_a_slice_equals_the_slice_of_the_whole(start, count):
 
 @pytest.mark.slow
 def test_all_orders_of_a_few_examples_are_about_as_likely():
-    """Chi-square over seeds is far below that of a biased shuffle for the 24 orders of
-    four examples.
-    """
+    """All 24 orders of four examples are about equally likely, by chi-square over seeds."""
     seeds, size = 1500, 4
     found = Counter(
         tuple(Order(size, s, shuffle=True).take(0, size).tolist()) for s in range(seeds)
@@ -49,9 +45,7 @@ def test_all_orders_of_a_few_examples_are_about_as_likely():
 
 
 def test_neighbours_are_strangers():
-    """With ten million examples, steps between neighbours and positions in two epochs
-    look random.
-    """
+    """Neighbours in an order of ten million examples, and positions in two epochs, look random."""
     first, second = (
         Order(TEN_MILLION, 5, shuffle=True).take(epoch * TEN_MILLION + 9_000_000, CHUNK).numpy()
         for epoch in (0, 1)
@@ -65,13 +59,13 @@ def test_neighbours_are_strangers():
 
 
 def test_without_shuffling_they_come_as_they_are():
-    """Without shuffling examples keep their order in each epoch."""
+    """Without shuffling, examples keep their order in each epoch."""
     indices = Order(5, 0, shuffle=False).take(3, 9).tolist()
     assert indices == [3, 4, 0, 1, 2, 3, 4, 0, 1]
 
 
 def test_places_of_a_size_beyond_memory_are_computed():
-    """The order of 2^40 examples does not fit in any memory."""
+    """Positions in an order of 2^40 examples, larger than memory, are computed."""
     size = 2**40
     places = np.arange(size - 1000, size, dtype=np.uint64)
     found = permute(places, size, [1, 2, 3, 4, 5, 6, 7, 8])

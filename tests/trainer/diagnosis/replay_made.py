@@ -9,14 +9,14 @@ from tests.trainer.conftest import Regression
 
 
 class Plain(nn.Module):
-    """Harmless, and computed in fp16 under autocast."""
+    """A layer without an overflow, in fp16 under autocast."""
 
     def forward(self, x):
         return x.half()
 
 
 class BackwardPlant(nn.Module):
-    """Is the identity; the gradient of far activations becomes 60,000 times as large."""
+    """The identity, whose backward pass multiplies gradients of large activations by 60,000."""
 
     def forward(self, x):
         x = x.half()

@@ -10,7 +10,7 @@ WINDOW = 16
 
 
 class Poisoned(Regression):
-    """One example multiplies the loss of its batch, and its update, by a thousand."""
+    """A recipe with one example that multiplies its batch's loss and update by a thousand."""
 
     name: ClassVar = "poisoned"
     poison: ClassVar = {40}

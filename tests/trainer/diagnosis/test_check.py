@@ -1,4 +1,4 @@
-"""One broken recipe a finding: each is the template with one mistake put in."""
+"""Checks of broken recipes: for each finding, the template with one mistake."""
 
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ PENALTY = """inputs = inputs.clone().requires_grad_()
 
 
 def run_check(tmp_path, capsys, *changes, arguments=()):
-    """Check the template after these changes; return the exit code and the text."""
+    """Check the template after these changes; return exit code and text."""
     text = TEMPLATE.read_text()
     for old, new in changes:
         assert old in text
@@ -43,15 +43,13 @@ def run_check(tmp_path, capsys, *changes, arguments=()):
 
 
 def line_of(tmp_path, part):
-    """Return the position of the first line of the checked file that contains a text."""
+    """Return the line number of the first line in the checked file that contains a text."""
     lines = (tmp_path / "mine.py").read_text().splitlines()
     return next(f"mine.py:{n}" for n, line in enumerate(lines, 1) if part in line)
 
 
 def test_the_template_passes(tmp_path, capsys):
-    """The template has neither an error nor a warning, and its steps are shown in each
-    precision.
-    """
+    """The recipe template has no errors or warnings, and its steps are shown by precision."""
     code, text = run_check(tmp_path, capsys)
     assert code == 0
     assert "No mistakes found." in text
@@ -351,7 +349,7 @@ class DiabetesConfig""",
 }
 
 
-#: Mistakes with the message of another one.
+#: Mistakes that have another mistake's message.
 ALIKE = {
     *("weights written to before the loss", "backward after the yield", "a step after the yield"),
     *("a hook on an activation", "cpu", "if on a tensor", "a module left on the CPU"),
@@ -361,7 +359,7 @@ ALIKE = {
 
 @pytest.mark.parametrize("mistake", sampled(ERRORS, ERRORS.keys() - ALIKE))
 def test_a_mistake_is_named(tmp_path, capsys, mistake):
-    """Each mistake is an error in words, with its line if it has one, and the exit code is 1."""
+    """Each mistake is an error in words, with its line if possible, and the exit code is 1."""
     old, new, part, message = ERRORS[mistake]
     code, text = run_check(tmp_path, capsys, (old, new), *BESIDES.get(mistake, []))
     assert code == 1
@@ -404,7 +402,7 @@ WARNINGS = {
 }  # fmt: skip
 
 
-#: Doubts that do not touch each other.
+#: Warnings that do not affect each other.
 TOGETHER = ("shapes", "no metrics", "not fused", "a name that cannot be recorded")
 
 
@@ -412,7 +410,7 @@ TOGETHER = ("shapes", "no metrics", "not fused", "a name that cannot be recorded
     "doubts", [TOGETHER, *((name,) for name in WARNINGS if name not in TOGETHER)], ids=", ".join
 )
 def test_a_doubt_is_a_warning(tmp_path, capsys, doubts):
-    """Possible mistakes are printed, and the exit code stays 0."""
+    """A possible mistake is a warning, and the exit code stays 0."""
     changes = [WARNINGS[each][:2] for each in doubts]
     code, text = run_check(tmp_path, capsys, *changes)
     assert code == 0
@@ -424,7 +422,7 @@ def test_a_doubt_is_a_warning(tmp_path, capsys, doubts):
 
 @pytest.mark.parametrize("guard", ["+ 1e-6", *extended([".clamp(min=1e-6)"])])
 def test_a_value_kept_away_from_zero_is_no_doubt(tmp_path, capsys, guard):
-    """A floor that fp16 can represent is enough."""
+    """A logarithm of a value kept above 0 by a floor that fp16 can represent has no warning."""
     step = f"chance = (torch.sigmoid(outputs) {guard})" if "+" in guard else (
         f"chance = torch.sigmoid(outputs){guard}")  # fmt: skip
     changed = f'{step}\n        yield Loss(-torch.log(chance).float().mean(), optimizer="adamw")'
@@ -448,7 +446,7 @@ STATE = """    def state_dict(self):
 
 
 def test_an_order_of_its_own_that_its_state_covers_is_fine(tmp_path, capsys):
-    """A recipe that ignores its indices, and says where it is, resumes to the last bit."""
+    """A recipe that ignores its indices but saves its own order resumes to the last bit."""
     code, text = run_check(tmp_path, capsys, (BATCH, COVERED), ("    def evaluate(self)", STATE))
     assert code == 0
     assert "warning" not in text
@@ -473,9 +471,7 @@ FP32_ON_CUDA = {
 
 @pytest.mark.parametrize("loss", sampled(FP32_ON_CUDA, ["pow", "types that CUDA promotes"]))
 def test_losses_are_judged_by_cudas_autocast(tmp_path, capsys, loss):
-    """Operations that CUDA runs in fp32 are no mistake, though a CPU leaves them in fp16
-    or rejects them.
-    """
+    """Operations that CUDA runs in fp32 are no mistake, though a CPU runs them in fp16."""
     changed = f'yield Loss({FP32_ON_CUDA[loss]}, optimizer="adamw")'
     code, text = run_check(tmp_path, capsys, (STEP, changed))
     assert "error" not in text
@@ -484,7 +480,7 @@ def test_losses_are_judged_by_cudas_autocast(tmp_path, capsys, loss):
 
 
 def test_a_recurrent_network_is_no_mistake_in_fp16(tmp_path, capsys):
-    """A CPU has no LSTM in fp16; CUDA has, and the check is about CUDA."""
+    """A recurrent network in fp16 is no mistake: CUDA supports it, though a CPU does not."""
     lstm = """model = nn.Sequential(
             Last(10, config.recipe.width), nn.ReLU(), nn.Linear(config.recipe.width, 1)"""
     linear = lstm.replace("Last", "nn.Linear")
@@ -500,7 +496,7 @@ class DiabetesConfig"""
 
 
 def test_a_gradient_penalty_as_documented_is_no_mistake(tmp_path, capsys):
-    """A penalty that is scaled, and whose gradient is divided by the scale, is no mistake."""
+    """A gradient penalty that is scaled, and divided by the scale again, is no mistake."""
     one = "torch.ones((), device=inputs.device)"
     penalty = PENALTY.format(scale=f"self.scaler.scale({one})", inverse="(1 / scale)")
     code, text = run_check(tmp_path, capsys, (STEP, penalty))
@@ -509,7 +505,7 @@ def test_a_gradient_penalty_as_documented_is_no_mistake(tmp_path, capsys):
 
 
 def test_a_penalty_without_half_precision_needs_no_scale(tmp_path, capsys):
-    """A penalty in a disabled region is computed in fp32, where nothing underflows."""
+    """A gradient penalty in a region without autocast is in fp32 and needs no scale."""
     step = """penalised, model = inputs.clone().requires_grad_(), self.modules["model"]
         with torch.autocast(self.device.type, enabled=False):
             score = model(penalised).mean()
@@ -542,7 +538,7 @@ REFUSED_ON_CUDA = {
     ["grid_sample", *extended(each for each in REFUSED_ON_CUDA if each != "grid_sample")],
 )
 def test_nondeterministic_operations_on_cuda_are_named(tmp_path, capsys, operation):
-    """Each operation is an error, unless the run is not deterministic."""
+    """Operations without a deterministic CUDA kernel are errors in a deterministic run."""
     step = f'yield Loss({REFUSED_ON_CUDA[operation]}, optimizer="adamw")'
     message = f"{operation} has no deterministic implementation on CUDA"
     code, text = run_check(tmp_path, capsys, (STEP, step))
@@ -566,13 +562,13 @@ def test_nondeterministic_operations_on_cuda_are_named(tmp_path, capsys, operati
     ],
 )
 def test_what_determinism_allows_is_no_mistake(tmp_path, capsys, value):
-    """Forms of such operations with a deterministic kernel are allowed."""
+    """Variants of such operations that have a deterministic kernel are allowed."""
     step = f'yield Loss(({value}).float().mean(), optimizer="adamw")'
     assert "deterministic" not in run_check(tmp_path, capsys, (STEP, step))[1]
 
 
 def test_an_attack_on_the_inputs_is_no_step_of_its_own(tmp_path, capsys):
-    """backward() with inputs leaves weights and their gradients unchanged."""
+    """backward() with inputs, as in an adversarial attack, is no optimizer step."""
     step = f"""attacked = inputs.clone().requires_grad_()
         missed = F.mse_loss(self.modules["model"](attacked).squeeze(1), targets)
         missed.backward(inputs=[attacked])
@@ -584,7 +580,7 @@ def test_an_attack_on_the_inputs_is_no_step_of_its_own(tmp_path, capsys):
 
 
 def test_a_batch_that_is_an_object_is_no_other_each_time(tmp_path, capsys):
-    """The address of an object in memory does not count as a difference of batches."""
+    """A batch that is an object does not differ by its address in memory."""
     unpack = """rows, self.kept = batch.rows, batch
         inputs, targets = self.train_inputs[rows], self.train_targets[rows]"""
     code, text = run_check(
@@ -603,7 +599,7 @@ def test_a_batch_that_is_an_object_is_no_other_each_time(tmp_path, capsys):
 
 
 def test_an_operation_without_a_meta_kernel_is_no_wait(tmp_path, capsys):
-    """The limit of the check is a warning, and a wait would be a guess."""
+    """An operation without a meta kernel is a warning, and not taken for a wait."""
     step = f'yield Loss({REFUSED_ON_CUDA["ctc_loss"]}, optimizer="adamw")'
     off = ["training.deterministic=false"]
     code, text = run_check(tmp_path, capsys, (STEP, step), arguments=off)
@@ -613,7 +609,7 @@ def test_an_operation_without_a_meta_kernel_is_no_wait(tmp_path, capsys):
 
 
 def test_a_recipe_of_one_batch_size_is_a_doubt(tmp_path, capsys):
-    """The skipped check is reported, with the line, and the check continues."""
+    """If a recipe works with one batch size only, the check is skipped with a warning."""
     step = 'yield Loss(F.mse_loss(outputs.view(8), targets), optimizer="adamw")'
     code, text = run_check(tmp_path, capsys, (STEP, step))
     assert code == 0
@@ -622,7 +618,7 @@ def test_a_recipe_of_one_batch_size_is_a_doubt(tmp_path, capsys):
 
 
 def test_a_shape_that_the_values_decide_is_a_wait(tmp_path, capsys):
-    """unique() has no meta kernel either, and for a reason."""
+    """An operation whose shape depends on values, such as unique(), waits for the device."""
     step = 'yield Loss(F.mse_loss(outputs, targets) * targets.unique().numel(), "adamw")'
     code, text = run_check(tmp_path, capsys, (STEP, step))
     assert code == 1
@@ -630,7 +626,7 @@ def test_a_shape_that_the_values_decide_is_a_wait(tmp_path, capsys):
 
 
 def test_a_compiler_under_a_path_with_a_space_is_named(tmp_path, capsys, monkeypatch):
-    """torch passes such a path to the linker in two pieces, with an obscure message."""
+    """A compiler in a path with a space is named, since torch would split that path."""
     monkeypatch.setattr(recipe_checks, "TORCH_LIB_PATH", "/home/a b/torch/lib")
     code, text = run_check(tmp_path, capsys, arguments=["training.compile=true"])
     assert code == 1
@@ -639,7 +635,7 @@ def test_a_compiler_under_a_path_with_a_space_is_named(tmp_path, capsys, monkeyp
 
 
 def test_what_holds_in_one_precision_only_says_so(tmp_path, capsys):
-    """A finding only in fp16 names fp16."""
+    """A finding in fp16 only is marked with fp16."""
     old, new, _, message = ERRORS["log of what fp16 flushes"]
     _, text = run_check(tmp_path, capsys, (old, new))
     [line] = [line for line in text.splitlines() if message in line]
@@ -647,7 +643,7 @@ def test_what_holds_in_one_precision_only_says_so(tmp_path, capsys):
 
 
 def test_what_was_not_examined_is_said(tmp_path, capsys, monkeypatch):
-    """Steps without shadows are named, and a lost loss stays an error without its operator."""
+    """Steps without shadows are named, and a lost loss stays an error without an operator."""
     monkeypatch.setattr(session, "Sanitizer", partial(Sanitizer, budget_bytes=1))
     old, new, _, _ = ERRORS["a forward pass that overflows"]
     code, text = run_check(tmp_path, capsys, (old, new))
@@ -657,13 +653,13 @@ def test_what_was_not_examined_is_said(tmp_path, capsys, monkeypatch):
 
 
 def test_settings_reach_the_recipe(tmp_path, capsys):
-    """`--set` works as in training, and a bad value is one sentence with exit code 2."""
+    """`--set` works as in training; an invalid value is reported in one sentence."""
     assert run_check(tmp_path, capsys, arguments=["recipe.width=8"])[0] == 0
     assert run_check(tmp_path, capsys, arguments=["recipe.width=0"])[0] == 2
 
 
 def test_a_file_with_two_recipes_wants_a_name(tmp_path, capsys):
-    """A single recipe is found by itself; of two the class has to be named."""
+    """A single recipe in a file is found by itself; of two the class must be named."""
     two = ("class Diabetes(Recipe):", "class Other(Recipe): ...\n\n\nclass Diabetes(Recipe):")
     assert run_check(tmp_path, capsys, two)[0] == 2
     main(f"{tmp_path}/mine.py:Diabetes")

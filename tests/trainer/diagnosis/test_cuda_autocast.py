@@ -1,4 +1,4 @@
-"""CUDA's autocast, tried on a CPU."""
+"""CUDA's autocast rules, applied on a CPU."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ HEADER = Path(torch.__file__).parent / "include/ATen/autocast_mode.h"
 
 
 def list_operations(macro):
-    """The operations of one of the header's lists, as torch.ops names them."""
+    """Return the operations of a list in the header, as torch.ops names them."""
     [_, text] = HEADER.read_text().split(f"#define AT_FORALL_{macro}(_)")
     entries = re.findall(r"_\((\w+)(?:, (\w+))?\)", re.split(r"\n(?!  )", text)[0])
     return {".".join(filter(None, entry)) for entry in entries}
@@ -31,12 +31,12 @@ def list_operations(macro):
     ],
 )
 def test_the_lists_are_those_of_the_torch_that_is_installed(macro, names):
-    """Torch ships the lists in a header; norm is in a list of its own there."""
+    """The lists equal those in the header of the installed torch, where norm is separate."""
     assert {name for name in names if not name.startswith("norm")} == list_operations(macro)
 
 
 def test_the_cpus_own_autocast_comes_back():
-    """Inside, pow is taken in fp32; afterwards, and before, it is not."""
+    """CUDA's rules run pow in fp32, and the CPU's own return afterwards."""
     half = torch.ones(3, dtype=torch.float16)
 
     def types():
@@ -50,7 +50,7 @@ def test_the_cpus_own_autocast_comes_back():
 
 
 def test_explicit_dtypes_and_disabled_regions_are_respected():
-    """Explicit dtypes and disabled regions prevent the casts of CUDA's autocast."""
+    """Explicit dtypes and disabled regions prevent CUDA's autocast casts."""
     half = torch.ones(3, dtype=torch.float16)
     with cudas_autocast(), torch.autocast("cpu", torch.float16):
         assert half.softmax(0, dtype=torch.float16).dtype == torch.float16
@@ -60,7 +60,7 @@ def test_explicit_dtypes_and_disabled_regions_are_respected():
 
 @pytest.mark.parametrize("network", [torch.nn.LSTM, torch.nn.GRU])
 def test_recurrent_networks_round_as_fp16_does(network):
-    """Forward gives fp16; weights keep fp32 gradients."""
+    """Recurrent networks return fp16, with fp32 gradients of weights."""
     layer = network(4, 4)
     with cudas_autocast(), torch.autocast("cpu", torch.float16):
         outputs, _ = layer(torch.ones(2, 4))

@@ -40,7 +40,7 @@ def test_culprits_and_their_counts_are_the_truth(run_loop, monkeypatch, recipe, 
 
 
 def test_counts_are_of_elements():
-    """Each inf and each NaN is counted once, parameter by parameter; finite ones are left out."""
+    """Each inf and each NaN is counted once for its parameter; finite parameters are left out."""
     network = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Linear(3, 2))
     optimizer = torch.optim.SGD(network.parameters())
     sgd = watch_optimizers({"model": network}, {"sgd": optimizer})["sgd"]
@@ -58,7 +58,7 @@ def test_counts_are_of_elements():
 
 @pytest.mark.parametrize("recipe", [Digits, Pair])
 def test_without_counts_the_norms_name_the_same_culprits(run_loop, monkeypatch, recipe):
-    """On a GPU, where counting would synchronize, the norms name the same parameters."""
+    """On a GPU, without counts that would synchronize, the norms name the same parameters."""
     values = {"training": {"steps": 60}, "scaler": {"init_scale": 2.0**22, "growth_interval": 5}}
     counted = run_loop(recipe, values).of("scaler", kind="skip")
     monkeypatch.setattr("trainer.step.value_on_host", lambda _: None)
@@ -69,6 +69,6 @@ def test_without_counts_the_norms_name_the_same_culprits(run_loop, monkeypatch, 
 
 
 def test_a_norm_that_overflows_has_no_culprits(run_loop):
-    """Finite gradients are not named, however large their norm."""
+    """An overflowed norm of finite gradients names no parameters."""
     run = run_loop(Digits, {"training": {"steps": 2}, "scaler": {"init_scale": 1.0}})
     assert not run.of("scaler")

@@ -1,4 +1,4 @@
-"""Headroom in the loop of our own: activations and gradients against fp16's limits."""
+"""Headroom in our own training loop: activations and gradients against fp16's limits."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ EVERY = {"diagnosis": {"headroom_every_steps": 3, "histogram_every_steps": 0}}
 
 
 class Loud(Regression):
-    """Keeps the largest output of its first layer in each step, as a hook of its own sees it."""
+    """A recipe that records its first layer's largest output in each step by its own hook."""
 
     def __init__(self, config, device):
         super().__init__(config, device)
@@ -27,8 +27,8 @@ class Loud(Regression):
 
 
 def test_the_largest_and_smallest_of_each_module_in_steps_that_are_due(run_loop):
-    """Values are of innermost modules, named like culprits, over all micro-batches, at
-    the scale.
+    """Due steps have each innermost module's largest and smallest values, over all
+    micro-batches.
     """
     values = EVERY | {"precision": "fp16", "training": {"steps": 7, "accumulation_steps": 2}}
     values |= {"scaler": {"init_scale": 256.0}}
@@ -48,7 +48,7 @@ def test_the_largest_and_smallest_of_each_module_in_steps_that_are_due(run_loop)
 
 
 def measure(network, *passes):
-    """Return the measurements of a forward and backward pass, by name."""
+    """Return the measured values of a forward and backward pass, by name."""
     measuring = Measuring(with_smallest=True)
     measuring.begin({each: name for name, each in network.named_modules()})
     try:
@@ -61,7 +61,7 @@ def measure(network, *passes):
 
 
 def test_zeros_are_no_smallest_numbers():
-    """The smallest number of a ReLU is one that it passes; a module of zeros has none."""
+    """Zeros do not count as smallest values, and a module with only zeros has none."""
     network = nn.Sequential(nn.Identity(), nn.ReLU())
     inputs = torch.tensor([[-3.0, 2.0**-30, 5.0]], requires_grad=True)
     assert measure(network, inputs)["1"] == [[5.0, 2.0**-30], [1.0, 1.0]]
@@ -72,8 +72,8 @@ def test_zeros_are_no_smallest_numbers():
 
 @looped("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_magnitudes_are_exact_in_every_type(dtype):
-    """Magnitudes follow from the bits: subnormal numbers, both zeros and infinities, with
-    NaN above all.
+    """Magnitudes are computed from the bits: subnormals, both zeros and infinities, with NaN
+    above all.
     """
     tiny = torch.finfo(dtype).smallest_normal / 2
     for values, largest, smallest in (
@@ -108,7 +108,7 @@ def test_no_bit_of_training_is_different(run_loop, recipe_class):
 
 
 def test_a_replay_is_not_measured(run_loop, monkeypatch):
-    """A step within which another one is replayed has the numbers that it has without."""
+    """A measured step in which another one is replayed has the numbers of an undisturbed one."""
 
     def values(skips):
         diagnosis = {"headroom_every_steps": 1, "replay_skips": skips}
@@ -127,7 +127,7 @@ def test_a_replay_is_not_measured(run_loop, monkeypatch):
 
 
 def test_a_compiled_network_is_not_changed(run_loop, monkeypatch, capsys):
-    """The log has one sentence, and no hook recompiles the network."""
+    """A compiled network is not measured, and one sentence in the log says so."""
     monkeypatch.setattr(torch, "compile", lambda module, **_: module)  # what it makes is not used
     values = EVERY | {"training": {"steps": 7, "compile": True}}
     run = run_loop(Regression, values)
@@ -136,6 +136,6 @@ def test_a_compiled_network_is_not_changed(run_loop, monkeypatch, capsys):
 
 
 def test_none_is_taken_when_it_is_switched_off(run_loop):
-    """An interval of 0 disables the measurement."""
+    """An interval of 0 disables headroom measurements."""
     values = {"diagnosis": {"headroom_every_steps": 0}, "training": {"steps": 3}}
     assert run_loop(Regression, values).of("headroom") == []

@@ -11,7 +11,7 @@ from trainer.recipes.digits import Digits
 
 
 def histogram_of(gradient, scale=1.0):
-    """Return the event of a layer with this weight gradient."""
+    """Return the histogram event of a layer with this weight gradient."""
     layer = torch.nn.Linear(gradient.shape[1], gradient.shape[0], bias=False)
     layer.weight.grad = gradient
     optimizers = watch_optimizers({"model": layer}, {"sgd": torch.optim.SGD(layer.parameters())})
@@ -27,7 +27,7 @@ def histogram_of(gradient, scale=1.0):
 
 
 def test_counts_are_those_of_numpys_exponents():
-    """Every gradient is counted once, by its exponent; zeros, subnormals, inf and NaN apart."""
+    """Every gradient is counted once by its exponent, and zeros, subnormals, inf and NaN apart."""
     gradient = torch.randn(40, 50) * torch.exp2(torch.randint(-40, 20, (40, 50)).float())
     gradient[0, :5] = torch.tensor([0.0, 1e-40, torch.inf, -torch.inf, torch.nan])
     [module] = histogram_of(gradient).modules
@@ -41,7 +41,7 @@ def test_counts_are_those_of_numpys_exponents():
 
 
 def test_large_gradients_are_counted_in_chunks(monkeypatch):
-    """Splitting a gradient changes no count."""
+    """Counting a large gradient in chunks changes no count."""
     gradient = torch.randn(30, 7)
     whole = histogram_of(gradient)
     monkeypatch.setattr("halfstep.watching.exponents.CHUNK", 16)
@@ -60,8 +60,8 @@ def test_large_gradients_are_counted_in_chunks(monkeypatch):
     ],
 )
 def test_shares_are_those_at_the_scale_of_the_step(exponent, scale, underflow, near_overflow):
-    """A scale of 2^k shifts every exponent by k against fp16's window. Shares of the unscaled
-    gradients, which the backward pass never saw, would be detected.
+    """A loss scale of 2^k shifts every exponent by k against fp16's window. Shares of the
+    unscaled gradients, which the backward pass never saw, would be detected.
     """
     counts = np.zeros(BINS, np.int64)
     counts[exponent + BIAS] = 3
@@ -70,13 +70,13 @@ def test_shares_are_those_at_the_scale_of_the_step(exponent, scale, underflow, n
 
 
 def test_a_module_without_gradients_has_an_empty_histogram():
-    """An empty histogram is no error."""
+    """A module without gradients has an empty histogram."""
     counts = np.zeros(BINS, np.int64)
     assert describe("head", counts, 1.0).counts == []
 
 
 def test_a_run_samples_every_so_many_steps_and_before_the_clip(run_loop):
-    """Steps, scales and modules are the run's; the clip, a tiny one here, has no effect."""
+    """Histograms are of every nth step, at its scale, and not affected by the clip."""
     values = {
         "training": {"steps": 12, "max_grad_norm": 1e-6},
         "diagnosis": {"histogram_every_steps": 5},
@@ -95,13 +95,13 @@ def test_a_run_samples_every_so_many_steps_and_before_the_clip(run_loop):
 
 
 def test_none_is_taken_when_it_is_switched_off(run_loop):
-    """An interval of 0 disables the histograms."""
+    """An interval of 0 disables histograms of gradients."""
     values = {"diagnosis": {"histogram_every_steps": 0}}
     assert not run_loop(Regression, values).of("histogram")
 
 
 def test_counting_is_not_sorted_under_deterministic_algorithms(monkeypatch):
-    """CUDA would sort; a sum of whole numbers needs no sorting, and the setting is restored."""
+    """Counting does not sort on CUDA under deterministic algorithms, and restores the setting."""
     seen = []
     original = torch.Tensor.scatter_add_
 
@@ -120,7 +120,7 @@ def test_counting_is_not_sorted_under_deterministic_algorithms(monkeypatch):
 
 
 def test_gradients_in_fp64_are_counted_once():
-    """Each element is one number, whatever its type."""
+    """Each element in fp64 is counted as one number."""
     [module] = histogram_of(torch.full((3, 4), 0.5)).modules
     assert sum(module.counts) == 12
     layer = torch.nn.Linear(4, 3, bias=False).double()

@@ -1,4 +1,4 @@
-"""Runs that measure instead of training: precision plans, and diffs at checkpoints."""
+"""Runs that measure instead of training: precision plans, and diffs of checkpoints."""
 
 import math
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ VALUES = {
 
 
 def run_measurement(recipe: Any, values: dict[str, Any], files: Sequence[Path] = ()) -> list[Any]:
-    """Return the events of a measurement with checkpoints."""
+    """Run a measurement with checkpoints; return its events."""
     events: list[Any] = []
     config, checkpoints = parse_config(recipe, VALUES | values), {file.stem: file for file in files}
     measure(Measurement(recipe, config, CPU, checkpoints, {}, events.append))
@@ -42,7 +42,7 @@ def run_measurement(recipe: Any, values: dict[str, Any], files: Sequence[Path] =
 
 
 def test_a_diff_at_a_checkpoint_is_of_the_next_step(tmp_path: Path, run_loop: Any) -> None:
-    """Loss and scale of the diff are those of the training's next step, to the bit."""
+    """Loss and scale of a diff at a checkpoint equal those of the training's next step."""
     run = run_loop(Regression, VALUES, tmp_path)
     files = sorted(tmp_path.glob("*.pt"))
     [diff] = run_measurement(Regression, {"lab": {"task": "precision_diff"}}, files[:1])
@@ -78,7 +78,7 @@ BATCHES: dict[str, tuple[Any, dict[str, Any]]] = {
 def test_a_diff_is_of_the_batch_that_the_training_had_next(
     tmp_path: Path, run_loop: Any, name: str
 ) -> None:
-    """The same numbers reach the network, whichever way a recipe has its batches."""
+    """A diff uses the batch and random numbers of the training's next step."""
     recipe, training = BATCHES[name]
     values = VALUES | {"precision": "bf16", "training": VALUES["training"] | training}
     seen: list[Any] = []
@@ -101,7 +101,7 @@ def test_a_diff_is_of_the_batch_that_the_training_had_next(
 
 
 def test_a_plan_is_of_the_first_batches_of_a_training(tmp_path: Path, run_loop: Any) -> None:
-    """The batches are the first ones of a training, with the same augmentation."""
+    """A plan uses the first batches of a training with the same augmentation."""
     seen: list[Any] = []
 
     class Seen(Augmented):
@@ -119,7 +119,7 @@ def test_a_plan_is_of_the_first_batches_of_a_training(tmp_path: Path, run_loop: 
 def test_diffs_are_made_at_several_checkpoints_or_with_initial_weights(
     tmp_path: Path, run_loop: Any
 ) -> None:
-    """Each diff belongs to its step; without a checkpoint to step 0."""
+    """Each diff belongs to the step of its checkpoint; one without a checkpoint to step 0."""
     run_loop(Regression, VALUES, tmp_path)
     files = sorted(tmp_path.glob("*.pt"))
     values = {"lab": {"task": "precision_diff"}, "precision": "bf16"}
@@ -129,7 +129,7 @@ def test_diffs_are_made_at_several_checkpoints_or_with_initial_weights(
 
 
 def test_modules_keep_their_own_precision_in_a_diff() -> None:
-    """The low precision is the run's: a module in modules.fp32 computes in fp32."""
+    """In a diff a module in modules.fp32 is in fp32, and the others in the run's low precision."""
     own = {"lab": {"task": "precision_diff"}, "modules": {"fp32": ["model.2"]}}
     [diff] = run_measurement(Regression, own)
     dtypes = {row.name: row.dtype for row in diff.rows if row.direction == "forward"}
@@ -164,7 +164,7 @@ def test_a_plan_without_weights_is_rejected() -> None:
 
 
 def test_a_checkpoint_of_another_network_is_named(tmp_path: Path, run_loop: Any) -> None:
-    """The message has the file, and why it does not fit."""
+    """The error for a checkpoint of another network has the file, and why it does not fit."""
     run_loop(Regression, VALUES, tmp_path)
     file = min(tmp_path.glob("*.pt"))
     with pytest.raises(CheckpointError, match=r"step-00000003\.pt does not fit"):
@@ -173,7 +173,7 @@ def test_a_checkpoint_of_another_network_is_named(tmp_path: Path, run_loop: Any)
 
 @pytest.mark.parametrize("precision", ["fp32", "fp8"])
 def test_a_diff_needs_half_precision(precision: str) -> None:
-    """The configuration is refused before anything is queued."""
+    """A diff of an fp32 run is refused before anything is queued."""
     with pytest.raises(
         ConfigError, match=f"precision is {precision}, but lab.task is precision_diff"
     ):
@@ -182,7 +182,7 @@ def test_a_diff_needs_half_precision(precision: str) -> None:
 
 @pytest.mark.parametrize("task", ["precision_plan", "precision_diff"])
 def test_weights_in_bf16_are_not_measured(task: str) -> None:
-    """The measured weights would not be the trained ones."""
+    """A run with bf16 weights is refused, since fp32 copies of them were not trained."""
     values = {"precision": "bf16", "training": {"weights": "bf16"}, "lab": {"task": task}}
     with pytest.raises(
         ConfigError, match=f"weights is bf16, but lab.task is {task}; allowed: fp32"

@@ -16,7 +16,7 @@ VALUES = {"training": {"steps": 6, "batch_size": 16}, "evaluation": {"every_step
 
 
 def train_with(requests: dict[int, Request], **values: Any) -> tuple[list[Any], list[Any]]:
-    """Train; return the events and the bytes of the steps. requests: by boundary."""
+    """Train with requests by step boundary; return the events and the bytes of the steps."""
     events: list[Any] = []
     steps: list[Any] = []
     boundary = 0
@@ -43,8 +43,8 @@ def train_with(requests: dict[int, Request], **values: Any) -> tuple[list[Any], 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_requested_diff_changes_no_step(precision: str) -> None:
-    """The diff is acknowledged, names modules as the configuration does, and all steps
-    stay equal.
+    """A requested diff is acknowledged, names modules like the configuration, and changes no
+    step.
     """
     request = Request(id=7, kind="precision_diff", value=0.0)
     events, steps = train_with({2: request, 4: request}, precision=precision)
@@ -60,7 +60,7 @@ def test_requested_diff_changes_no_step(precision: str) -> None:
 
 
 def test_run_in_fp32_has_none() -> None:
-    """A request that cannot be carried out is acknowledged, and the run continues."""
+    """A diff requested from a run in fp32 is acknowledged without a result."""
     request = Request(id=7, kind="precision_diff", value=0.0)
     events, steps = train_with({2: request}, precision="fp32")
     assert [e.request for e in events if isinstance(e, RequestDone)] == [7]

@@ -36,7 +36,7 @@ TEMPLATE = Path(__file__).parents[3] / "docs" / "how-to" / "recipe_template.py"
 
 
 class Cancelling(Regression):
-    """A network whose second module subtracts the number that it has added."""
+    """A network whose second module subtracts a number that it has added."""
 
     name: ClassVar = "cancelling"
 
@@ -81,7 +81,7 @@ def test_planned_error_is_that_of_the_run(precision: str) -> None:
 
 
 def save(folder: Path, recipe: Any, **training: Any) -> list[Path]:
-    """Train six steps, with a checkpoint every three; return the files."""
+    """Train six steps with a checkpoint every three; return the files."""
     values = {
         "training": {"steps": 6, "batch_size": 8} | training,
         "checkpoints": {"every_steps": 3},
@@ -101,7 +101,7 @@ def save(folder: Path, recipe: Any, **training: Any) -> list[Path]:
 
 
 def test_checkpoints_are_planned_with(tmp_path: Path) -> None:
-    """Errors are given by weights, the configuration is the checkpoint's, fresh ones may go."""
+    """A plan has errors for each checkpoint, its configuration, and optionally fresh weights."""
     files = save(tmp_path, Regression)
     assert len(files) == 2
     lines: list[str] = []
@@ -125,7 +125,7 @@ def test_checkpoints_are_planned_with(tmp_path: Path) -> None:
 
 
 def test_checkpoints_of_one_name_are_all_planned_with(tmp_path: Path) -> None:
-    """Files are told apart by their folders where their names are the same."""
+    """Checkpoint files of the same name are distinguished by their folders."""
     first, second = save(tmp_path / "saved", Regression)
     files = [tmp_path / name for name in ("a/x/last.pt", "b/x/last.pt", "b/last.pt", FRESH)]
     for file, source in zip(files, (first, second, second, first), strict=True):
@@ -154,9 +154,7 @@ def test_checkpoints_of_one_name_are_all_planned_with(tmp_path: Path) -> None:
     "recipe", [pytest.param(Pair, marks=pytest.mark.extended), Regression, Digits]
 )
 def test_healthy_recipe_is_in_fp16_everywhere(recipe: Any) -> None:
-    """The best plan is fp16 everywhere, also with several optimizers, of which the first
-    loss counts.
-    """
+    """The best plan of a healthy recipe is fp16 everywhere, also with several optimizers."""
     values = {"training": {"batch_size": 16}, "modules": {"fp32": ["model"]}}
     plan, _ = plan_recipe(recipe, values, device=CPU, bounds=Bounds(0.1, 0.99))
     assert str(plan.best) == "fp16 everywhere"
@@ -167,7 +165,7 @@ def test_healthy_recipe_is_in_fp16_everywhere(recipe: Any) -> None:
 
 
 def test_wrong_sizes_are_rejected(tmp_path: Path) -> None:
-    """Too many batches, no weights at all, and another recipe's checkpoint are named."""
+    """Too many batches, missing weights and another recipe's checkpoint are rejected by name."""
     with pytest.raises(ConfigError, match=r"17 batches with each of 1 weights are more than 16"):
         plan_recipe(Regression, {}, device=CPU, batches=17, bounds=BOUNDS)
     with pytest.raises(ConfigError, match="0 checkpoints without fresh weights"):
@@ -181,7 +179,7 @@ def test_wrong_sizes_are_rejected(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_recipe_plan_from_the_command() -> None:
-    """The plan is printed with the command that submits it, or as JSON; errors are sentences."""
+    """The plan command prints the plan and the command that submits it, or JSON."""
     ended = halfstep("recipe", "plan", str(TEMPLATE), "--batches", "1")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.startswith("Fastest within the bounds on a GPU, as predicted: fp16")
@@ -202,7 +200,7 @@ def test_recipe_plan_from_the_command() -> None:
 
 
 def test_submit_command_is_quoted() -> None:
-    """Each setting is one word of the shell, with its value as JSON."""
+    """Settings in the submit command are shell words with their value as JSON."""
     plan, config = plan_recipe(Cancelling, {}, device=CPU, batches=1, bounds=BOUNDS)
     words = shlex.split(submit_command("my recipes/a.py", plan.best, config))
     assert words[:3] == ["halfstep", "submit", "my recipes/a.py"]
@@ -214,7 +212,7 @@ def test_submit_command_is_quoted() -> None:
 
 
 def test_fp32_is_submitted_without_tf32() -> None:
-    """The plan's fp32 has no TF32, whatever the settings with which it was made."""
+    """A plan's fp32 point is submitted without TF32, whatever settings the plan had."""
     values = {"training": {"tf32": True}}
     plan, config = plan_recipe(Cancelling, values, device=CPU, batches=1, bounds=BOUNDS)
     [exact] = [point for point in plan.points if point.precision == "fp32"]
@@ -225,7 +223,7 @@ def test_fp32_is_submitted_without_tf32() -> None:
 
 
 class Labelled(Cancelling):
-    """One whose defaults name modules, with fields of several types."""
+    """A recipe whose defaults name modules, with fields of several types."""
 
     name: ClassVar = "labelled"
     defaults: ClassVar = {
@@ -234,14 +232,14 @@ class Labelled(Cancelling):
     }
 
     class Config(RecipeConfig):
-        """A text and a mapping."""
+        """Settings of a text and a mapping."""
 
         label: str = "none"
         sizes: dict[str, int] = Field({"a": 1, "b": 2})
 
 
 def test_submit_command_is_what_was_planned(tmp_path: Path) -> None:
-    """The run has the settings of the call and of the checkpoint, and the point's precisions."""
+    """The submitted run has the settings of call and checkpoint, and the point's precisions."""
     [file, _] = save(tmp_path, Labelled, seed=7, schedule="cosine")
     values = {
         "precision": "bf16",

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
 
 
 class ForwardPlant(nn.Module):
-    """Makes far activations 60,000 times as large, which fp16 cannot hold, and small again."""
+    """A module that multiplies large activations by 60,000, and divides them again."""
 
     def forward(self, x):
         x = x.half()
@@ -49,7 +49,8 @@ class PlantedForward(Planted):
     [(PlantedForward, "forward", "mul"), (PlantedBackward, "backward", "MulBackward0")],
 )
 def test_a_planted_overflow_is_named_exactly(run_loop, recipe, direction, operation):
-    """Module, direction and operation are the planted ones, although others become inf afterwards.
+    """The replay names the planted module, direction and operation, although others become inf
+    later.
 
     Catches a search that blames the last module, or the one with the overflowed parameters: the
     plant has none.
@@ -72,7 +73,7 @@ def test_a_planted_overflow_is_named_exactly(run_loop, recipe, direction, operat
 
 @pytest.mark.parametrize("recipe", [PlantedForward, PlantedBackward])
 def test_the_run_after_a_replay_is_bit_identical(run_loop, recipe):
-    """Weights, BatchNorm statistics, optimizer, scaler and every record are as without replay.
+    """A run with replays is bit-identical to one without, with every record and statistic.
 
     Catches a replay that moves a generator (dropout), a buffer (BatchNorm) or a gradient.
     """
@@ -102,7 +103,7 @@ def overflow_backward(forward, x):
 
 
 def with_plant(recipe_class, path, plant):
-    """The recipe with a module that overflows in the batch of PLANTED_STEP."""
+    """The recipe with a module that overflows for the batch of PLANTED_STEP."""
 
     class WithPlant(recipe_class):
         def __init__(self, config, device):
@@ -176,7 +177,7 @@ def test_an_overflow_in_a_real_recipe_is_named_and_leaves_no_trace(
 
 
 def _told(run):
-    """Return all events of a run except replays and measured times."""
+    """Return a run's events except replays and measured times."""
     kept = [e for e in json_safe(run.events) if e["event"] != "replay"]
     kept = [e for e in kept if not e.get("name", "").startswith("run/")]
     return [{key: e[key] for key in e if key != "elapsed_ms"} for e in kept]
@@ -184,8 +185,8 @@ def _told(run):
 
 @pytest.mark.parametrize("fused", [True, *extended([False])])
 def test_telemetry_histogram_and_replay_together_change_no_bit(run_loop, fused):
-    """With all of them in every step, digits ends as in PyTorch's documented loop without any.
-    A change of the weights, their gradients or dropout's generator would be detected.
+    """With telemetry, histogram and replay in every step digits ends as in PyTorch's documented
+    loop. A change of the weights, their gradients or dropout's generator would be detected.
     """
     values = {
         "training": {"steps": 130, "fused": fused},
@@ -206,7 +207,7 @@ def _optimizers(run):
 
 
 def test_a_replayed_loss_is_that_of_the_skipped_step(run_loop, monkeypatch):
-    """With the same examples, random numbers and weights the replay computes the recorded loss."""
+    """A replay with the skipped step's examples, random numbers and weights has its loss."""
     losses = []
     original = StepRepetition._repeat_passes
 
@@ -225,7 +226,7 @@ def test_a_replayed_loss_is_that_of_the_skipped_step(run_loop, monkeypatch):
 
 
 def test_only_the_first_skips_are_replayed(run_loop):
-    """After the number of replays in the setting no skip is observed any more."""
+    """No skip after the configured number of replays is observed."""
     run = run_loop(Digits, {"training": {"steps": 100}, "diagnosis": {"replay_skips": 1}})
     [replayed] = (event["step"] for event in run.of("replay"))
     assert any(step > replayed for step in run.list_skipped())
@@ -233,9 +234,10 @@ def test_only_the_first_skips_are_replayed(run_loop):
 
 @pytest.mark.parametrize("knows", [True, *extended([False])])
 def test_a_resumed_run_replays_what_the_undisturbed_one_would(run_loop, tmp_path, knows):
-    """Calibration is over and one of two replays is used, as the checkpoint says; an older
-    checkpoint without this state loads too. Catches a resumed run that calibrates again, and one
-    that counts replays from 0."""
+    """A resumed run continues the calibration and the count of replays; an older checkpoint without
+    this state loads too. Catches a resumed run that calibrates again, and one that counts replays
+    from 0.
+    """
     values = {
         "training": {"steps": 140},
         "scaler": {"init_scale": 2.0**20},
@@ -257,7 +259,7 @@ def test_a_resumed_run_replays_what_the_undisturbed_one_would(run_loop, tmp_path
 
 
 def test_a_fork_replays_as_many_skips_as_any_run(run_loop, tmp_path):
-    """Skips that its parent has replayed do not count."""
+    """A fork replays as many skips as any run, without counting its parent's."""
     values = {"training": {"steps": 60}, "diagnosis": {"replay_skips": 1}}
     parent = run_loop(Digits, values, folder=tmp_path / "parent")
     assert len(parent.of("replay")) == 1
@@ -271,7 +273,7 @@ def test_a_fork_replays_as_many_skips_as_any_run(run_loop, tmp_path):
 
 
 def test_a_step_to_come_is_replayed_on_request(run_loop):
-    """The step is replayed once it has been attempted, and the event says that it was not
+    """A requested future step is replayed after its attempt, with a note that it was not
     skipped.
     """
     controls = iter([Control(request=Request(id_, "replay", 12.0)) for id_ in (3, 4)])
@@ -287,9 +289,7 @@ def test_a_step_to_come_is_replayed_on_request(run_loop):
 
 
 def test_a_past_skip_is_replayed_on_request(run_loop):
-    """Each request replays with the current weights at the scale of that step, and the event
-    says that this is not exact.
-    """
+    """A request for a past skip replays it at its scale with current weights, noted as inexact."""
     calls = []
 
     def control():
@@ -308,7 +308,7 @@ def test_a_past_skip_is_replayed_on_request(run_loop):
 
 
 def test_a_skip_of_one_optimizer_among_two_is_not_called_exact(run_loop):
-    """The other optimizer's weights have changed, as the event says."""
+    """A skip of one of two optimizers is not exact, since the other has changed its weights."""
     run = run_loop(
         Pair,
         {"training": {"steps": 200}, "scaler": {"growth_interval": 30, "init_scale": 2.0**16}},
@@ -320,7 +320,7 @@ def test_a_skip_of_one_optimizer_among_two_is_not_called_exact(run_loop):
 
 
 def test_a_mask_of_minus_infinity_is_no_overflow(run_loop):
-    """Attention's -inf is an argument, and an operation with an inf input is not the origin."""
+    """Attention's mask of -inf is no overflow: it is an argument, and later infinities follow."""
 
     class Masked(PlantedForward):
         def training_step(self, batch):
@@ -335,7 +335,7 @@ def test_a_mask_of_minus_infinity_is_no_overflow(run_loop):
 
 
 def test_an_overflow_outside_of_modules_is_the_training_steps(run_loop):
-    """A loss that overflows by itself is not attributed to a module."""
+    """An overflow of the loss itself is attributed to the training step and not to a module."""
 
     class Outside(Planted):
         def training_step(self, batch):
@@ -350,7 +350,7 @@ def test_an_overflow_outside_of_modules_is_the_training_steps(run_loop):
 
 
 def test_a_replay_that_fails_midway_leaves_no_trace(run_loop, monkeypatch):
-    """Generators, buffers and the sampler are restored after any error of a replay."""
+    """Any error of a replay restores generators, buffers and the sampler."""
     alone = run_loop(PlantedForward)
 
     def failing(*_arguments):
@@ -366,9 +366,7 @@ def test_a_replay_that_fails_midway_leaves_no_trace(run_loop, monkeypatch):
 
 @pytest.mark.parametrize("seconds", [0.0, 1e9])
 def test_which_skips_are_replayed_depends_on_steps_alone(run_loop, monkeypatch, seconds):
-    """The moment at which the host receives skips has no effect: at once, or as late as
-    the ring allows.
-    """
+    """Which skips are replayed does not depend on when their flags arrive at the host."""
     monkeypatch.setattr(ring, "DRAIN_SECONDS", seconds)
     run = run_loop(PlantedForward)
     skips = [event["step"] for event in run.of("scaler", kind="skip")]
@@ -378,7 +376,7 @@ def test_which_skips_are_replayed_depends_on_steps_alone(run_loop, monkeypatch, 
 
 
 class Averaged(PlantedForward):
-    """Code after the yield: a moving average, and a count that is in the state."""
+    """A recipe with code after the yield: a moving average, and a saved count."""
 
     name: ClassVar = "averaged"
 
@@ -400,7 +398,7 @@ class Averaged(PlantedForward):
 
 
 def test_a_replay_runs_nothing_after_the_last_loss(run_loop):
-    """An average of the weights updated there is the same as without replays."""
+    """Code after a step's last loss does not run in a replay, such as an average of weights."""
     run = run_loop(Averaged)
     alone = run_loop(Averaged, {"diagnosis": {"replay_skips": 0}})
     assert run.of("replay")
@@ -409,7 +407,7 @@ def test_a_replay_runs_nothing_after_the_last_loss(run_loop):
 
 
 class Clipped(Pair):
-    """A recipe that changes weights between two losses, as in the first WGAN."""
+    """A recipe that changes weights between two losses, like the first WGAN."""
 
     name: ClassVar = "clipped"
     defaults: ClassVar = {"precision": "fp16", "training": {"steps": 120, "batch_size": 8}}
@@ -424,7 +422,7 @@ class Clipped(Pair):
 
 
 def test_a_replay_puts_back_weights_that_change_between_losses(run_loop):
-    """Changes of weights between two losses are applied once."""
+    """Weights that a step changes between two losses are restored after a replay."""
     values = {"scaler": {"init_scale": 2.0**14, "growth_interval": 27}}
     run = run_loop(Clipped, values)
     alone = run_loop(Clipped, values | {"diagnosis": {"replay_skips": 0}})
@@ -433,7 +431,7 @@ def test_a_replay_puts_back_weights_that_change_between_losses(run_loop):
 
 
 def test_replay_watches_for_a_bounded_time(run_loop, monkeypatch):
-    """A healthy run is watched for so many steps after calibration, and then costs nothing."""
+    """A healthy run is watched for a number of steps after calibration, at no cost afterwards."""
     kept = []
     original = Replay.before_step
 
@@ -451,7 +449,7 @@ def test_replay_watches_for_a_bounded_time(run_loop, monkeypatch):
 
 @pytest.mark.parametrize("accumulation_steps", [1, 2])
 def test_a_replay_counts_what_the_step_counted(run_loop, accumulation_steps):
-    """Culprits of the replay are the step's own: on a GPU they are the only ones with counts."""
+    """A replay has the step's own culprits; on a GPU only the replay has counts."""
     training = {"steps": 150, "batch_size": 8, "accumulation_steps": accumulation_steps}
     run = run_loop(PlantedBackward, {"training": training})
     skips = {event["step"]: event["culprits"] for event in run.of("scaler", kind="skip")}
@@ -461,8 +459,7 @@ def test_a_replay_counts_what_the_step_counted(run_loop, accumulation_steps):
 
 
 def test_a_replay_by_hand_that_fails_ends_no_run(run_loop, monkeypatch):
-    """The error is reported, the request counts as acknowledged, and the run continues bit-
-    identically."""
+    """A failing requested replay is reported and acknowledged, and the run's bits are unchanged."""
     alone = run_loop(PlantedForward, {"diagnosis": {"replay_skips": 0}})
 
     def failing(*_arguments):
@@ -479,7 +476,7 @@ def test_a_replay_by_hand_that_fails_ends_no_run(run_loop, monkeypatch):
 
 
 class Gaps(Regression):
-    """One example has a NaN, which the loss shows and the gradients do not."""
+    """A recipe with a NaN in one example, which makes the loss NaN and no gradient."""
 
     name: ClassVar = "gaps"
 
@@ -498,7 +495,7 @@ class Gaps(Regression):
 
 
 class GapsByDesign(Regression):
-    """Each batch has missing targets, which the loss leaves out; the rate lets it diverge."""
+    """A recipe with missing targets in each batch that its loss leaves out, and that diverges."""
 
     name: ClassVar = "gaps_by_design"
 
@@ -517,7 +514,7 @@ class GapsByDesign(Regression):
 def test_a_batch_that_is_not_finite_is_named_without_a_scaler(
     run_loop, monkeypatch, accumulation_steps
 ):
-    """The batch of the first lost step is drawn again, and the run continues bit-identically."""
+    """Without a scaler a non-finite batch of the first lost step is drawn again and named."""
     values = {"training": {"steps": 300, "accumulation_steps": accumulation_steps}}
     run = run_loop(Gaps, values)
     lost = run.records["step"][~np.isfinite(run.records["loss"])]
@@ -532,14 +529,14 @@ def test_a_batch_that_is_not_finite_is_named_without_a_scaler(
 
 
 def test_values_nonfinite_by_design_are_no_cause(run_loop):
-    """The batch before, with a finite loss, has NaN in the same position."""
+    """A NaN that the previous batch, with a finite loss, had in the same position is no cause."""
     run = run_loop(GapsByDesign, {"training": {"steps": 120}})
     assert not torch.tensor(run.records["loss"]).isfinite().all()
     assert run.of("bad_inputs") == []
 
 
 class Late:
-    """Flags that arrive some steps late, and the steps in which the host has waited for one."""
+    """Flags that arrive some steps late, and a list of the steps in which the host waited."""
 
     def __init__(self, monkeypatch, steps):
         self.waits, self.now = [], 0
@@ -570,7 +567,7 @@ class Late:
 
 
 def test_the_host_waits_only_where_a_skip_is_likely(run_loop, monkeypatch):
-    """The host waits in the step after a growth; elsewhere flags are polled, in calibration too."""
+    """The host waits for flags only in the step after a growth; elsewhere it polls."""
     late = Late(monkeypatch, steps=3)
     values = {"precision": "fp16", "scaler": {"init_scale": 1024.0, "growth_interval": 40}}
     run = run_loop(Regression, {"training": {"steps": 150}, **values})
@@ -580,7 +577,7 @@ def test_the_host_waits_only_where_a_skip_is_likely(run_loop, monkeypatch):
 
 
 def test_a_skip_whose_flag_comes_late_is_replayed_with_the_current_weights(run_loop, monkeypatch):
-    """The event says so; a skip soon after it is replayed exactly."""
+    """A skip with a late flag is replayed with current weights, as noted; a later one is exact."""
     Late(monkeypatch, steps=3)
     run = run_loop(PlantedBackward, {"training": {"steps": 150, "batch_size": 8}})
     replays = run.of("replay")

@@ -11,7 +11,7 @@ from trainer.recipes.mlp import MLP
 
 
 def layers_of(*layers, precision="fp16", batch_size=64):
-    """Return the reported layers of a network, and the batch size if it is reported."""
+    """Return a network's reported layers, and the batch size if reported."""
     values = {"precision": precision, "training": {"batch_size": batch_size}}
     event = misfits({"model": nn.Sequential(*layers)}, parse_config(Regression, values))
     return event and (event.layers, event.batch_size)
@@ -39,8 +39,8 @@ def layers_of(*layers, precision="fp16", batch_size=64):
     ],
 )
 def test_layers_that_miss_tensor_cores_are_named(layers, named):
-    """Widths inside a network and a vocabulary at its end; no size that the data decide, and no
-    small layers.
+    """Layers within a network and a vocabulary that miss tensor cores are named, but no small
+    layers and no sizes of the data.
 
     Catches a warning at every classifier of ten classes, and at depthwise convolutions.
     """
@@ -49,22 +49,20 @@ def test_layers_that_miss_tensor_cores_are_named(layers, named):
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
 def test_only_half_precision_is_concerned(precision):
-    """In fp32 such sizes do not matter."""
+    """In fp32 no layer sizes are reported."""
     found = layers_of(nn.Linear(64, 100), nn.Linear(100, 64), precision=precision)
     assert (found is None) == (precision == "fp32")
 
 
 def test_the_batch_size_counts_where_a_row_is_an_example():
-    """The batch size counts in linear layers only; a sequence or an image multiplies the rows."""
+    """The batch size is reported for linear layers only; sequences and images multiply rows."""
     assert layers_of(nn.Linear(8, 8), batch_size=50) == (["model.0 (8 to 8)"], 50)
     assert layers_of(nn.Embedding(8, 8), nn.Linear(8, 8), batch_size=50) is None
     assert layers_of(nn.Conv2d(8, 8, 3), nn.Linear(8, 8), batch_size=50) is None
 
 
 def test_at_most_a_few_layers_are_listed(run_loop):
-    """The largest layers are listed once at the start, with their number; a run without any
-    lists none.
-    """
+    """The largest layers that miss tensor cores are listed once at the start, with their number."""
     wide = {"width": 36, "layers": 9, "batches": 1}
     run = run_loop(MLP, {"recipe": wide, "training": {"steps": 2, "batch_size": 8}})
     [event] = run.of("shapes")
@@ -74,7 +72,7 @@ def test_at_most_a_few_layers_are_listed(run_loop):
 
 
 def test_looking_at_sizes_reads_no_weight(run_loop, tmp_path):
-    """spectral_norm goes a power iteration on at each reading: a resumed run would differ."""
+    """Reading sizes reads no weight, since spectral_norm iterates at each reading."""
 
     class Normed(Regression):
         def __init__(self, config, device):

@@ -1,4 +1,4 @@
-"""Spikes of the loss: which steps are, and going back from them."""
+"""Loss spikes: their detection, and rollbacks."""
 
 import math
 
@@ -36,7 +36,7 @@ def noise(count, seed=0):
 
 
 def report(made, *cuts, **settings):
-    """Return the spikes of some records, which are handed over in pieces."""
+    """Return the spikes of records that are delivered in pieces."""
     found = []
     spikes = Spikes(Spike(window_steps=WINDOW, **settings), found.append)
     for piece in np.split(made, cuts):
@@ -45,7 +45,7 @@ def report(made, *cuts, **settings):
 
 
 def test_a_spike_is_reported_with_its_step_and_height():
-    """z is in robust standard deviations above the median of the losses before."""
+    """A spike has its step and z, in robust standard deviations above the median before."""
     losses = noise(60)
     losses[40] = 5.0
     made = records(losses)
@@ -71,7 +71,7 @@ def test_how_records_are_handed_over_changes_nothing(cuts):
 
 
 def test_the_first_step_of_an_excursion_is_reported():
-    """A loss that stays high, or rises on, is one spike for as long as a window."""
+    """A loss that stays high or rises is one spike, for the length of a window."""
     losses = noise(60)
     losses[30:] = np.linspace(5, 50, 30)
     assert report(records(losses))[0][0] == 31
@@ -86,7 +86,7 @@ def test_a_loss_that_falls_or_rests_is_no_spike():
 
 
 def test_a_loss_that_is_not_finite_is_one_where_the_step_was_applied():
-    """A skipped step harmed nothing; without a full window an applied one still counts."""
+    """A non-finite loss is a spike if its step was applied, even before the window is full."""
     losses = noise(12)
     losses[[4, 8]] = np.nan, np.inf
     assert [(s, z) for s, _loss, z in report(records(losses, flags=[5]))] == [(9, math.inf)]
@@ -94,7 +94,7 @@ def test_a_loss_that_is_not_finite_is_one_where_the_step_was_applied():
 
 
 def test_what_decides_of_the_next_step_is_in_the_state():
-    """Another object continues from the state as the original would."""
+    """A detector restored from its state reports the same spikes."""
     losses = noise(80)
     losses[40] = 5.0
     made, whole, parts = records(losses), [], []
@@ -111,7 +111,7 @@ def test_what_decides_of_the_next_step_is_in_the_state():
 
 @pytest.mark.parametrize("rollback", [True, False])
 def test_a_spike_above_nothing_is_plain_numbers(tmp_path, rollback):
-    """A spike after losses of 0 has plain numbers, so its checkpoint loads with weights_only."""
+    """A spike above losses of 0 is stored as plain numbers, so its checkpoint loads."""
     losses = np.zeros(60)
     losses[40] = 5.0
     spikes = Spikes(Spike(window_steps=WINDOW, rollback=rollback), lambda event: None)
@@ -125,7 +125,7 @@ def test_a_spike_above_nothing_is_plain_numbers(tmp_path, rollback):
 
 
 def test_a_pending_spike_of_the_version_before_is_loaded():
-    """A checkpoint of that version has the event as a dictionary."""
+    """A pending spike in the previous version's checkpoint, as a dictionary, is loaded."""
     spikes = Spikes(Spike(window_steps=WINDOW), lambda event: None)
     before = {"event": "spike", "step": 7, "loss": float("inf"), "z": float("inf")}
     spikes.load_state_dict(spikes.state_dict() | {"pending": before})
@@ -133,8 +133,8 @@ def test_a_pending_spike_of_the_version_before_is_loaded():
 
 
 def test_a_rewind_goes_back_and_leaves_the_examples_out(run_loop, tmp_path):
-    """The run goes back to the last checkpoint before, then takes the examples after those of
-    the undone steps.
+    """A rollback resumes the last checkpoint before the spike, with the examples after the
+    undone steps.
     """
     run = run_loop(Poisoned, VALUES, tmp_path / "a")
     first, *_ = run.of("rolled_back")
@@ -158,8 +158,8 @@ def undone(run):
 
 
 def test_the_same_seed_goes_back_alike_and_so_does_a_resumed_run(run_loop, tmp_path):
-    """A run is repeated bit for bit, and so is one resumed from a checkpoint before or between
-    its rollbacks.
+    """Equal seeds roll back alike, to the bit, and so do runs resumed before or between
+    rollbacks.
     """
     whole = run_loop(Poisoned, VALUES, tmp_path / "a")
     assert len(undone(whole)) > 1
@@ -180,7 +180,7 @@ def test_the_same_seed_goes_back_alike_and_so_does_a_resumed_run(run_loop, tmp_p
 
 
 def test_a_step_from_before_a_rewind_is_replayed_with_its_own_examples(run_loop, tmp_path):
-    """Examples left out since then do not shift it; nor does a resume in between."""
+    """A step from before a rollback is replayed with its own examples, also after a resume."""
     drawn = []
 
     class Noting(Poisoned):
@@ -204,9 +204,7 @@ def test_a_step_from_before_a_rewind_is_replayed_with_its_own_examples(run_loop,
 
 @pytest.mark.parametrize("is_scaled", [True, False])
 def test_a_fork_goes_back_for_spikes_of_its_own(is_scaled):
-    """A fork uses the losses before it for its window, and may roll back as often as any
-    other run.
-    """
+    """A fork has its own number of rollbacks, and its window begins with the parent's losses."""
     spikes = Spikes(Spike(), print)
     spike = events.Spike(step=7, loss=9.0, z=12.0)
     spikes.pending, spikes.rollbacks = spike, 2
@@ -222,7 +220,7 @@ def test_a_fork_goes_back_for_spikes_of_its_own(is_scaled):
 
 
 def test_after_the_last_rewind_a_run_continues_or_fails_as_configured(run_loop, tmp_path):
-    """The spike is reported in any case; a failure has the step, loss and z."""
+    """After the last rollback a spike is reported, and a failed run has step, loss and z."""
     once = {**VALUES, "spike": {**VALUES["spike"], "max_rollbacks": 1}}
     run = run_loop(Poisoned, once, tmp_path / "a")
     assert len(undone(run)) == 1
@@ -234,7 +232,7 @@ def test_after_the_last_rewind_a_run_continues_or_fails_as_configured(run_loop, 
 
 
 def test_without_an_earlier_checkpoint_the_run_continues(run_loop, tmp_path):
-    """A spike before the first checkpoint is only reported."""
+    """A spike before the first checkpoint is reported without a rollback."""
     late = {**VALUES, "checkpoints": {"every_steps": 59}}
     run = run_loop(Poisoned, late, tmp_path / "a")
     assert run.of("spike")
@@ -243,7 +241,7 @@ def test_without_an_earlier_checkpoint_the_run_continues(run_loop, tmp_path):
 
 
 def test_looking_without_going_back_changes_no_bit(run_loop, tmp_path):
-    """Spikes are found whether they are looked for or not; the training is the same."""
+    """Detecting spikes without rollbacks leaves the weights bit-identical."""
     plain = {name: value for name, value in VALUES.items() if name != "spike"}
     off = run_loop(Poisoned, {**plain, "spike": {"threshold": None}}, tmp_path / "a")
     on = run_loop(Poisoned, {**plain, "spike": {"window_steps": WINDOW}}, tmp_path / "b")
@@ -263,6 +261,6 @@ def test_looking_without_going_back_changes_no_bit(run_loop, tmp_path):
     ],
 )
 def test_a_rewind_needs_what_it_goes_by(values, message):
-    """A checkpoint to go back to, and a threshold; the message names the missing one."""
+    """A rollback needs checkpoints and a threshold; the error names the missing one."""
     with pytest.raises(ConfigError, match=message):
         parse_config(Regression, values)

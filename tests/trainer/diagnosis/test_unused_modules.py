@@ -8,7 +8,7 @@ from tests.trainer.conftest import Regression, assert_same_bits
 
 
 class Attentive(Regression):
-    """A MultiheadAttention, which uses the weights of its out_proj and never calls it."""
+    """A recipe with MultiheadAttention, which uses out_proj's weights without calling it."""
 
     def __init__(self, config, device):
         super().__init__(config, device)
@@ -26,7 +26,7 @@ class Attentive(Regression):
 
 @pytest.mark.parametrize("field", ["fp32", "bf16", "checkpointed"])
 def test_patterns_that_match_no_called_module_are_reported(run_loop, field):
-    """Such patterns are reported once after the first step; modules that are called are not."""
+    """A pattern that matches only uncalled modules is reported once after the first step."""
     names = ["model.attention.out_proj", "model.head"]
     run = run_loop(Attentive, {"precision": "fp16", "modules": {field: names}})
     [event] = run.of("uncalled")
@@ -34,7 +34,7 @@ def test_patterns_that_match_no_called_module_are_reported(run_loop, field):
 
 
 def test_called_modules_are_not_reported_and_lose_their_hooks(run_loop):
-    """The hooks of called modules are removed, and no bit changes."""
+    """Hooks of called modules are removed, and no bit changes."""
     run = run_loop(Attentive, {"modules": {"fp32": ["model.attention", "model.head"]}})
     assert not run.of("uncalled")
     model = run.recipe.modules["model"]

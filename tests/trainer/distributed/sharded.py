@@ -1,6 +1,6 @@
 """Trainings of two ranks, ddp and fsdp, for test_shards.py: `python sharded.py <folder>`.
 
-The ranks start once for all of them, because the start takes longer than training. Results are
+The ranks start once for all trainings, because the start takes longer than training. Results are
 saved as rank-<rank>.pt.
 """
 
@@ -54,7 +54,7 @@ UNFUSED = (
 
 
 class Shift(nn.Module):
-    """Adds a bias; the gradient of its last element overflows once, only on rank 0."""
+    """A recipe with a bias whose last gradient overflows once, on rank 0 only."""
 
     def __init__(self):
         super().__init__()
@@ -71,7 +71,7 @@ class Shift(nn.Module):
 
 
 class Overflowing(Digits):
-    """Digits with a batch norm; its shard on rank 1 gets an inf from rank 0's examples."""
+    """Digits with a batch norm, where rank 1's shard gets an inf from rank 0's examples."""
 
     def __init__(self, config, device):
         super().__init__(config, device)
@@ -82,7 +82,7 @@ class Overflowing(Digits):
 
 
 class Chosen(Regression):
-    """Regression by an optimizer of torch's."""
+    """The regression with one of torch's optimizers."""
 
     kind = "SGD"
 
@@ -97,7 +97,7 @@ class Chosen(Regression):
 
 
 class Tied(Regression):
-    """Two blocks of one weight."""
+    """Two blocks that share a weight."""
 
     def __init__(self, config, device):
         super().__init__(config, device)
@@ -108,7 +108,7 @@ class Tied(Regression):
 
 
 class Sparse(Regression):
-    """An embedding of sparse gradients."""
+    """A network with an embedding that has sparse gradients."""
 
     def __init__(self, config, device):
         super().__init__(config, device)
@@ -116,7 +116,7 @@ class Sparse(Regression):
 
 
 class Routed(Regression):
-    """One of two blocks, another on each rank."""
+    """A network that uses another of its two blocks on each rank."""
 
     def __init__(self, config, device):
         super().__init__(config, device)
@@ -136,7 +136,8 @@ class Router(nn.Module):
 
 class Placed(Regression):
     """A network with a mask and a tied weight that only rank 0 initializes, and data drawn after
-    it."""
+    it.
+    """
 
     def __init__(self, config, device):
         self.made_on = []
@@ -167,7 +168,7 @@ class Masked(nn.Module):
 
 
 class Mixed(Regression):
-    """Weights of two types."""
+    """A network with weights of two dtypes."""
 
     def __init__(self, config, device):
         super().__init__(config, device)
@@ -175,7 +176,7 @@ class Mixed(Regression):
 
 
 class Penalty(Regression):
-    """A gradient that is differentiated."""
+    """A recipe whose loss contains the gradient of a gradient."""
 
     def training_step(self, batch):
         inputs = batch[0].requires_grad_()
@@ -185,7 +186,7 @@ class Penalty(Regression):
 
 
 def number_alone(tensor, full_tensor=DTensor.full_tensor):
-    """Put a number together, that a step overflowed say; no rank has more that is whole."""
+    """Gather a tensor of a single number, and reject any larger one."""
     assert tensor.numel() == 1
     return full_tensor(tensor)
 
@@ -233,7 +234,7 @@ def story(recipe_class, values, *, parallel, folder=None, resume=None, control=C
 
 
 def whole(state):
-    """Return a copy of a state put together of all shards, in which tied weights are one."""
+    """Return a copy of a state gathered from all shards, in which tied weights are one."""
     found = {}
     for weights in state.values():
         for name, weight in weights.items():
@@ -244,7 +245,7 @@ def whole(state):
 
 
 def measure_staged_bytes(saving):
-    """Save in shards, and return how much each copy of the state took."""
+    """Save in shards; return the size of each copy of the state."""
     sizes, take = [], Staging.take
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
@@ -254,7 +255,7 @@ def measure_staged_bytes(saving):
 
 
 def on_a_full_disk(folder):
-    """Return the error on each rank if the second one has no disk space."""
+    """Return each rank's error if the second rank has no disk space."""
 
     def write(self, data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -279,7 +280,7 @@ def cut_otherwise(path):
 
 
 def bare_loop_by_policy(values):
-    """PyTorch's documented loop over shards that are cast when gathered, without anything else."""
+    """PyTorch's documented loop over shards that are cast when gathered."""
     config = parse_config(Digits, values)
     torch.manual_seed(0)
     recipe = Digits(config, device)
@@ -302,7 +303,7 @@ def bare_loop_by_policy(values):
 
 
 def rejection(recipe_class, values):
-    """Return in what words a recipe is refused."""
+    """Return the message with which a recipe is refused."""
     try:
         story(recipe_class, values, parallel="fsdp")
     except (RecipeError, RuntimeError) as error:

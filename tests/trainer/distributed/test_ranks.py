@@ -13,16 +13,14 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def group():
-    """A process group of one rank, which agrees with itself as many would."""
+    """A process group of one rank, which acts like several that agree."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield ProcessGroup()
     dist.destroy_process_group()
 
 
 def test_ranks_agree_by_time_and_not_in_every_step(group, monkeypatch):
-    """With steps of a millisecond they agree in every 200th step, with steps of a second
-    in each.
-    """
+    """Ranks agree in every 200th step of a millisecond, and in each step of a second."""
     now = [0.0]
     monkeypatch.setattr(ranks.time, "monotonic", lambda: now[0])
     asked = []
@@ -43,7 +41,7 @@ def test_ranks_agree_by_time_and_not_in_every_step(group, monkeypatch):
 
 
 def test_a_request_waits_until_the_ranks_agree(group):
-    """A request is accepted only when all ranks can execute it."""
+    """A request waits until all ranks can execute it."""
     waiting = [Control("pause", Request(7, "scale", 2.0))]
     taken = [
         each
@@ -104,8 +102,8 @@ with join(torch.device("cpu"), timeout_seconds=SECONDS) as (ranks, device):
 
 @pytest.mark.extended
 def test_a_save_may_take_longer_than_ranks_wait_for_each_other(tmp_path):
-    """The disk holds rank 0 until rank 1 has seen the patience of a group like the main one run
-    out; both finish, and the checkpoint is whole.
+    """A save may take longer than the timeout of a process group; both ranks finish, and the
+    checkpoint is whole.
     """
     run_ranks(tmp_path, SLOW_DISK)
     first, second = (torch.load(tmp_path / f"rank-{rank}.pt") for rank in (0, 1))
@@ -182,9 +180,7 @@ with join(torch.device("cpu"), timeout_seconds=60) as (ranks, device):
 
 
 def test_ranks_replay_the_same_steps(tmp_path):
-    """If one rank overflows, all replay the step, because modules communicate; the run is bit-equal
-    to one without replay.
-    """
+    """If one rank overflows, all ranks replay the step, and the run's bits are unchanged."""
     run_ranks(tmp_path, REPLAYED)
     first, second = (torch.load(tmp_path / f"rank-{rank}.pt") for rank in (0, 1))
     assert first["steps"] == second["steps"]

@@ -1,4 +1,4 @@
-"""Two ranks with sharded weights, compared with two with whole weights; see sharded.py."""
+"""Two ranks with sharded weights, compared with two with whole weights from sharded.py."""
 
 import errno
 import fcntl
@@ -35,7 +35,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder in which both ranks have trained all there is in sharded.py."""
+    """A folder with the trainings of both ranks by sharded.py."""
     place = tmp_path_factory.mktemp("ranks")
     run_ranks(place, Path(__file__).with_name("sharded.py").read_text())
     return place
@@ -43,7 +43,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def found(folder):
-    """The result of each training, on both ranks."""
+    """The results of each training on both ranks."""
     return [torch.load(folder / f"rank-{rank}.pt") for rank in (0, 1)]
 
 
@@ -67,9 +67,7 @@ def assert_alike(story, other):
 
 
 def both(found, name):
-    """Return the result of a training in shards of each rank, and that with whole weights
-    of rank 0.
-    """
+    """Return each rank's result of a sharded training, and rank 0's with whole weights."""
     first, second = (each[f"{name} fsdp"] for each in found)
     assert first["units"]
     assert_same_bits(first["weights"], second["weights"])
@@ -78,9 +76,7 @@ def both(found, name):
 
 
 def test_shards_train_what_whole_weights_train(found):
-    """Dropout, clip and evaluation are included; the average of the weights is evaluated
-    as well.
-    """
+    """Shards train like whole weights, with dropout, clip, evaluation and averaged weights."""
     shards, whole = both(found, "digits")
     assert_alike(shards, whole)
     assert min(shards["grad_norm"]) > DIGITS["training"]["max_grad_norm"]  # so all are clipped
@@ -92,15 +88,15 @@ def test_shards_train_what_whole_weights_train(found):
 
 
 def test_shards_train_to_the_same_bits_again(found):
-    """Two equal runs have equal weights."""
+    """Two equal sharded runs have equal weights."""
     one, other = found[0]["digits fsdp"], found[0]["digits again"]
     assert_same_bits(one["weights"], other["weights"])
     assert (one["loss"], one["grad_norm"]) == (other["loss"], other["grad_norm"])
 
 
 def test_diagnoses_look_at_whole_gradients(found):
-    """Every gradient is in the histogram once, headroom has the modules of whole weights,
-    and all lost updates of bf16 weights are counted.
+    """Diagnoses of shards count each gradient once, all lost updates, and whole modules'
+    headroom.
     """
     shards, whole = both(found, "digits")
     for one, other in zip(events(shards, "histogram"), events(whole, "histogram"), strict=True):
@@ -129,7 +125,7 @@ def test_blocks_of_a_transformer_are_shards_of_their_own(found):
 
 
 def test_an_overflow_in_one_shard_skips_the_step_on_all_ranks(found):
-    """The overflowed parameter is named with its counts, and the ranks keep a common scale."""
+    """An overflow in one shard is named with its counts, and all ranks keep a common scale."""
     shards, whole = both(found, "overflow")
     assert_alike(shards, whole)
     without = ("elapsed_ms",)
@@ -143,7 +139,7 @@ def test_an_overflow_in_one_shard_skips_the_step_on_all_ranks(found):
 
 
 def test_a_replay_is_left_out_and_says_so(found):
-    """The omission is reported once, and a request is acknowledged without a replay."""
+    """A replay of shards is reported as left out, and its request acknowledged."""
     shards = found[0]["overflow fsdp"]
     [result] = events(shards, "left_out")
     assert result["diagnosis"] == "replay"
@@ -153,7 +149,7 @@ def test_a_replay_is_left_out_and_says_so(found):
 
 
 def test_skipped_steps_are_retried_in_fp32(found):
-    """All ranks retry the skipped steps and have the same losses."""
+    """With shards all ranks retry skipped steps in fp32, and have the same losses."""
     shards, whole = both(found, "retry")
     assert_alike(shards | {"grad_norm": []}, whole | {"grad_norm": []})
     retries = events(shards, "retry"), events(whole, "retry")
@@ -166,7 +162,7 @@ def test_skipped_steps_are_retried_in_fp32(found):
 
 
 def test_shards_cast_as_they_are_gathered_train_as_torchs_own_loop(found):
-    """Weights and scale are bit-equal to those of torch's own loop, with skips among the steps."""
+    """Weights and scale of shards with a cast policy equal torch's own loop, with skips."""
     for rank in found:
         ours, bare = rank["policy"], rank["policy bare"]
         assert_same_bits(ours["weights"], bare["weights"])
@@ -184,14 +180,14 @@ def test_shards_cast_as_they_are_gathered_train_as_torchs_own_loop(found):
     ],
 )
 def test_a_policy_goes_with_fewer_settings_than_autocast(values, message):
-    """A policy casts a whole network in each step, so settings for parts of it are rejected."""
+    """Settings for parts of a network are rejected with a policy, which casts whole networks."""
     training = {"parallel": "fsdp", "shard_casts": "policy"} | values.get("training", {})
     with pytest.raises(ConfigError, match=f"cannot be combined with {message}; allowed: autocast"):
         parse_config(Digits, {"precision": "fp16"} | values | {"training": training})
 
 
 def test_shards_go_back_from_a_spike(found):
-    """Shards go back from the same steps to the same ones as whole weights, as often."""
+    """Shards roll back from the same steps, to the same ones, as often as whole weights."""
     shards, whole = both(found, "spiking")
     assert events(shards, "rolled_back")
     places = [
@@ -203,17 +199,17 @@ def test_shards_go_back_from_a_spike(found):
 
 
 def test_ranks_on_other_machines_go_back_as_well(found, folder):
-    """Ranks on other machines go back to a checkpoint that only the first one has on disk."""
+    """Ranks on other machines roll back to a checkpoint that only the first has on disk."""
     for parallel in ("ddp", "fsdp"):
         for rank in found:
             apart, together = rank[f"apart {parallel}"], rank[f"spiking {parallel}"]
             assert_same_bits(apart["weights"], together["weights"])
             assert apart["loss"] == together["loss"]
-    assert not list(folder.glob("spiking * of rank 1/*.pt"))  # what was brought is gone again
+    assert not list(folder.glob("spiking * of rank 1/*.pt"))  # fetched files are deleted again
 
 
 def test_shards_resume_from_a_checkpoint_to_the_same_bits(found, folder):
-    """Moments, averages, scale and the skip that comes next: the last checkpoint is the same."""
+    """Shards resume a checkpoint with moments, averages and scale, and end with the same one."""
     ends = [load(folder / name) for name in ("uninterrupted.pt", "checkpoints/step-00000006.pt")]
     for part in ("modules", "optimizers", "scaler", "parts", "random", "progress", "next_batch"):
         assert_same_bits(ends[0][part], ends[1][part])
@@ -223,8 +219,9 @@ def test_shards_resume_from_a_checkpoint_to_the_same_bits(found, folder):
 
 
 def test_a_checkpoint_of_shards_is_whole(found, folder, run_loop):
-    """Two ranks of whole weights and a single process resume from it, and its .safetensors has all
-    weights: those of the network, and their averages."""
+    """A sharded checkpoint can be resumed by two ranks or one process, and its .safetensors file
+    has all weights and averages.
+    """
     [with_ddp] = events(found[0]["resumed ddp"], "resumed")
     assert with_ddp["notes"] == ["training.parallel was fsdp, is ddp"]
     assert_alike(found[0]["resumed ddp"], found[0]["resumed"])
@@ -245,7 +242,7 @@ def test_a_checkpoint_of_shards_is_whole(found, folder, run_loop):
 
 
 def test_a_save_holds_a_ranks_share_and_no_more(found, folder):
-    """The bytes of all copies are counted; the first rank also has unsharded tensors."""
+    """A save copies each rank's share only; the first rank also has unsharded tensors."""
     state = load(folder / "checkpoints/step-00000003.pt")
     shards = {"modules": state["modules"], "optimizers": state["optimizers"]}
     shards["ema"] = state["parts"]["ema"]
@@ -258,14 +255,16 @@ def test_a_save_holds_a_ranks_share_and_no_more(found, folder):
 
 
 def test_shards_are_read_with_another_layout(found, folder):
-    """Another number of ranks reads its parts from several files."""
+    """A checkpoint is read with another number of ranks, each from several files."""
     state = load(folder / "checkpoints/step-00000003.pt")
     for rank in (0, 1):
         assert_same_bits(found[rank]["cut otherwise"]["model"], dict(state["modules"]["model"]))
 
 
 def test_the_last_save_is_one_file_and_those_before_are_shards(found, folder):
-    """Weights are complete in both. Shards of the unfinished save are deleted."""
+    """The last save is one file, and earlier ones are shards; those of an unfinished save are
+    deleted.
+    """
     kinds = [[file["kind"] for file in e["files"]] for e in events(found[0]["saved"], "checkpoint")]
     shards = ["shard.0", "shard.metadata", "shard.1"]
     assert kinds == [["checkpoint", *shards, "weights", "ema"], ["checkpoint", "weights", "ema"]]
@@ -281,7 +280,7 @@ def test_the_last_save_is_one_file_and_those_before_are_shards(found, folder):
 
 
 def test_torchs_own_tools_read_the_folder(folder, tmp_path):
-    """torch's tool assembles one file with all tensors by their names in the state."""
+    """torch's own tool assembles the shards to one file with all tensors' names."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it runs in a single process
         dcp_to_torch_save(folder / "checkpoints/step-00000003", tmp_path / "whole.pt")
@@ -294,16 +293,14 @@ def test_torchs_own_tools_read_the_folder(folder, tmp_path):
 
 
 class Bomb:
-    """An object that runs code when its pickle is loaded."""
+    """An object whose unpickling runs code."""
 
     def __reduce__(self):
         return print, ("it ran",)
 
 
 def test_altered_shards_are_rejected(folder, tmp_path, capsys):
-    """Shards that were altered, are missing, or would run code with an altered hash are
-    rejected.
-    """
+    """Shards that are altered, missing, or hold code under an altered hash are rejected."""
     shutil.copytree(folder / "checkpoints", tmp_path / "checkpoints")
     path = tmp_path / "checkpoints/step-00000003.pt"
     shard, index = path.with_suffix("") / "__1_0.distcp", path.with_suffix("") / ".metadata"
@@ -322,14 +319,14 @@ def test_altered_shards_are_rejected(folder, tmp_path, capsys):
 
 
 def test_a_full_disk_of_one_rank_is_reported_by_all(found, folder):
-    """All ranks report the system's message, and nothing is left of the save."""
+    """If one rank's disk is full, all ranks report it, and no part of the save is left."""
     for rank in (0, 1):
         assert os.strerror(errno.ENOSPC) in found[rank]["full disk"]
     assert list((folder / "full").iterdir()) == []
 
 
 def test_a_kill_in_the_middle_of_a_save_leaves_the_one_before(tmp_path):
-    """The ranks of the next attempt make the same shards from the save before, bit for bit."""
+    """After a kill during a save the next attempt resumes from the earlier one, bit for bit."""
     place = tmp_path / "checkpoints"
     place.mkdir()
     training = DIGITS["training"] | {"parallel": "fsdp", "steps": 21}
@@ -358,7 +355,7 @@ def test_a_kill_in_the_middle_of_a_save_leaves_the_one_before(tmp_path):
 
 
 def test_a_network_that_no_device_holds_is_drawn_by_one_rank(found):
-    """Each rank gets the weights, masks and data that it draws with ddp."""
+    """Each rank gets the weights, masks and data that one rank draws, as with ddp."""
     shards, whole = both(found, "placed")
     assert_alike(shards, whole)
     assert [each["placed fsdp"]["made_on"] for each in found] == [["cpu"], ["meta"]]
@@ -370,7 +367,7 @@ def test_a_network_that_no_device_holds_is_drawn_by_one_rank(found):
     [(kind, False) for kind in UNFUSED] + [(kind, True) for kind in FUSED],
 )
 def test_optimizers_update_shards_as_they_update_whole_weights(found, kind, is_fused):
-    """All allowed optimizers are tested, with what some of them keep before the first step."""
+    """All supported optimizers update shards like whole weights, also with initial state."""
     assert_alike(*both(found, f"{kind} {is_fused}"))
 
 
@@ -388,7 +385,7 @@ def test_optimizers_update_shards_as_they_update_whole_weights(found, kind, is_f
     ],
 )
 def test_unsupported_settings_of_shards_are_rejected_with_a_reason(found, what, words):
-    """All ranks reject them, before a weight has changed unless only a step can show it."""
+    """All ranks reject unsupported settings, as early as possible before a weight changes."""
     first, second = (each[f"refused {what}"] for each in found)
     assert first == second
     assert first.startswith("RecipeError: ")
@@ -411,7 +408,7 @@ def test_unsupported_settings_of_shards_are_rejected_with_a_reason(found, what, 
     ],
 )
 def test_settings_that_conflict_with_shards_are_rejected(values, words):
-    """The submission is rejected with the name of the setting."""
+    """A setting that conflicts with shards is rejected at submission by its name."""
     training = values.get("training", {}) | {"parallel": "fsdp"}
     with pytest.raises(ConfigError, match=words):
         parse_config(Regression, values | {"training": training})

@@ -43,7 +43,7 @@ HERE = {"modules": {"checkpointed": ["model.0"]}}
 @pytest.mark.parametrize("more", [{}, *extended([{"modules": {"fp32": ["model.0.4"]}}])])
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
 def test_no_bit_is_different(run_loop, precision, more):
-    """Weights, running statistics and the norm's vectors are those of a run that keeps all."""
+    """Weights, running statistics and spectral vectors equal those without checkpointing."""
     values = FP16 | {"precision": precision}
     plain = run_loop(Deep, values | more)
     merged = {"modules": more.get("modules", {}) | HERE["modules"]}
@@ -55,7 +55,7 @@ def test_no_bit_is_different(run_loop, precision, more):
 
 @pytest.mark.slow
 def test_blocks_of_a_transformer_by_pattern(run_loop):
-    """A pattern selects blocks, with accumulation, without a change of the recipe."""
+    """A pattern selects a transformer's blocks for checkpointing, without a recipe change."""
     values = {
         "training": {"steps": 2, "batch_size": 2, "accumulation_steps": 2},
         "recipe": {"layers": 2, "heads": 2, "width": 16, "context": 8},
@@ -66,7 +66,7 @@ def test_blocks_of_a_transformer_by_pattern(run_loop):
 
 
 def count_kept_bytes(network: nn.Module) -> int:
-    """Return the number of bytes that a forward pass keeps for its backward pass."""
+    """Return the number of bytes saved for the backward pass."""
     kept = []
     with saved_tensors_hooks(lambda tensor: kept.append(tensor.nbytes), lambda _: None):
         network(torch.randn(64, 6))
@@ -82,7 +82,7 @@ def test_only_inputs_are_saved():
 
 
 def test_without_gradients_it_is_called_plainly(monkeypatch):
-    """An evaluation keeps no activations anyway, and copies no buffers a second time."""
+    """Without gradients a checkpointed module is called directly, without copies of buffers."""
     network = nn.BatchNorm1d(2)
     keep_no_activations(network)
     monkeypatch.setattr(activation_checkpoints, "_copy", pytest.fail)
@@ -92,8 +92,8 @@ def test_without_gradients_it_is_called_plainly(monkeypatch):
 
 @pytest.mark.slow
 def test_a_compiled_run_has_them_too(run_loop, monkeypatch):
-    """A compiled run has activation checkpoints too, also of modules with buffers, which
-    are not compiled.
+    """Activation checkpoints work with compilation, also for modules with buffers, which stay
+    uncompiled.
     """
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     values = FP16 | {"training": {"steps": 3}}
@@ -104,7 +104,7 @@ def test_a_compiled_run_has_them_too(run_loop, monkeypatch):
 
 @pytest.mark.slow
 def test_one_without_buffers_compiles_to_one_graph():
-    """The compiled graph contains the checkpoint."""
+    """A checkpointed module without buffers compiles to one graph."""
     network = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 1))
     keep_no_activations(network[0])
     compiled = torch.compile(network, backend="aot_eager", fullgraph=True)
@@ -114,13 +114,13 @@ def test_one_without_buffers_compiles_to_one_graph():
 
 @pytest.mark.slow
 def test_a_replay_finds_the_module_all_the_same(run_loop):
-    """The overflow within the module is named exactly."""
+    """A replay names an overflow within a checkpointed module exactly."""
     run = run_loop(PlantedBackward, {"modules": {"checkpointed": ["model.0"]}})
     plain = run_loop(PlantedBackward)
     assert run.of("replay") == plain.of("replay") != []
 
 
 def test_an_unknown_name_is_reported(run_loop):
-    """The error names the field of the unknown module."""
+    """The error for an unknown module names the field."""
     with pytest.raises(ConfigError, match=r'modules\.checkpointed: no module is named "blocks"'):
         run_loop(Deep, {"modules": {"checkpointed": ["blocks"]}})

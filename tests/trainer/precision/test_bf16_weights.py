@@ -1,4 +1,4 @@
-"""Weights in bf16 without masters: cast weights, and updates that round away."""
+"""Weights in bf16 without masters: casts of weights, and updates that round away."""
 
 import pytest
 import torch
@@ -14,8 +14,8 @@ BF16 = {"precision": "bf16", "training": {"steps": 4, "weights": "bf16"}}
 
 
 class Large(Regression):
-    """Weights of 1, gradients of 1 and 0, and an SGD with a rate that decides which updates round
-    away.
+    """A recipe with weights of 1, gradients of 1 and 0, and a rate that decides which updates
+    round away.
     """
 
     def __init__(self, config, device):
@@ -54,7 +54,7 @@ def test_updates_that_round_away_are_counted(run_loop, weights, rate, lost):
 
 
 def test_a_second_loss_does_not_change_the_count(run_loop):
-    """Gradients of the second loss reach weights that another optimizer has stepped already."""
+    """Lost updates are counted by the first loss, although a second one has gradients too."""
 
     class Twice(Large):
         def __init__(self, config, device):
@@ -75,7 +75,7 @@ def test_a_second_loss_does_not_change_the_count(run_loop):
 
 
 class Mixed(Regression):
-    """A BatchNorm, a LayerNorm, and an optimizer that makes its moments at once."""
+    """A recipe with BatchNorm, LayerNorm, and an optimizer that creates its moments at once."""
 
     def __init__(self, config, device):
         super().__init__(config, device)
@@ -91,7 +91,7 @@ class Mixed(Regression):
 
 
 def test_all_but_running_statistics_and_their_norm_is_bf16(run_loop, tmp_path):
-    """Weights and moments are bf16; the run trains, is saved in bf16, and resumes exactly."""
+    """With bf16 weights running statistics and their norm stay fp32; the run resumes exactly."""
     run = run_loop(Mixed, BF16, folder=tmp_path)
     weights = run.weights()
     fp32 = {name for name, weight in weights.items() if weight.dtype == torch.float32}
@@ -105,7 +105,7 @@ def test_all_but_running_statistics_and_their_norm_is_bf16(run_loop, tmp_path):
 
 
 def test_a_fork_may_change_the_weights_type(run_loop, tmp_path):
-    """Weights are rounded to bf16, and unchanged in fp32."""
+    """A fork may change the weights' type, by rounding to bf16 or exactly to fp32."""
     run_loop(Mixed, BF16, folder=tmp_path)
     path = tmp_path / "step-00000004.pt"
     fork = run_loop(Mixed, {"precision": "bf16", "training": {"steps": 6}}, resume=path)
@@ -115,8 +115,8 @@ def test_a_fork_may_change_the_weights_type(run_loop, tmp_path):
 
 @pytest.mark.parametrize("precision", ["fp16", "fp32"])
 def test_in_other_precisions_the_setting_says_nothing(run_loop, precision):
-    """The setting has no effect in other precisions, so that a run can be compared in all
-    of them.
+    """The setting for bf16 weights has no effect in other precisions, so that runs are
+    comparable.
     """
     values = {"precision": precision}
     run = run_loop(Digits, values | {"training": {"steps": 3, "weights": "bf16"}})
@@ -133,7 +133,7 @@ def test_in_other_precisions_the_setting_says_nothing(run_loop, precision):
     ],
 )
 def test_a_recipes_own_half_weights(run_loop, dtype, precision, is_refused):
-    """bf16 is allowed where nothing scales the loss, fp16 nowhere."""
+    """A recipe's own bf16 weights are allowed without loss scaling, and fp16 weights never."""
 
     class Halved(Mixed):
         def __init__(self, config, device):
@@ -151,7 +151,7 @@ def test_a_recipes_own_half_weights(run_loop, dtype, precision, is_refused):
 
 @pytest.mark.slow
 def test_a_fused_sgd_that_would_not_train_is_rejected(run_loop):
-    """torch's CPU kernel silently leaves bf16 weights unchanged."""
+    """A fused SGD with bf16 weights is rejected on a CPU, whose kernel leaves them unchanged."""
     values = {"precision": "bf16", "training": {"weights": "bf16"}}
     with pytest.raises(RecipeError, match='"sgd" is a fused SGD of weights in bf16'):
         run_loop(Regression, values)
@@ -162,8 +162,8 @@ def test_a_fused_sgd_that_would_not_train_is_rejected(run_loop):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("momentum", [0.0, *extended([0.9])])
 def test_a_rejected_fused_sgd_is_explained(dtype, momentum):
-    """On a CPU a fused SGD updates only the last n mod 16 of n weights; see
-    docs/explanation/amp.md.
+    """A fused SGD with bf16 weights is rejected: on a CPU it updates only the last n mod 16 of n
+    weights; see docs/explanation/amp.md.
     """
     for count in (1, 15, 16, 17, 1000, 40_003):
         weights = torch.nn.Parameter(torch.ones(count, dtype=dtype))
@@ -175,7 +175,7 @@ def test_a_rejected_fused_sgd_is_explained(dtype, momentum):
 
 
 class Unfused(Regression):
-    """A recipe whose loss is computed in fp32."""
+    """A recipe that computes its loss in fp32."""
 
     def training_step(self, batch):
         inputs, targets = batch

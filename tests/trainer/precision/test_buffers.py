@@ -1,4 +1,4 @@
-"""Running statistics after a skip that began ahead of them: named, and by a setting restored."""
+"""Running statistics that a skipped step made nonfinite are reported, and restored by a setting."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from trainer.precision.buffers import BufferRule
 
 
 class Shouting(nn.Module):
-    """A module whose forward pass overflows in fp16 at an interval, from some call on."""
+    """A module that overflows in fp16 at an interval, from some call on."""
 
     def __init__(self):
         super().__init__()
@@ -30,7 +30,7 @@ class Shouting(nn.Module):
 
 
 class Ahead(Regression):
-    """An overflow, then a BatchNorm, in fp16 by default."""
+    """A recipe with an overflow before a BatchNorm, in fp16 by default."""
 
     defaults = {  # noqa: RUF012
         "training": {"steps": 10, "batch_size": 8},
@@ -50,14 +50,12 @@ RESTORED = {"scaler": {"init_scale": 64.0, "restore_buffers": True}}
 
 
 def statistics(run):
-    """Return the buffers of the BatchNorm."""
+    """Return the BatchNorm's buffers."""
     return dict(run.recipe.modules["model"][2].named_buffers())
 
 
 def test_poisoned_buffers_are_named_once(run_loop):
-    """Buffers are named once after the first skip with its step; sound buffers are not, and
-    later skips name none again.
-    """
+    """Nonfinite buffers are named once with their first skip; sound ones are not."""
     run = run_loop(Ahead)
     assert run.list_skipped() == [4, 8]
     assert not statistics(run)["running_mean"].isfinite().all()
@@ -67,7 +65,7 @@ def test_poisoned_buffers_are_named_once(run_loop):
 
 
 def test_buffers_that_began_infinite_are_not_poisoned():
-    """A mask of -inf is so by design, in a resumed run as well."""
+    """A buffer that is infinite by design, like a mask of -inf, is not reported."""
     module = nn.BatchNorm1d(3)
     module.register_buffer("mask", torch.full((2, 2), -torch.inf).triu(1))
     poison, events = follow(module)
@@ -84,7 +82,7 @@ def test_buffers_that_began_infinite_are_not_poisoned():
 
 
 def test_each_poisoned_buffer_is_reported_with_its_first_step(tmp_path):
-    """Each buffer is reported once, also if the run was resumed, and again after a rollback."""
+    """Each poisoned buffer is reported once, also after a resume, and again after a rollback."""
     module = nn.BatchNorm1d(3)
     poison, events = follow(module)
     poison.before_step(1)
@@ -108,7 +106,7 @@ def test_each_poisoned_buffer_is_reported_with_its_first_step(tmp_path):
 
 
 def test_a_fork_reports_inherited_nonfinite_buffers():
-    """A fork reports them at its own skip, with the step since which its parent had them."""
+    """A fork reports inherited nonfinite buffers at its own skip, with the parent's step."""
     module = nn.BatchNorm1d(3)
     poison, _events = follow(module)
     poison.before_step(1)
@@ -124,7 +122,7 @@ def test_a_fork_reports_inherited_nonfinite_buffers():
 
 
 def follow(module):
-    """Return an observer of a module, and the list of its reports."""
+    """Return a module's observer, and the list of its reports."""
     events = []
     return NonfiniteBuffers({"model": module}, events.append), events
 
@@ -135,7 +133,7 @@ def make_reported(step, *buffers):
 
 
 def test_restored_buffers_are_those_before_the_skip(run_loop):
-    """All buffers, counters too, are as if the skipped batches had never been seen."""
+    """After a skip all buffers, counters too, are restored as if its batches were never seen."""
     run = run_loop(Ahead, RESTORED)
     assert run.list_skipped() == [4, 8]
     assert all(buffer.isfinite().all() for buffer in statistics(run).values())
@@ -144,7 +142,7 @@ def test_restored_buffers_are_those_before_the_skip(run_loop):
 
 
 def test_expanded_buffers_are_not_changed():
-    """Expanded buffers cannot be written in place; other buffers are restored."""
+    """Expanded buffers, which cannot be written in place, are left as they are."""
     module = nn.BatchNorm1d(4)
     module.register_buffer("shared", torch.zeros(1, 1).expand(4, 4))
     rule = BufferRule({"model": module}, is_on=True)
@@ -155,7 +153,7 @@ def test_expanded_buffers_are_not_changed():
 
 
 def test_only_a_skip_restores(run_loop):
-    """A run without skips ends with the same bits either way."""
+    """Restoring buffers does not affect a run without skips."""
     fp32 = {"precision": "fp32"}
     assert_same_bits(run_loop(Ahead, fp32 | RESTORED).weights(), run_loop(Ahead, fp32).weights())
     calm = {"scaler": {"init_scale": 64.0}, "training": {"steps": 3}}
@@ -166,7 +164,7 @@ def test_only_a_skip_restores(run_loop):
 
 
 def test_a_retry_in_fp32_counts_its_batch(run_loop):
-    """The restored statistics include the batch as computed in fp32."""
+    """After a retry in fp32 the statistics include its batch."""
     values = {"scaler": RESTORED["scaler"] | {"retry_in_fp32": True}}
     run = run_loop(Ahead, values)
     assert len(run.of("retry", applied=True)) == len(run.list_skipped()) > 0
@@ -175,7 +173,7 @@ def test_a_retry_in_fp32_counts_its_batch(run_loop):
 
 
 def test_a_resumed_run_is_the_same(run_loop, tmp_path):
-    """The run is cut between two skips, with buffers restored."""
+    """A run resumed between two skips has the same restored buffers."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     run_loop(Regularly, RESTORED, folder=whole)
     values = {"checkpoints": {"every_steps": 5}}
@@ -188,7 +186,7 @@ def test_a_resumed_run_is_the_same(run_loop, tmp_path):
 
 
 class Regularly(Ahead):
-    """A recipe whose calls are counted in the checkpoint."""
+    """A recipe with a call counter in the checkpoint."""
 
     def state_dict(self):
         return {"calls": self.modules["model"][1].calls}
@@ -198,7 +196,7 @@ class Regularly(Ahead):
 
 
 def test_neither_waits_for_the_device():
-    """On torch's meta device, where every read of a value raises, both work."""
+    """Restoring and reporting buffers never reads a value, as torch's meta device shows."""
     modules = {"model": nn.BatchNorm1d(4, device="meta")}
     rule = BufferRule(modules, is_on=True)
     rule.keep()
@@ -209,7 +207,7 @@ def test_neither_waits_for_the_device():
 
 
 def make_skipped_steps(step):
-    """A record of a skipped step."""
+    """Return the record of a skipped step."""
     records = np.zeros(1, STEP_DTYPE)
     records["step"], records["flags"] = step, SKIPPED
     return records

@@ -1,4 +1,4 @@
-"""Linear layers in fp8, with torchao itself: on a CPU its casts are real, its products fp32's."""
+"""Linear layers in fp8 by torchao: its casts are real, its products on a CPU in fp32."""
 
 import copy
 import sys
@@ -16,7 +16,7 @@ from trainer.precision.fp8 import EMULATE, ranges, set_fp8
 
 
 class Layers(Regression):
-    """Two layers that fit, one that does not, and a user's hook on the first."""
+    """A recipe with two fp8 layers, one that does not fit, and a user's hook on the first."""
 
     calls = 0
 
@@ -54,7 +54,7 @@ def emulated(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("scales", ["tensorwise", "rowwise"])
 def test_layers_train_in_fp8_and_report_rounding(run_loop, emulated, capsys, tmp_path, scales):
-    """Weights stay fp32, names and hooks stay; layers that do not fit are named and use bf16.
+    """fp8 layers keep fp32 weights, names and hooks; layers that do not fit use bf16 and are named.
 
     A run resumes exactly; other scales, or bf16, give other weights.
     """
@@ -85,9 +85,7 @@ def test_layers_train_in_fp8_and_report_rounding(run_loop, emulated, capsys, tmp
 
 
 def test_the_share_that_becomes_0_is_counted(emulated):
-    """The share is that of e4m3 with a minimum of 2^-9 and a maximum of 448; a scale per row
-    preserves small values in a row of small values.
-    """
+    """The underflow share is that of e4m3, 2^-9 to 448; row-wise scales preserve small rows."""
     small = torch.ones(2, 32)
     small[0, :8], small[1], small[1, :4] = 2.0**-20, 2.0**-20, 0.0
     found = {}
@@ -102,7 +100,7 @@ def test_the_share_that_becomes_0_is_counted(emulated):
 
 
 def test_modules_that_are_wanted_otherwise_are_left_out(run_loop, emulated):
-    """Modules of modules.fp32 and modules.bf16, and those within them, are not converted to fp8."""
+    """Modules in modules.fp32 or modules.bf16, with their submodules, are not converted to fp8."""
     run = run_loop(Layers, values(2, modules={"bf16": ["model.0"]}))
     kinds = [type(run.recipe.modules["model"][at]).__name__ for at in (0, 2)]
     assert kinds == ["Linear", "Float8Linear"]
@@ -112,7 +110,7 @@ def test_modules_that_are_wanted_otherwise_are_left_out(run_loop, emulated):
 
 
 def test_fp8_is_rejected_where_unsupported(run_loop, monkeypatch):
-    """A CPU offers no fp8; without torchao the error says what to install."""
+    """fp8 is rejected on a CPU; without torchao the error says what to install."""
     assert not any(device.fp8 for device in probe.devices() if device.kind == "cpu")
     with pytest.raises(ConfigError, match="the device is a cpu; allowed: CUDA of compute cap"):
         run_loop(Layers, values())

@@ -8,7 +8,7 @@ from tests.trainer.conftest import Regression
 
 
 class Images(Regression):
-    """Convolutions of two and three dimensions, and an optimizer of the given kind."""
+    """A recipe with 2D and 3D convolutions, and an optimizer of the given kind."""
 
     kind = torch.optim.AdamW
 
@@ -31,7 +31,7 @@ LAST = {"training": {"channels_last": True}}
 
 
 def moments(run):
-    """Return the optimizer's states that have the shape of a weight, with the weight."""
+    """Return optimizer states with the shape of a weight, and the weight."""
     return [
         (parameter, value)
         for parameter, state in run.recipe.optimizers["it"].state.items()
@@ -42,8 +42,8 @@ def moments(run):
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adagrad])
 def test_weights_and_moments_lie_with_their_channels_last(run_loop, kind):
-    """The moments of all optimizers have the format, and the numbers are equal up to rounding.
-    A fused step through weights and moments of different formats would be detected.
+    """Weights and moments of all optimizers are channels-last, with numbers equal up to
+    rounding. A fused step through weights and moments of different formats would be detected.
     """
     recipe = type("Some", (Images,), {"kind": kind})
     run, plain = run_loop(recipe, LAST), run_loop(recipe)
@@ -58,7 +58,7 @@ def test_weights_and_moments_lie_with_their_channels_last(run_loop, kind):
 
 @pytest.mark.parametrize(("before", "after"), [({}, LAST), (LAST, {})])
 def test_a_fork_may_change_the_order(run_loop, tmp_path, before, after):
-    """The fork continues like its parent, up to rounding, in either direction.
+    """A fork may change the memory format either way, with its parent's results up to rounding.
 
     Catches moments in their saved layout, which a fused step would assign to other weights.
     """

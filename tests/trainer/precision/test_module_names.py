@@ -7,7 +7,7 @@ from trainer.precision.module_names import chosen
 
 
 def blocks():
-    """Two blocks in a list, a head, and a second name for its weights."""
+    """Return two blocks in a list, and a head whose weights have a second name."""
     network = nn.Module()
     network.blocks = nn.ModuleList(nn.Sequential(nn.Linear(2, 2), nn.Tanh()) for _ in range(2))
     network.head = network.tied = nn.Linear(2, 2)
@@ -28,7 +28,7 @@ def blocks():
         (["model.blocks.1.0", "model"], ["model"]),
     ])  # fmt: skip
 def test_a_pattern_names_the_outermost_modules_that_are_called(patterns, names):
-    """Submodules are included; a ModuleList is not called; a module counts once."""
+    """A pattern selects the outermost called modules with submodules, but no ModuleList."""
     assert list(chosen(blocks(), "modules.fp32", patterns)) == names
 
 
@@ -45,6 +45,6 @@ def test_a_pattern_names_the_outermost_modules_that_are_called(patterns, names):
     ],
 )
 def test_a_pattern_without_a_match_is_an_error(pattern, message):
-    """The error has the field, the pattern and some names of modules."""
+    """A pattern without a match is an error with field, pattern and some module names."""
     with pytest.raises(ConfigError, match=message.replace("*", r"\*")):
         chosen(blocks(), "modules.fp32", [pattern])

@@ -1,4 +1,4 @@
-"""Modules in a precision of their own, against a recipe that writes the region by hand."""
+"""Modules in their own precision, compared with a recipe that has the region in its code."""
 
 from copy import deepcopy
 from functools import partial
@@ -18,7 +18,7 @@ FP16 = {"precision": "fp16", "scaler": {"init_scale": 1024.0}}
 
 
 class ByHand(Regression):
-    """A recipe that runs its last layer in a region of its own."""
+    """A recipe that runs its last layer in an autocast region of its own."""
 
     dtype = torch.float32
 
@@ -45,7 +45,7 @@ class BySetting(Regression):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_setting_equals_a_region_by_hand(run_loop, dtype):
-    """Loss, weights and scale are bit-equal, without a change of the recipe."""
+    """Loss, weights and scale equal those of a hand-written region, bit for bit."""
     by_hand = run_loop(type("ByHand", (ByHand,), {"dtype": dtype}), FP16)
     field = {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
     run = run_loop(BySetting, FP16 | {"modules": {field: ["model.2"]}})
@@ -56,7 +56,7 @@ def test_the_setting_equals_a_region_by_hand(run_loop, dtype):
 
 
 class Halves(nn.Module):
-    """Says in which types it was called; takes and returns more than one tensor."""
+    """A module that records its input dtypes, and takes and returns several tensors."""
 
     def forward(self, inputs, *, pair):
         self.seen = [inputs.dtype, pair["second"].dtype, pair["count"].dtype]
@@ -65,8 +65,8 @@ class Halves(nn.Module):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_all_that_goes_in_is_cast_and_nothing_else(dtype):
-    """Tensors in half precision are cast at any depth; integers, and networks without
-    autocast, are not.
+    """Half-precision inputs are cast at any depth; integers, and networks without autocast, are
+    not.
     """
     module = Halves()
     run_in(dtype, module, "cpu")
@@ -80,7 +80,7 @@ def test_all_that_goes_in_is_cast_and_nothing_else(dtype):
 
 
 def test_fp32_holds_where_both_name_a_module(run_loop):
-    """fp32 has precedence also if one module is within the other."""
+    """If both fp32 and bf16 name a module, fp32 applies, also within another module."""
     fp32 = run_loop(BySetting, FP16 | {"modules": {"fp32": ["model"]}})
     for bf16 in (["model"], ["model.0"]):
         both = run_loop(BySetting, FP16 | {"modules": {"fp32": ["model"], "bf16": bf16}})
@@ -88,7 +88,7 @@ def test_fp32_holds_where_both_name_a_module(run_loop):
 
 
 def test_a_tied_weight_has_a_cast_for_each_precision():
-    """autocast keeps one cast of a weight: in a region within, it would be of the wrong type."""
+    """A tied weight has a cast for each precision, although autocast caches one per weight."""
     first, second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
     second.weight = first.weight
     run_in(torch.bfloat16, second, "cpu")
@@ -97,7 +97,7 @@ def test_a_tied_weight_has_a_cast_for_each_precision():
 
 
 def test_a_copy_of_a_module_calls_itself():
-    """A recipe may copy its networks at any time; the copy has weights of its own."""
+    """A copy of a module uses its own weights, although the recipe may copy it at any time."""
     module = nn.Linear(2, 1)
     run_in(torch.float32, module, "cpu")
     copy = deepcopy(module)
@@ -110,7 +110,9 @@ def test_a_copy_of_a_module_calls_itself():
 
 @pytest.mark.slow
 def test_it_compiles_to_one_graph_with_the_bits_of_the_region_by_hand():
-    """The network compiles without a graph break."""
+    """A network with module precisions compiles to one graph with the hand-written region's
+    bits.
+    """
 
     class Network(nn.Module):
         def __init__(self, inner):
@@ -135,7 +137,7 @@ def test_it_compiles_to_one_graph_with_the_bits_of_the_region_by_hand():
 
 @pytest.mark.slow
 def test_a_compiled_run_is_controlled(run_loop, monkeypatch):
-    """With training.compile modules have their names without it."""
+    """With training.compile modules keep their names and precisions."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     values = FP16 | {"modules": {"fp32": ["model.2"]}}
     run = run_loop(BySetting, values)
@@ -145,7 +147,7 @@ def test_a_compiled_run_is_controlled(run_loop, monkeypatch):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_where_it_says_nothing_new_no_bit_is_different(run_loop, precision):
-    """fp32 runs have no other precision, and modules.bf16 is for fp16, so no bit changes."""
+    """modules.fp32 in an fp32 run, and modules.bf16 in a bf16 run, change no bit."""
     field = {"fp32": "fp32", "bf16": "bf16"}[precision]
     run, plain = (
         run_loop(BySetting, {"precision": precision, "modules": {field: patterns}})
@@ -155,20 +157,20 @@ def test_where_it_says_nothing_new_no_bit_is_different(run_loop, precision):
 
 
 def test_an_unknown_name_ends_the_run_before_its_first_step(run_loop):
-    """The run ends in any precision, because comparisons copy the setting."""
+    """An unknown module ends the run before its first step, in any precision."""
     with pytest.raises(ConfigError, match=r'modules\.bf16: no module is named "model\.x"'):
         run_loop(BySetting, {"precision": "fp32", "modules": {"bf16": ["model.x"]}})
 
 
 class Shouting(nn.Module):
-    """Multiplies by 24,800 and divides again: in fp16 beyond 2.64 overflows, in fp32 not."""
+    """A module that multiplies by 24,800 and divides again, which overflows fp16 above 2.64."""
 
     def forward(self, x):
         return x * 24_800.0 / 24_800.0
 
 
 class Overflowing(Planted):
-    """A recipe whose planted module gets fp16 from a product and overflows at one example."""
+    """A recipe whose planted module gets fp16 from a product and overflows for one example."""
 
     plant = Shouting
 
@@ -180,7 +182,7 @@ class Overflowing(Planted):
 
 @pytest.mark.slow
 def test_a_module_named_by_a_replay_can_be_moved_to_fp32(run_loop):
-    """The module that the replay of a skip names, given to modules.fp32, ends the skips."""
+    """Moving the module that a replay names to fp32 ends the skips."""
     values = {"scaler": {"init_scale": 64.0, "growth_interval": 10**6}}
     run = run_loop(Overflowing, values)
     names = {event["module"] for event in run.of("replay", found=True, exact=True)}
@@ -192,7 +194,7 @@ def test_a_module_named_by_a_replay_can_be_moved_to_fp32(run_loop):
 
 @pytest.mark.slow
 def test_a_replay_goes_through_modules_as_the_run_does(run_loop):
-    """With a module in fp32 an overflow elsewhere is replayed exactly, and found there."""
+    """With one module in fp32 an overflow in another one is replayed exactly."""
     values = {"scaler": {"init_scale": 64.0}, "modules": {"fp32": ["model.1", "model.3"]}}
     run = run_loop(Overflowing, values)
     replays = run.of("replay", exact=True)
@@ -201,7 +203,7 @@ def test_a_replay_goes_through_modules_as_the_run_does(run_loop):
 
 
 def test_a_checkpoint_from_before_the_setting_resumes_exactly(run_loop, tmp_path):
-    """Settings that an older checkpoint lacks have their defaults."""
+    """A checkpoint from before the setting resumes exactly, with its default."""
     run_loop(BySetting, FP16, folder=tmp_path)
     path = tmp_path / "step-00000005.pt"
     state = torch.load(path, weights_only=True)

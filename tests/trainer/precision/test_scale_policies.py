@@ -31,7 +31,7 @@ class Overflowing(Regression):
 
 
 def scale_as_described(records, settings):
-    """The scale of each step by the documented rules, from the recorded skips."""
+    """Compute the scale of each step by the documented rules, from the recorded skips."""
     scale, tracker, patience, steps, skips = settings.init_scale, 0, settings.hysteresis, 0, 0
     scales = []
     for flags in records["flags"]:
@@ -62,7 +62,7 @@ def scale_as_described(records, settings):
         {},
         {"ceiling": 2.0**19, "init_scale": 2.0**18},
         {"floor": 2.0**21},
-        {"tolerance": 0.3},  # of the whole run's steps fewer are skipped
+        {"tolerance": 0.3},  # fewer of the whole run's steps are skipped
         {"hysteresis": 2, "tolerance": 0.1, "floor": 2.0**10, "ceiling": 2.0**24},
         *extended([{"hysteresis": 3}, {"tolerance": 0.05}]),
     ],
@@ -84,9 +84,7 @@ def test_the_scale_moves_as_the_settings_say(run_loop, settings, fused):
 
 
 def test_a_skip_at_the_floor_is_still_a_skip(run_loop):
-    """At the floor the scale stays, and the step is recorded as skipped, so skips are not
-    derived from a falling scale.
-    """
+    """A skip at the floor is recorded, although the scale does not fall."""
     run = run_loop(Digits, {"scaler": {"floor": 2.0**24}, "training": {"steps": 10}})
     assert run.list_skipped() == list(range(1, 11))
     assert set(run.records["scale"]) == {2.0**24}
@@ -95,7 +93,7 @@ def test_a_skip_at_the_floor_is_still_a_skip(run_loop):
 
 
 def test_policies_with_two_optimizers_count_a_step_once(run_loop):
-    """One scaler has one patience, however many of its optimizers skip."""
+    """With two optimizers a step counts once for the scaler's hysteresis."""
     values = {"scaler": {"init_scale": 2.0**18, "hysteresis": 2, "growth_interval": 6}}
     run = run_loop(Pair, values)
     assert run.list_skipped()
@@ -106,7 +104,7 @@ def test_policies_with_two_optimizers_count_a_step_once(run_loop):
 
 @pytest.mark.slow
 def test_patience_survives_a_resume(run_loop, tmp_path):
-    """The counters are in the checkpoint: resumed between two skips, the scale falls on time."""
+    """A run resumed between two skips lowers its scale at the same step."""
     values = {
         "scaler": {"hysteresis": 4, "tolerance": 0.02},
         "training": {"steps": 60},
@@ -134,8 +132,8 @@ def test_patience_survives_a_resume(run_loop, tmp_path):
     ],
 )
 def test_invalid_settings_are_rejected(settings, message):
-    """The message of a conflict names both settings. Scales that are 0 in fp32, or have an
-    infinite reciprocal, are rejected.
+    """Conflicting settings are both named; a scale that is 0 in fp32, or whose reciprocal is
+    infinite, is rejected.
     """
     with pytest.raises(ConfigError, match=message):
         parse_config(Regression, {"scaler": settings})
@@ -143,8 +141,8 @@ def test_invalid_settings_are_rejected(settings, message):
 
 @pytest.mark.slow
 def test_a_run_that_only_skips_is_stopped(run_loop):
-    """After so many skips in a row, once calibrated, the run fails with a reason that has the
-    figures. Digits begins with five skips in a row, which do not count.
+    """After several skips in a row a calibrated run fails with the figures; the first five skips
+    of Digits do not count.
     """
     with pytest.raises(ScaleUnusableError, match="step 44 was skipped, the last of 4 in a"):
         run_loop(Overflowing, {"scaler": {"stop_after_skips": 4}})
@@ -154,7 +152,7 @@ def test_a_run_that_only_skips_is_stopped(run_loop):
 
 
 def test_a_skip_at_the_floor_can_stop_a_run(run_loop):
-    """The reason names step, scale and setting."""
+    """A skip at the floor can stop a run, with a reason that has step, scale and setting."""
     settings = {"floor": 16.0, "stop_at_floor": True}
     with pytest.raises(
         ScaleUnusableError, match=r"step 43 was skipped although the loss scale, 2\^4"
@@ -163,7 +161,7 @@ def test_a_skip_at_the_floor_can_stop_a_run(run_loop):
 
 
 def test_calibration_is_over_once_and_for_all():
-    """A later burst of skips is judged, although nothing is applied in between."""
+    """Skips after calibration count for the stop rule, although no step is applied between them."""
     records = np.zeros(CALIBRATED_AFTER + 6, STEP_DTYPE)
     records["step"] = np.arange(1, len(records) + 1)
     records["flags"][-6:] = 1
@@ -179,7 +177,7 @@ def test_calibration_is_over_once_and_for_all():
 
 @pytest.mark.slow
 def test_the_stop_rule_survives_a_resume(run_loop, tmp_path):
-    """Resumed between two skips, a run is stopped at the same step.
+    """A run resumed between two skips is stopped at the same step.
 
     Catches a rule that counts skips from 0 again, or takes the steps after a resume for
     calibration.
@@ -201,8 +199,7 @@ def test_the_stop_rule_survives_a_resume(run_loop, tmp_path):
     "unscaled", [{"precision": "bf16"}, {"precision": "fp32"}, {"scaler": {"enabled": False}}]
 )
 def test_a_fork_from_an_unscaled_run_has_its_scale_still_to_find(run_loop, tmp_path, unscaled):
-    """Such a fork may skip more often in a row than a calibrated run, and these skips are not
-    replayed.
+    """A fork of an unscaled run may skip while it calibrates, without replays.
 
     Catches steps without a scaler, which never skip, counted as calibration, and the parent's
     patience.
@@ -224,7 +221,7 @@ def test_a_fork_from_an_unscaled_run_has_its_scale_still_to_find(run_loop, tmp_p
     ("wanted", "scale"), [(512.0, 512.0), (1024, 1024.0), (1.0, 4.0), (2.0**20, 2.0**14)]
 )
 def test_the_scale_can_be_set_while_a_run_runs(run_loop, wanted, scale):
-    """The scale applies from the next step on, within the bounds, and is a separate event.
+    """A scale set by hand applies from the next step on, within the bounds, with its own event.
 
     Catches an int, which `GradScaler.update` rejects, and a set scale reported as a growth.
     """
@@ -247,9 +244,7 @@ def test_the_scale_can_be_set_while_a_run_runs(run_loop, wanted, scale):
 
 
 def test_a_scale_set_as_a_run_pauses_is_in_its_checkpoint(run_loop, tmp_path):
-    """The scale was acknowledged, so the resumed run continues with it and reports it; a
-    fork does not.
-    """
+    """A scale acknowledged while the run pauses is in its checkpoint; a fork does not report it."""
     values = {"scaler": {"init_scale": 64.1}, "training": {"steps": 2}}
     run = run_loop(
         Digits,
@@ -270,8 +265,8 @@ def test_a_scale_set_as_a_run_pauses_is_in_its_checkpoint(run_loop, tmp_path):
 
 
 def test_a_resumed_run_reports_no_scale_set_by_hand(run_loop, tmp_path):
-    """No event is emitted after a back-off at the last step, or for a checkpoint without the
-    scale. A scale that is rounded, or not the one after the last step, would be detected.
+    """A resumed run reports no scale set by hand after a back-off at the last step, or for an older
+    checkpoint. A scale that is rounded, or not the one after the last step, would be detected.
     """
     values = {"scaler": {"init_scale": 2.0**24 / 3}, "training": {"steps": 3}}
     stop = iter([Control(), Control("pause")])
@@ -287,7 +282,7 @@ def test_a_resumed_run_reports_no_scale_set_by_hand(run_loop, tmp_path):
 
 @pytest.mark.parametrize("nonsense", [-1.0, 0.0, 1e-40, float("inf"), float("nan")])
 def test_a_scale_that_is_none_is_not_set(run_loop, nonsense):
-    """The run continues with its current scale."""
+    """An invalid scale is ignored, and the run keeps its scale."""
     run = run_loop(
         Digits,
         {"training": {"steps": 4}, "scaler": {"init_scale": 64.0}},
@@ -298,7 +293,7 @@ def test_a_scale_that_is_none_is_not_set(run_loop, nonsense):
 
 @pytest.mark.slow
 def test_a_skipped_batch_can_be_retried_in_fp32(run_loop, tmp_path):
-    """The retry moves the weights by the true gradient, is an event, and is counted."""
+    """A retry in fp32 moves the weights by the true gradient, and has an event and a count."""
     values = {"training": {"steps": 42}, "scaler": {"retry_in_fp32": True}}
     run = run_loop(Overflowing, values, folder=tmp_path)
     assert run.list_skipped() == [41, 42]
@@ -313,7 +308,7 @@ def test_a_skipped_batch_can_be_retried_in_fp32(run_loop, tmp_path):
 
 
 def test_a_retry_that_is_not_finite_either_changes_nothing(run_loop):
-    """NaN in fp32 is skipped too, as the event says."""
+    """A retry in fp32 that gives NaN is skipped, with an event."""
 
     class Broken(Regression):
         def training_step(self, batch):
@@ -327,7 +322,7 @@ def test_a_retry_that_is_not_finite_either_changes_nothing(run_loop):
 
 
 class InfiniteAtFirst(Regression):
-    """A dozen losses that are infinite in every precision, then finite ones."""
+    """A recipe with a dozen losses that are infinite in every precision, then finite ones."""
 
     defaults = {  # noqa: RUF012
         "training": {"steps": 60, "batch_size": 8},
@@ -343,8 +338,8 @@ class InfiniteAtFirst(Regression):
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_scale_that_falls_without_end_spares_the_weights(run_loop, fused):
-    """The scale stops where its reciprocal is still finite. torch's own scale reaches 0, and
-    the next finite step turns every weight to NaN.
+    """The scale stops falling while its reciprocal is finite; torch's reaches 0, and makes all
+    weights NaN.
     """
     # A replay would draw batches, too.
     values = {"training": {"fused": fused}, "diagnosis": {"replay_skips": 0}}

@@ -1,4 +1,4 @@
-"""Weights in bf16 that round by chance, with torchao itself."""
+"""Weights in bf16 with stochastic rounding, by torchao."""
 
 import sys
 
@@ -15,7 +15,7 @@ RATE = 2.0**-11  # an eighth of the way to bf16's next number below 1
 
 
 class Small(Regression):
-    """Weights of 1 and an AdamW with updates of less than half the distance to the next number."""
+    """A recipe with weights of 1, and AdamW updates below half the distance to the next number."""
 
     optimizer = torch.optim.AdamW
 
@@ -47,7 +47,7 @@ def values(steps, rounding="stochastic", **training):
 
 
 def test_small_updates_add_up_and_the_saved_ones_are_counted(run_loop):
-    """Rounded to the nearest none of them moves a weight; by chance their mean is that of fp32."""
+    """Updates that rounding to nearest loses add up by stochastic rounding, and are counted."""
     nearest = run_loop(Small, values(8, "nearest")).recipe.modules["model"].weight
     assert bool((nearest == 1).all())
     run = run_loop(Small, values(8))
@@ -62,7 +62,7 @@ def test_small_updates_add_up_and_the_saved_ones_are_counted(run_loop):
 
 
 def test_a_count_that_fails_ends_no_run(run_loop, monkeypatch):
-    """The failure is reported once, and the weights are unaffected."""
+    """A failing count of updates is reported once, and leaves the weights unaffected."""
 
     def nearest(_self, _weight):
         raise MemoryError("no room for a copy")
@@ -78,7 +78,7 @@ def test_a_count_that_fails_ends_no_run(run_loop, monkeypatch):
 
 @pytest.mark.slow
 def test_a_run_resumes_exactly_and_forks_may_round_otherwise(run_loop, tmp_path):
-    """Rounding depends on the seed and the earlier updates, and on no other random numbers."""
+    """Stochastic rounding depends on seed and earlier updates only; a resume is exact."""
     whole = run_loop(Small, values(9))
     run_loop(Small, values(4), folder=tmp_path)
     path = tmp_path / "step-00000004.pt"
@@ -96,7 +96,7 @@ def test_a_run_resumes_exactly_and_forks_may_round_otherwise(run_loop, tmp_path)
 
 
 def test_ranks_round_alike():
-    """Ranks with different random numbers round alike, because their weights must stay equal."""
+    """Ranks with different random states round alike, since their weights must stay equal."""
     weights = []
     for seed in (1, 2):
         weight = nn.Parameter(torch.ones(512, dtype=torch.bfloat16))
@@ -136,13 +136,13 @@ class Scheduled(Small):
     ],
 )
 def test_unsupported_optimizers_are_rejected(run_loop, recipe, message):
-    """The error has the optimizer's name and the allowed ones."""
+    """The error for an unsupported optimizer has its name and the allowed ones."""
     with pytest.raises(ConfigError, match=message):
         run_loop(recipe, values(2, schedule="recipe"))
 
 
 def test_without_torchao_or_bf16_weights_it_is_rejected(run_loop, monkeypatch):
-    """The error says what to install, or that fp32 weights have nothing to round."""
+    """Without torchao, or with fp32 weights, stochastic rounding is rejected with the reason."""
     with pytest.raises(
         ConfigError, match="rounding is stochastic, but weights is fp32; set weights"
     ):

@@ -16,7 +16,7 @@ from worker.sandbox import run_environment
 def test_a_training_cannot_reach_the_database(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The environment of a training has only harmless variables and those that the admin allows."""
+    """A training's environment has only harmless variables and those that the admin allows."""
     monkeypatch.setenv("HALFSTEP_DATABASE_URL", "postgresql://h:sesame@host/h")
     monkeypatch.setenv("HALFSTEP_STORAGE_URL", "s3://sesame@bucket")
     for name in ("PGPASSWORD", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "WANDB_API_KEY", "MINED"):
@@ -40,7 +40,7 @@ def test_a_training_cannot_reach_the_database(
 
 
 def test_secrets_are_hidden_however_lines_are_cut() -> None:
-    """A secret is replaced by *** also in a line that is longer than the limit."""
+    """A secret is replaced by *** even in a line that is longer than the limit."""
     secret = "sesame-open"
     for before in (0, LINE_BYTES - len(secret) + 3, 2 * LINE_BYTES - 4):
         said = f"import sys; sys.stdout.write('x' * {before} + 'sesame' + '-open' + 'y')"

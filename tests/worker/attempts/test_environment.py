@@ -19,7 +19,7 @@ WORKER = Worker(name="w", host="h", devices=DEVICES, versions={"torch": "2"})
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A repository with a recipe in it that is committed."""
+    """A repository with a committed recipe."""
     (tmp_path / "recipe.py").write_text("LR = 1\n")
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
         git(tmp_path, *words)
@@ -40,7 +40,7 @@ def report(folder: Path, **more: Any) -> tuple[dict[str, Any], Any]:
 
 
 def test_a_clean_and_a_changed_folder(folder: Path) -> None:
-    """Commit, whether something is changed or not known to git, and the diff, of this folder."""
+    """The environment has the folder's commit, changes, untracked files and diff."""
     content, texts = report(folder)
     assert content["git"]["commit"] == git(folder, "rev-parse", "HEAD").strip()
     assert (content["git"]["is_dirty"], texts[:2]) == (False, ("LR = 1\n", None))
@@ -55,7 +55,7 @@ def test_a_clean_and_a_changed_folder(folder: Path) -> None:
 
 
 def test_an_index_that_is_split(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The shared part of a split index is found, also for a worktree."""
+    """The shared part of a split index is found, also in a worktree."""
     beside = tmp_path_factory.mktemp("beside") / "tree"
     git(folder, "worktree", "add", str(beside))
     for tree in (folder, beside):
@@ -66,9 +66,7 @@ def test_an_index_that_is_split(folder: Path, tmp_path_factory: pytest.TempPathF
 
 
 def test_what_git_cannot_say(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A repository without a commit is reported; without a repository or git nothing is
-    recorded, and nothing fails.
-    """
+    """A repository without a commit is reported; without git nothing is recorded or fails."""
     (folder / ".git").rename(folder / "gone")
     assert report(folder)[0]["git"] is None
     git(folder, "init", "-q")
@@ -80,7 +78,7 @@ def test_what_git_cannot_say(tmp_path: Path, folder: Path, monkeypatch: pytest.M
 def test_neither_secrets_nor_more_than_is_kept_are_in_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Secrets are removed from source, diff and command, and a diff of a gigabyte is not read."""
+    """A recorded environment has no secrets, and no diff of a gigabyte."""
     monkeypatch.setenv("HALFSTEP_DATABASE_URL", "postgresql://u:geheimnis@db/x")
     text = 'api_key = "abcdefgh12"\nos.environ["HF_TOKEN"] = "hf_abcdefgh"\nurl = "https://u:p@h"\n'
     text += 'db = "postgresql://u:geheimnis@db/x"\npad_token = "<|endoftext|>"\nx = "hidden-one"\n'
@@ -98,7 +96,7 @@ def test_neither_secrets_nor_more_than_is_kept_are_in_it(
 
 
 def test_what_fails_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A pipe in place of a script is not waited for, and an internal error costs no run."""
+    """A pipe instead of a script is not read, and an internal error costs no run."""
     os.mkfifo(tmp_path / "recipe.py")
     content, texts = report(tmp_path)
     assert (content["file"], texts.source) == (None, None)
@@ -108,8 +106,8 @@ def test_what_fails_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture
 
 
 def test_a_repository_is_compared_by_its_own_settings(folder: Path) -> None:
-    """Exclusions and line endings of the repository apply; worktrees and SHA-256
-    repositories work.
+    """The repository's own exclusions and line endings apply, also in worktrees and with
+    SHA-256.
     """
     git(folder, "config", "core.fileMode", "false")
     (folder / ".git" / "info" / "exclude").write_text("*.out\n")

@@ -1,4 +1,4 @@
-"""Weights that a run starts from: an operator's files, and those of another run."""
+"""Initial weights of runs: files of the admin, and those of other runs."""
 
 import shutil
 from pathlib import Path
@@ -15,9 +15,7 @@ from worker.attempts.initial_weights import resolve
 
 
 def test_weights_are_in_allowed_folders(tmp_path: Path) -> None:
-    """Weights outside of the allowed folders are rejected, by name or link, without revealing
-    whether they exist.
-    """
+    """Weights outside of the allowed folders are rejected, without revealing whether they exist."""
     models, other = tmp_path / "models", tmp_path / "other"
     for folder in (models, other):
         folder.mkdir()
@@ -46,14 +44,14 @@ def test_weights_are_in_allowed_folders(tmp_path: Path) -> None:
 
 
 def test_without_allowed_folders_no_path_is(tmp_path: Path) -> None:
-    """The message names the admin's setting."""
+    """Without allowed folders a path is rejected, and the message names the admin's setting."""
     with pytest.raises(CannotStart, match="set HALFSTEP_WEIGHTS_DIRS on the worker"):
         resolve(str(tmp_path), Settings(data=tmp_path))
 
 
 def test_runs_start_from_weights_only(site: Site, tmp_path: Path) -> None:
-    """Weights come from another run, a file or an upload; those that do not fit fail the run
-    with their names.
+    """A run starts from weights of another run, a file or an upload; it fails if they do not
+    fit.
     """
     models = tmp_path / "models"
     models.mkdir()
@@ -97,7 +95,7 @@ def test_runs_start_from_weights_only(site: Site, tmp_path: Path) -> None:
 
 
 def upload(site: Site, run_id: int) -> str:
-    """Put a run's weights into the folder of uploads, and return their name in configurations."""
+    """Put a run's weights into the folder of uploads; return their name in configurations."""
     with site.database.reading() as session:
         [row] = checkpoints.weights_at(session, run_id, None)
     name = f"{row.sha256}/net.safetensors"
@@ -108,7 +106,7 @@ def upload(site: Site, run_id: int) -> str:
 
 
 def test_weights_are_not_in_folders_that_runs_write(tmp_path: Path) -> None:
-    """A run could replace such a folder by a link to the service's data."""
+    """Weights in a folder that a run can write are rejected, since it could become a link."""
     (tmp_path / "out" / "models").mkdir(parents=True)
     (tmp_path / "out" / "models" / "net.pt").touch()
     settings = Settings(weights_dirs=f"{tmp_path}/out/models", write_roots=str(tmp_path / "out"))

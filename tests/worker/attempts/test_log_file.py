@@ -1,4 +1,4 @@
-"""Output of runs: all of it in files of the run, a bounded part of it in the database."""
+"""Output of runs: all of it in files, and a bounded part in the database."""
 
 import gzip
 import re
@@ -23,7 +23,7 @@ from tests.site import Site, until
 from worker.attempts.child import Child
 from worker.sandbox import run_environment
 
-#: More lines at once than the database takes.
+#: More lines at once than the database keeps.
 FAST = """
 for i in range(80_000): print(f"line {i}")
 print("日本語" * 20_000)
@@ -41,9 +41,7 @@ def read_printed(settings: Settings, database: Database, run_id: int) -> str:
 
 
 def check_numbers(lines: list[LogLine]) -> int:
-    """Check that each missing line is in a gap that names it; return the number of
-    missing lines.
-    """
+    """Check that each missing line is in a gap that names it; return how many are missing."""
     missing = 0
     for line, following in zip(lines, [*lines[1:], None], strict=True):
         match = GAP.fullmatch(line.text)
@@ -59,7 +57,7 @@ def check_numbers(lines: list[LogLine]) -> int:
 
 
 def test_a_log_printed_quickly_is_kept_whole(site: Site, tmp_path: Path) -> None:
-    """Every line of a command is in its file, no character is torn, and gaps have numbers."""
+    """Every line of a command is in its file, no character is cut, and gaps are counted."""
     script = tmp_path / "fast.py"
     script.write_text(FAST)
     settings = Settings(data=site.data, database_url=site.url)
@@ -86,7 +84,7 @@ def test_a_log_printed_quickly_is_kept_whole(site: Site, tmp_path: Path) -> None
 
 @pytest.mark.only_on("sqlite")
 def test_a_recipe_has_a_file_of_its_log_too(site: Site) -> None:
-    """The log file contains the training's output as the page shows it."""
+    """A recipe's log file contains the training's output as the page shows it."""
     settings = Settings(data=site.data, database_url=site.url)
     run_id = site.submit(steps=3)
     with site.worker():
@@ -98,7 +96,7 @@ def test_a_recipe_has_a_file_of_its_log_too(site: Site) -> None:
 
 @pytest.mark.only_on("sqlite")
 def test_files_of_a_killed_supervisor_are_published(site: Site, tmp_path: Path) -> None:
-    """The worker publishes the part that it was writing."""
+    """The worker publishes the log part that a killed supervisor was writing."""
     settings = Settings(data=site.data, database_url=site.url)
     run_id = site.submit()
     worker = site.idle_worker()
@@ -113,7 +111,7 @@ def test_files_of_a_killed_supervisor_are_published(site: Site, tmp_path: Path) 
 
 @pytest.mark.parametrize("before", range(4))
 def test_characters_are_cut_nowhere(before: int, tmp_path: Path) -> None:
-    """A line longer than a piece, with a secret in it, is cut between its characters."""
+    """A line longer than a piece, with a secret in it, is cut between characters."""
     said = f"print('x' * {before} + '日本語é😀' * 3000 + 'sesame' + '語')"
     log = LogFile(tmp_path, 1)
     environment = run_environment.of_commands() | {"PYTHONIOENCODING": "utf-8"}
@@ -130,7 +128,7 @@ def test_characters_are_cut_nowhere(before: int, tmp_path: Path) -> None:
 
 
 def test_bytes_that_are_no_characters_are_kept(tmp_path: Path) -> None:
-    """The file has the original bytes, and the page a mark for each."""
+    """Bytes that are no UTF-8 are kept in the file, and marked on the page."""
     said = r"import sys; sys.stdout.buffer.write(b'a\xff\xc3(b\xe6\x97')"
     log = LogFile(tmp_path, 1)
     child = Child([sys.executable, "-c", said], run_environment.of_commands(), (), log)
@@ -143,7 +141,7 @@ def test_bytes_that_are_no_characters_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_part_is_complete_past_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts follow each other, those of another process are found, compressed ones stay whole."""
+    """Parts follow each other, also after another process, and compressed ones stay whole."""
     monkeypatch.setattr(log_file, "PART_BYTES", 10)
     log = LogFile(tmp_path, 1)
     log.append_log("$ it")
@@ -173,7 +171,7 @@ def test_a_part_is_complete_past_a_bound(tmp_path: Path, monkeypatch: pytest.Mon
 def test_output_lost_by_a_full_disk_is_marked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reader continues, and the file says how many bytes are missing."""
+    """After output was lost on a full disk, the file says how many bytes are missing."""
     log = LogFile(tmp_path, 1)
     (tmp_path / "log").touch()  # in the way of the folder, as a disk that takes nothing is
     log.write(b"lost\n")

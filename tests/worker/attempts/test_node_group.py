@@ -1,4 +1,4 @@
-"""Runs of several nodes: supervisors with disks of their own, that meet in database and bucket."""
+"""Runs on several nodes: supervisors with separate disks, a database and a bucket."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ LEASE_SECONDS = 12.0
 
 
 class Machines:
-    """Two machines, each with a disk and a worker's row of its own, and runs over both."""
+    """Two machines with a disk and a worker each, and runs on both."""
 
     def __init__(self, site: Site, folder: Path) -> None:
         self.site, self.folder = site, folder
@@ -113,7 +113,7 @@ def machines(site: Site, tmp_path: Path) -> Iterator[Machines]:
             supervisor.wait()
 
 
-#: The tests' sizes: of the first the scale is too large for some steps, which all ranks skip.
+#: Sizes of the tests; the first one's scale is too large for some steps, which all ranks skip.
 SMALL = {
     "digits": {"scaler": {"init_scale": 2.0**30}},
     "gpt": {
@@ -127,9 +127,7 @@ SMALL = {
 @pytest.mark.only_on("postgresql")
 @pytest.mark.parametrize("recipe", ["digits", *extended(["gpt"])])
 def test_two_nodes_train_what_two_devices_do(machines: Machines, site: Site, recipe: str) -> None:
-    """Both have equal bits, with scale, skips and moments, by ddp and in shards; each node
-    has ended.
-    """
+    """Two nodes end with the bits of two devices, by ddp and in shards."""
     training = {"steps": 20, "batch_size": 16, **SMALL[recipe].get("training", {})}
     asked = {"precision": "fp16", **SMALL[recipe], "training": training}
     run_id = machines.submit(20, recipe=recipe, config=asked)
@@ -159,7 +157,7 @@ def test_two_nodes_train_what_two_devices_do(machines: Machines, site: Site, rec
 def test_what_dies_on_one_node_ends_the_attempt_on_all(
     machines: Machines, site: Site, victim: str
 ) -> None:
-    """The run is queued again once no node may train, and resumes bit-identically."""
+    """If a node dies, the run is queued again once no node can train, and resumes exactly."""
     run_id = machines.submit(100, recipe="gated")
     machines.start(run_id)
     until(lambda: site.run(run_id).step >= 2)
@@ -182,7 +180,7 @@ def test_what_dies_on_one_node_ends_the_attempt_on_all(
 def test_a_pause_leaves_one_checkpoint_from_which_both_resume(
     machines: Machines, site: Site
 ) -> None:
-    """Both resume as if the run had never been paused. Each rank has written its shards, the
+    """After a pause both nodes resume to the same bits. Each rank has written its shards, the
     second machine has sent its own to the first, and gets all of them from the bucket.
     """
     training = {"steps": 30, "batch_size": 16, "parallel": "fsdp"}
@@ -215,7 +213,9 @@ def test_a_pause_leaves_one_checkpoint_from_which_both_resume(
 
 
 def test_who_is_to_blame_for_an_end() -> None:
-    """A node's own error counts before a lost node, and that before errors about lost peers."""
+    """A node's own error is the cause before a lost node, and that before errors about lost
+    peers.
+    """
     gone = Outcome(Status.FAILED, "Connection closed by peer", "Traceback", node_groups.RANK)
     code = node_groups.NodeOutcome("node 1 (m1): ValueError: no", "Traceback: no", "code")
     lost = node_groups.NodeOutcome("node 1 (m1) was lost", None, "infrastructure")
@@ -246,7 +246,7 @@ def test_who_is_to_blame_for_an_end() -> None:
 
 @pytest.mark.only_on("postgresql")
 def test_an_error_on_the_second_node_is_the_runs(machines: Machines, site: Site) -> None:
-    """The second node's message ends the run, not the first node's about the lost peer."""
+    """An error on the second node is the run's, not the first node's lost peer."""
     text = "A rank of the second machine fails."
     recipe = machines.folder / "failing.py"
     recipe.write_text(
@@ -273,7 +273,9 @@ def test_an_error_on_the_second_node_is_the_runs(machines: Machines, site: Site)
 @pytest.mark.extended
 @pytest.mark.only_on("postgresql")
 def test_workers_start_their_nodes_of_what_one_of_them_claimed(site: Site, tmp_path: Path) -> None:
-    """Each worker has a disk of its own; the run ends like one of a single node, and frees both."""
+    """Workers with separate disks start their nodes of a claimed run, which then ends and frees
+    both.
+    """
     run_id = site.submit(steps=20, nodes=2)
     bucket = {"HALFSTEP_STORAGE_URL": f"file://{tmp_path / 'bucket'}"}
     (tmp_path / "bucket").mkdir()
@@ -291,9 +293,9 @@ def test_workers_start_their_nodes_of_what_one_of_them_claimed(site: Site, tmp_p
 
 
 def test_a_node_waits_until_what_its_device_did_before_has_ended(site: Site) -> None:
-    """The database releases a device once a run is closed; its supervisor may still be ending.
+    """A node starts once its device's earlier supervisor has ended, even if the run has.
 
-    If it dies before, the first node detects it, and it closes nothing.
+    If that dies before, the first node detects it, and closes nothing.
     """
     worker, other = site.idle_worker(), add_worker(site.database, "other", [DIGITS], [CPU])
     run_id = site.submit(nodes=2)
@@ -318,9 +320,7 @@ def test_a_node_waits_until_what_its_device_did_before_has_ended(site: Site) -> 
 
 
 def test_a_first_node_whose_supervisor_died_is_closed_after_the_others(site: Site) -> None:
-    """No other attempt begins while another node may still train; the other nodes detect the
-    end of the first.
-    """
+    """If a first node's supervisor dies, the run is closed after the other nodes have ended."""
     worker, other = site.idle_worker(), add_worker(site.database, "other", [DIGITS], [CPU])
     run_id = site.submit(nodes=2)
     attempt = site.lost_attempt(worker, run_id)

@@ -1,4 +1,4 @@
-"""Recording over deaths: real spools, a real database, and no process."""
+"""Recording across crashes: real spools and a real database, without processes."""
 
 import hashlib
 import json
@@ -65,14 +65,14 @@ pytestmark = pytest.mark.sql_sample
 
 
 class NoDevices:
-    """Replacement for a machine's sampler: only trainings are recorded here."""
+    """A sampler without devices, since only trainings are recorded here."""
 
     def take(self, elapsed_ms: int) -> list[Sample]:
         return []
 
 
 class Attempts:
-    """One run, and the machines that train it, each with a data folder of its own.
+    """A run, and the machines that train it, each with its own data folder.
 
     The loss of every step is the number of the attempt that made it.
     """
@@ -86,7 +86,7 @@ class Attempts:
             self.run_id = submit(session, owner).id
 
     def next(self, machine: str = "a", **options: Any) -> SpoolWriter:
-        """Give up the attempt that runs, if one does; return the spool of the next one's."""
+        """End the running attempt, if any; return the next one's spool."""
         if machine not in self.workers:
             self.workers[machine] = add_worker(self.database, machine, [DIGITS], [CPU])
         with self.database.writing() as session:
@@ -107,12 +107,12 @@ class Attempts:
             session.get_one(Run, self.run_id).source = source
 
     def recorder(self) -> Recorder:
-        """Recorder as a worker creates it, for the rest of a dead supervisor."""
+        """Return a worker's recorder, for a dead supervisor's remaining data."""
         store = open_store(self.settings)
         return Recorder(self.settings, self.database, store, self.run_id, self.number)
 
     def supervisor(self, policy: dict[str, Any] | None = None) -> Recorder:
-        """Recorder as a supervisor creates it: the rest is recorded, then its training begins."""
+        """Return a supervisor's recorder: it records remaining data before its training begins."""
         recorder = self.recorder()
         drain(recorder)
         recorder.begin(NoDevices(), 0.0, policy or {})  # type: ignore[arg-type]
@@ -132,18 +132,16 @@ class Attempts:
 
     @property
     def spool(self) -> Path:
-        """The folder of the attempt that runs."""
+        """The spool folder of the running attempt."""
         return self.settings.scratch_folder(self.run_id) / "spool"
 
     def left(self) -> list[str]:
-        """Return the names of the spool files on the training machine."""
+        """Return the names of the remaining spool files on the training machine."""
         folder = self.settings.scratch_folder(self.run_id) / "spool"
         return sorted(path.name for path in folder.iterdir())
 
     def list_resumed_steps(self) -> list[int | None]:
-        """Return the step from which each attempt recorded; the last one is also in the
-        run's row.
-        """
+        """Return the step from which each attempt recorded."""
         with self.database.reading() as session:
             nodes = select(RunNode.resumed_step).order_by(RunNode.attempt)
             found = list(session.scalars(nodes))
@@ -152,9 +150,9 @@ class Attempts:
 
 
 def test_a_command_that_only_logs_has_its_numbers(attempts: Attempts) -> None:
-    """Numbers need no step; the next attempt restarts, and its values replace the earlier ones."""
+    """A command's numbers need no step, and the next attempt's values replace them."""
     for number in (1, 2):
-        attempts.take_for(RECIPE)  # which the worker is one for
+        attempts.take_for(RECIPE)  # as the worker's
         spool = attempts.next()
         attempts.take_for(COMMAND)
         for step in range(4 - number):
@@ -193,8 +191,8 @@ def attempts(database: Database, tmp_path: Path, ada: User) -> Iterator[Attempts
 def test_a_dead_supervisor_of_a_resumed_run_takes_nothing_with_it(
     attempts: Attempts, exact: bool
 ) -> None:
-    """Records of earlier attempts and of the supervisor stay; spooled data of its
-    training is added.
+    """After a resumed run's supervisor died, earlier records stay and its spooled data are
+    added.
     """
     spool = attempts.next()
     spool.steps(attempts.steps(1, 50))
@@ -218,7 +216,7 @@ def test_a_dead_supervisor_of_a_resumed_run_takes_nothing_with_it(
 def test_a_supervisor_that_died_before_it_recorded_is_stood_in_for(
     attempts: Attempts, exact: bool, kept: int
 ) -> None:
-    """The worker learns from the spool from which step on the training replaces earlier ones."""
+    """A worker that records for a dead supervisor finds the replaced steps by the spool."""
     spool = attempts.next()
     spool.steps(attempts.steps(1, 60))
     first = attempts.supervisor()
@@ -233,9 +231,7 @@ def test_a_supervisor_that_died_before_it_recorded_is_stood_in_for(
 
 
 def test_an_attempt_without_a_checkpoint_reports_that_it_starts_over(attempts: Attempts) -> None:
-    """The run's history says so; a resumed attempt has its step there, and the first one
-    just begins.
-    """
+    """The history says that an attempt without a checkpoint starts over, or its resumed step."""
     for _ in range(2):
         attempts.next().steps(attempts.steps(1, 3))
         supervisor = attempts.supervisor()
@@ -250,9 +246,7 @@ def test_an_attempt_without_a_checkpoint_reports_that_it_starts_over(attempts: A
 
 
 def test_a_dead_supervisor_keeps_what_its_spool_no_longer_has(attempts: Attempts) -> None:
-    """A scale that was set by hand, or a spool that was rotated away, costs a first
-    attempt no steps.
-    """
+    """Data of a first attempt stay recorded after its spool was deleted by rotation."""
     spool = attempts.next(rotate_bytes=17)
     [event] = [event for event in make_events([5]) if event["kind"] == "skip"]
     spool.event(event_of(event | {"kind": "set"}))
@@ -269,7 +263,7 @@ def test_a_dead_supervisor_keeps_what_its_spool_no_longer_has(attempts: Attempts
 
 
 def test_what_two_attempts_left_is_recorded_one_after_the_other(attempts: Attempts) -> None:
-    """Steps of the earlier attempt that the later did not repeat bit for bit are deleted."""
+    """Steps of an earlier attempt that the later one did not repeat bit for bit are deleted."""
     attempts.next().steps(attempts.steps(1, 60))
     spool = attempts.next()
     spool.event(event_of(make_resumed(50, exact=False)))
@@ -279,7 +273,7 @@ def test_what_two_attempts_left_is_recorded_one_after_the_other(attempts: Attemp
 
 
 def test_files_of_a_superseded_attempt_are_deleted_unread(attempts: Attempts) -> None:
-    """A machine that comes back with an old attempt's spool changes nothing of the newer one's."""
+    """A stale attempt's spool, on a machine that comes back, is deleted unread."""
     old = attempts.next("a")
     old.steps(attempts.steps(1, 180))
     old.event(event_of(make_metric(150, 0.5)))
@@ -299,7 +293,7 @@ def test_files_of_a_superseded_attempt_are_deleted_unread(attempts: Attempts) ->
 
 
 def test_files_of_an_unrecorded_attempt_are_not_lost(attempts: Attempts) -> None:
-    """Only data older than the recorded steps are dropped."""
+    """Of an unrecorded attempt only data before the recorded steps are dropped."""
     spool = attempts.next()
     recorder = attempts.supervisor()
     spool.steps(attempts.steps(1, 50))
@@ -316,7 +310,7 @@ def test_files_of_an_unrecorded_attempt_are_not_lost(attempts: Attempts) -> None
 def test_events_before_the_first_step_survive_an_inexact_resume(
     attempts: Attempts,
 ) -> None:
-    """An attempt's first events are written with its first steps, which replace earlier events."""
+    """An attempt's first events are written with its first steps, which replace earlier ones."""
     spool = attempts.next()
     recorder = attempts.supervisor()
     spool.steps(attempts.steps(1, 60))
@@ -343,7 +337,7 @@ def test_events_before_the_first_step_survive_an_inexact_resume(
 
 
 def test_events_of_an_attempt_without_steps_are_withdrawn(attempts: Attempts) -> None:
-    """Events without spooled steps do not replace those of an earlier attempt."""
+    """Events of an attempt without steps do not replace an earlier attempt's."""
     spool = attempts.next()
     spool.steps(attempts.steps(1, 60))
     spool.event(event_of(make_metric(55, 0.5)))
@@ -360,9 +354,7 @@ def test_events_of_an_attempt_without_steps_are_withdrawn(attempts: Attempts) ->
 def test_an_event_that_cannot_be_recorded_is_kept_and_the_rest_is_recorded(
     attempts: Attempts,
 ) -> None:
-    """The event's frame is stored in a folder next to the spool, which the error and the
-    run's log name.
-    """
+    """An invalid event's frame is stored next to the spool, as the error and the log say."""
     attempts.next().steps(attempts.steps(1, 4))
     event = make_metric(3, "warm-up", "phase")
     spool_anything(attempts.spool, 1, make_metric(2, 0.5), event, make_metric(4, 0.5))
@@ -382,7 +374,7 @@ def test_an_event_that_cannot_be_recorded_is_kept_and_the_rest_is_recorded(
 def test_damaged_bytes_of_a_spool_cost_their_frame_and_are_reported(
     attempts: Attempts, place: str
 ) -> None:
-    """The run's log names them, and the training continues."""
+    """Damaged bytes of a spool are named in the log, and the training continues."""
     spool = attempts.next()
     for first in (1, 5, 9):
         spool.steps(attempts.steps(first, first + 3))
@@ -404,7 +396,7 @@ def test_damaged_bytes_of_a_spool_cost_their_frame_and_are_reported(
 
 @pytest.mark.parametrize("place", ["artifacts", "checkpoints"])
 def test_a_link_out_of_the_runs_folder_is_not_followed(attempts: Attempts, place: str) -> None:
-    """Neither a linked file nor a file in a linked folder is stored as the run's own."""
+    """A linked file, or one in a linked folder, is not stored as the run's own."""
     attempts.next()
     folder, secret = attempts.spool.parent, attempts.folder / "secret"
     secret.mkdir()
@@ -423,7 +415,7 @@ def test_a_link_out_of_the_runs_folder_is_not_followed(attempts: Attempts, place
 
 
 def test_what_fails_for_good_is_put_aside_with_the_whole_spool(attempts: Attempts) -> None:
-    """A spool that cannot be read at all is moved, and the message says where to."""
+    """A spool that cannot be read is moved, and the message has the folder."""
     attempts.next()
     spool_anything(attempts.spool, 1, make_metric(2, 0.5)).write_bytes(b"another file's header")
     with pytest.raises(CannotRecord, match=r"is not a spool file of version 1.*quarantine-1"):
@@ -435,7 +427,7 @@ def test_what_fails_for_good_is_put_aside_with_the_whole_spool(attempts: Attempt
 
 
 def test_a_disk_that_fails_is_not_held_against_the_run(attempts: Attempts) -> None:
-    """Spooled data stay in place, to be recorded when the disk works again."""
+    """Spooled data stay where they are while the disk fails, and are recorded afterwards."""
     attempts.next().steps(attempts.steps(1, 5))
     path, moved = attempts.spool / "1-0.spool", attempts.folder / "moved"
     path.rename(moved)
@@ -473,7 +465,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 @st.composite
 def spoilt(draw: st.DrawFn) -> dict[str, Any]:
-    """Valid events in which values are replaced by arbitrary ones."""
+    """Draw valid events in which values are replaced by arbitrary ones."""
     event: dict[str, Any] = json.loads(json.dumps(draw(st.sampled_from(list(HONEST.values())))))
     for _ in range(draw(st.integers(0, 2))):
         *way, last = draw(st.sampled_from(list(places(event))))
@@ -505,9 +497,7 @@ PAYLOADS = st.one_of(
 def test_the_recorder_takes_whatever_a_spool_holds(
     database: Database, tmp_path: Path, ada: User, frames: list[tuple[int, bytes]]
 ) -> None:
-    """The recorder never raises and never stops short: the good event at the end is
-    always recorded.
-    """
+    """After arbitrary frames the recorder still records the valid event at the end."""
     attempts = Attempts(database, tmp_path, ada)
     with attempts.closing:
         attempts.next().steps(attempts.steps(1, 2))
@@ -524,7 +514,7 @@ def test_the_recorder_takes_whatever_a_spool_holds(
 
 
 def make_rollback(step: int, now: int, rollbacks: int = 1) -> list[dict[str, Any]]:
-    """Return the events of a training that rolls back after a spike in its last step."""
+    """Return the events of a training that rolls back from a spike in its last step."""
     spike = {"event": "spike", "step": now, "loss": 20.5, "z": 99.5}
     back = {"event": "rolled_back", "step": step, "from_step": now, "spike": now}
     back |= {"loss": 20.5, "z": 99.5, "examples": 320, "rollbacks": rollbacks}
@@ -534,7 +524,7 @@ def make_rollback(step: int, now: int, rollbacks: int = 1) -> list[dict[str, Any
 @pytest.mark.sql
 @pytest.mark.parametrize("is_at_once", [True, False])
 def test_rows_after_a_rewind_are_withdrawn(attempts: Attempts, is_at_once: bool) -> None:
-    """Steps, skips and metrics after it are deleted, whether recorded already or in the same flush.
+    """A rollback deletes later steps, skips and metrics, recorded already or in the same flush.
 
     The spike stays, the history mentions it once, also if the spool is read twice, and clients
     continue from the run's position.
@@ -580,7 +570,7 @@ def test_rows_after_a_rewind_are_withdrawn(attempts: Attempts, is_at_once: bool)
 
 
 def test_acknowledged_requests_survive_a_rewind() -> None:
-    """An acknowledged request is not repeated; a failed diagnosis is not enabled again."""
+    """After a rollback requests stay acknowledged, and failed diagnoses stay off."""
     recording = Recording(1, 1, has_begun=True, last_line=0)
     done = [HONEST[kind] | {"step": 25} for kind in ("obeyed", "failed_diagnosis")]
     taken = [*done, make_metric(25, 0.5), *make_rollback(20, 30)]
@@ -595,7 +585,7 @@ def test_acknowledged_requests_survive_a_rewind() -> None:
 
 @pytest.mark.sql
 def test_two_rewinds_unseen_are_both_followed(attempts: Attempts) -> None:
-    """The extent of the earlier one is unknown: clients reload everything."""
+    """After two rollbacks since a client's last poll it reloads everything."""
     spool = attempts.next()
     recorder = attempts.supervisor()
     spool.steps(attempts.steps(1, 30))
@@ -614,9 +604,7 @@ def test_two_rewinds_unseen_are_both_followed(attempts: Attempts) -> None:
 
 
 def test_a_spool_of_the_version_before_is_recorded_and_added_to(attempts: Attempts) -> None:
-    """Steps of such a spool have no wait for data; those of the same run after the
-    upgrade have theirs.
-    """
+    """A spool of the previous version is recorded without waits, and appended to with them."""
     steps = attempts.steps(1, 70)
     before = steps[:40][list(UNTIMED_DTYPE.names or ())].astype(UNTIMED_DTYPE)
     spool = attempts.next(sequence=1)
@@ -632,7 +620,7 @@ def test_a_spool_of_the_version_before_is_recorded_and_added_to(attempts: Attemp
 
 
 def make_saved(attempts: Attempts, step: int) -> dict[str, Any]:
-    """File and event of a checkpoint."""
+    """Make a checkpoint's file and event."""
     path = attempts.spool.parent / "checkpoints" / f"step-{step:08d}.pt"
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"weights")
@@ -660,7 +648,7 @@ def cut_off(attempts: Attempts, bucket: Bucket, **options: Any) -> tuple[SpoolWr
 def test_a_bucket_that_is_away_holds_up_files_and_nothing_else(
     attempts: Attempts, bucket: Bucket
 ) -> None:
-    """Steps are recorded meanwhile; the spool stays for a later recorder."""
+    """While the bucket is unavailable, steps are recorded and files wait in the spool."""
     spool, recorder = cut_off(attempts, bucket, rotate_bytes=1)  # a file each time
     for last in (10, 20, 30):
         train_ten(attempts, spool, last)
@@ -681,7 +669,7 @@ def test_a_bucket_that_is_away_holds_up_files_and_nothing_else(
 def test_files_on_their_way_to_a_bucket_outlive_the_supervisor(
     attempts: Attempts, bucket: Bucket
 ) -> None:
-    """The recorder of its remaining data sends them."""
+    """Files not yet sent when their supervisor died are sent by the next recorder."""
     spool, recorder = cut_off(attempts, bucket, rotate_bytes=1)
     for last in (10, 20):
         train_ten(attempts, spool, last)
@@ -694,7 +682,7 @@ def test_files_on_their_way_to_a_bucket_outlive_the_supervisor(
 
 @pytest.mark.xdist_group("bucket")
 def test_a_training_that_goes_back_waits_for_the_bucket(attempts: Attempts, bucket: Bucket) -> None:
-    """Earlier events are recorded first: otherwise a checkpoint of undone steps would come last."""
+    """A rollback waits until earlier files are in the bucket, to be recorded in order."""
     spool, recorder = cut_off(attempts, bucket)
     spool.steps(attempts.steps(1, 20))
     spool.event(event_of(make_saved(attempts, 20)))
@@ -713,7 +701,7 @@ def test_a_training_that_goes_back_waits_for_the_bucket(attempts: Attempts, buck
 def test_complete_files_are_published_although_others_cannot_be_recorded(
     attempts: Attempts, bucket: Bucket
 ) -> None:
-    """The run can resume from a checkpoint in transfer."""
+    """A run can resume from a complete checkpoint, even if other files cannot be recorded."""
     spool, recorder = cut_off(attempts, bucket, rotate_bytes=1)
     train_ten(attempts, spool, 10)
     drained = [recorder.flush() for _ in range(3)]
@@ -733,7 +721,7 @@ def rename(database: Database, table: str, name: str) -> None:
 def test_a_checkpoint_is_published_although_what_came_with_it_cannot_be_recorded(
     attempts: Attempts,
 ) -> None:
-    """The run can resume from the checkpoint."""
+    """A checkpoint is published even if other events with it cannot be recorded."""
     spool = attempts.next()
     recorder = attempts.supervisor()
     rename(attempts.database, "metric_tails", "gone")
@@ -749,7 +737,7 @@ def test_a_checkpoint_is_published_although_what_came_with_it_cannot_be_recorded
 
 @pytest.mark.xdist_group("bucket")
 def test_an_unreachable_bucket_delays_no_steps(attempts: Attempts, bucket: Bucket) -> None:
-    """Rows are recorded at once, and the files when the bucket is back."""
+    """While the bucket is unreachable rows are recorded at once, and files later."""
     attempts.storage_url = bucket.url
     spool = attempts.next()
     recorder = attempts.supervisor({"keep_last": 1})
@@ -773,7 +761,7 @@ def test_an_unreachable_bucket_delays_no_steps(attempts: Attempts, bucket: Bucke
 def test_a_run_of_an_earlier_version_that_goes_back_waits_for_the_bucket(
     attempts: Attempts, bucket: Bucket, exact: bool
 ) -> None:
-    """The file of the run is converted first; nothing is quarantined without the bucket."""
+    """A rollback of an earlier version's run converts its file first, once the bucket is back."""
     attempts.storage_url = bucket.url
     spool = attempts.next()
     spool.steps(attempts.steps(1, 1500))
@@ -800,13 +788,13 @@ def test_a_run_of_an_earlier_version_that_goes_back_waits_for_the_bucket(
     assert not list(attempts.settings.run_folder(attempts.run_id).glob("quarantine-*"))
     bucket.proxy.is_broken = False
     drain(recorder)
-    repeated = span(701, 1500, 1) if exact else {}  # until the attempt has made them, too
+    repeated = span(701, 1500, 1) if exact else {}  # until the attempt has repeated them
     assert attempts.made_by() == span(1, 600, 1) | span(601, 700, 2) | repeated
 
 
 def test_named_artifacts_of_a_queued_script_are_stored(attempts: Attempts) -> None:
-    """The artifacts are stored once, with the run that made them, and the same content makes no
-    new version.
+    """A queued script's artifacts are stored once with their run; equal content is no new
+    version.
     """
     content = b"weights"
     sha256 = hashlib.sha256(content).hexdigest()
@@ -833,9 +821,7 @@ def test_named_artifacts_of_a_queued_script_are_stored(attempts: Attempts) -> No
 
 @pytest.mark.parametrize("is_taken_over", [False, True])
 def test_a_run_gets_no_content_by_stating_its_hash(attempts: Attempts, is_taken_over: bool) -> None:
-    """A file with other content is not stored under the hash, neither when it is saved nor when
-    it was taken over.
-    """
+    """A file is not stored under a hash that its content does not have."""
     stated, path = hashlib.sha256(b"theirs!").hexdigest(), "blobs/a"
     spool = attempts.next()
     settings, run_id = attempts.settings, attempts.run_id

@@ -1,4 +1,4 @@
-"""A data folder of an earlier version, in which a run wrote into the service's folder."""
+"""Data folders of an earlier version, where runs wrote into the service's folder."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ from worker.attempts.scratch_folders import divide_all, make_folders
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    """Run 1 has a spool, files and links; run 2 has an attempt; run 3 has two nodes."""
+    """A data folder where run 1 has a spool, files and links, run 2 an attempt, run 3 two nodes."""
     settings = Settings(data=tmp_path / "data")
     for folder in ("1", "2", "3", "3/node-1"):
         run = settings.data / "runs" / folder
@@ -35,8 +35,8 @@ def settings(tmp_path: Path) -> Settings:
 
 
 def test_an_earlier_version_s_folders_are_divided(settings: Settings) -> None:
-    """Files of runs move, files of the service stay, links are dropped, and a second pass
-    changes nothing.
+    """Files of runs are moved, the service's stay, and links are dropped; a repetition does
+    nothing.
     """
     for _ in range(2):
         divide_all(settings, [2])
@@ -55,7 +55,7 @@ def test_an_earlier_version_s_folders_are_divided(settings: Settings) -> None:
 
 
 def test_an_interrupted_division_continues(settings: Settings) -> None:
-    """A kill leaves a partial folder, which the next call completes."""
+    """A division that was interrupted by a kill is completed by the next call."""
     partial = settings.scratch_folder(2).with_name(".0")
     partial.mkdir(parents=True)
     (settings.run_folder(2) / "work").rename(partial / "work")
@@ -66,7 +66,7 @@ def test_an_interrupted_division_continues(settings: Settings) -> None:
 
 @pytest.mark.slow
 def test_a_run_of_an_earlier_version_resumes(site: Site) -> None:
-    """Checkpoint and spool are found where the earlier version left them."""
+    """A run of an earlier version finds its checkpoint and spool, and resumes."""
     with site.start_gated_worker(HALFSTEP_SANDBOX="yes"):
         run_id = site.submit(recipe="gated", steps=60)
         site.wait_for_step(run_id, 5)

@@ -1,4 +1,4 @@
-"""The supervisor while database, storage or users delay it."""
+"""The supervisor during delays by database, storage or users."""
 
 import threading
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from worker.attempts.supervisor import Supervisor
 
 @pytest.fixture
 def attempt(site: Site, monkeypatch: pytest.MonkeyPatch) -> Supervisor:
-    """A supervisor of a claimed run in this process, which does not wait in an outage."""
+    """A supervisor in this process, with a claimed run and no pauses in an outage."""
     monkeypatch.setattr(supervisor, "OUTAGE_SECONDS", 0.0)
     monkeypatch.setattr("worker.attempts.renew_lease.WAITING_SECONDS", 0.01)
     offer_digits(site.database)
@@ -31,7 +31,7 @@ def attempt(site: Site, monkeypatch: pytest.MonkeyPatch) -> Supervisor:
 
 
 def failing(times: int, then: Callable[[], None]) -> Callable[[], None]:
-    """Return a function that fails for an unavailable store a number of times."""
+    """Return a function that fails a number of times as if the store was unavailable."""
     left = [times]
 
     def prepare() -> None:
@@ -44,7 +44,7 @@ def failing(times: int, then: Callable[[], None]) -> Callable[[], None]:
 
 
 def test_an_unreachable_store_is_retried(attempt: Supervisor) -> None:
-    """An attempt that cannot fetch its checkpoint now starts later."""
+    """An attempt that cannot fetch its checkpoint starts later."""
     attempt._prepare = failing(3, attempt._prepare)  # type: ignore[method-assign]
     attempt._begin()
     assert (attempt.folder / f"job-{attempt.attempt}.json").exists()
@@ -53,7 +53,7 @@ def test_an_unreachable_store_is_retried(attempt: Supervisor) -> None:
 def test_a_run_that_waits_for_its_store_can_be_cancelled(
     attempt: Supervisor, database: Database, ada: User
 ) -> None:
-    """The run ends without a training, and its reason names the storage."""
+    """A run that waits for its storage can be cancelled without training, with that reason."""
     with database.writing() as session:
         run_control.cancel(session, attempt.run_id, ada)
     attempt._prepare = failing(10**6, lambda: None)  # type: ignore[method-assign]
@@ -64,7 +64,7 @@ def test_a_run_that_waits_for_its_store_can_be_cancelled(
 
 
 def test_what_waits_to_be_recorded_outlives_a_stop(attempt: Supervisor) -> None:
-    """A worker stopped while the storage is unavailable releases the run without losing data."""
+    """A worker stopped while the storage is unavailable returns its run without losing data."""
     spooled = attempt.files.spool / f"{attempt.attempt}-0.spool"
     spooled.parent.mkdir()
     spooled.write_bytes(b"of a supervisor that died")
@@ -77,7 +77,7 @@ def test_what_waits_to_be_recorded_outlives_a_stop(attempt: Supervisor) -> None:
 
 
 def test_the_lease_is_renewed_while_a_file_is_on_its_way(attempt: Supervisor) -> None:
-    """A slow store does not let the lease expire."""
+    """The lease is renewed during a slow upload."""
     attempt._renew()
     is_renewed = threading.Event()
 
@@ -100,7 +100,7 @@ def test_the_lease_is_renewed_while_a_file_is_on_its_way(attempt: Supervisor) ->
 
 
 def test_a_takeover_ends_the_wait(attempt: Supervisor, database: Database) -> None:
-    """A superseded attempt does not wait for the storage; other errors of it are raised."""
+    """A superseded attempt stops waiting for the storage, and other errors are raised."""
     with database.writing() as session:
         queue.end(session, attempt.run_id, attempt.attempt, Status.QUEUED, reason="given up")
     is_told = threading.Event()

@@ -12,7 +12,7 @@ from worker.attempts.training import Training
 
 @pytest.fixture
 def training(tmp_path: Path) -> Training:
-    """The work of an attempt that has been trained; only its files matter here."""
+    """Files of an attempt that has been trained."""
     training = Training.__new__(Training)
     log: list[str] = []
     files = AttemptFiles(tmp_path, 1)
@@ -31,7 +31,7 @@ def training(tmp_path: Path) -> Training:
     ],
 )
 def test_an_outcome_that_cannot_be_read_is_none(training: Training, text: str, words: str) -> None:
-    """A recipe can write anything there; the run's log names field and value."""
+    """An unreadable outcome, which a recipe may write, counts as none; the log names the field."""
     files = training._attempt.files
     assert training._read_outcome() is None
     files.outcome.write_text(text)

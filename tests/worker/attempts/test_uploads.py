@@ -14,7 +14,7 @@ def artifact(name):
 
 
 def test_completed_uploads_are_not_repeated_after_a_failure():
-    """All files arrive once and in order, however many failures are reported."""
+    """After a failed upload only the remaining files are sent, once and in order."""
     sent, is_broken = [], Event()
 
     def send(file):

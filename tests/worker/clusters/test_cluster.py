@@ -18,7 +18,7 @@ def found(settings: Settings) -> dict[str, tuple[bool, str]]:
 def test_a_volume_that_others_cannot_reach_is_reported(
     database: Database, database_url: str, tmp_path: Path
 ) -> None:
-    """A file, or a database under a name that is each machine's own; another version of torch."""
+    """SQLite, a database on localhost, a loopback interface and another torch are reported."""
     add_worker(database, "old", [DIGITS])
     said = found(Settings(data=tmp_path, database_url=database_url))
     is_file = database_url.startswith("sqlite")
@@ -48,7 +48,7 @@ def test_what_does_not_answer_is_named(tmp_path: Path) -> None:
 
 
 def test_options_that_no_shell_would_parse_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Invalid options are rejected before any run is placed with them."""
+    """Options that a shell could not parse are rejected before any run is placed."""
     monkeypatch.setenv("HALFSTEP_SLURM_OPTIONS", "--comment='it")
     with pytest.raises(Invalid, match=r"HALFSTEP_SLURM_OPTIONS.*--comment='it.*No closing quot"):
         Settings.read()

@@ -1,4 +1,4 @@
-"""Pilots on Kubernetes: the official client against kmock, which answers as the API does."""
+"""Pilots on Kubernetes: the official client with kmock as the API."""
 
 import asyncio
 import threading
@@ -25,7 +25,7 @@ TWO = Pilots(1, 1, 2, 4)
 
 @contextmanager
 def serving(handler: KubernetesScaffold) -> Iterator[str]:
-    """Have kmock listen in a thread of its own; yield where."""
+    """Run kmock in a thread; yield its address."""
     loop = asyncio.new_event_loop()
     urls: list[str] = []
     is_up, is_over = threading.Event(), asyncio.Event()
@@ -48,7 +48,7 @@ def serving(handler: KubernetesScaffold) -> Iterator[str]:
 
 
 def lead_to(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the client's configuration name this server."""
+    """Set the address of the server in the client's configuration."""
     named = {"name": "test"}
     path = folder / "kubeconfig"
     path.write_text(
@@ -67,7 +67,7 @@ def lead_to(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesEmulator]:
-    """An empty cluster that the client's configuration names."""
+    """An empty cluster in the client's configuration."""
     handler = KubernetesEmulator()
     for resource in (JOBS, PODS, EVENTS):
         handler.resources[resource] = {}
@@ -89,7 +89,7 @@ def engine(api: KubernetesEmulator, tmp_path: Path) -> Kubernetes:
 
 
 class Cluster:
-    """The controllers of Kubernetes, as far as a job needs them."""
+    """Stand-ins for Kubernetes' controllers, as far as jobs need them."""
 
     def __init__(self, api: KubernetesEmulator, name: str = TWO.name) -> None:
         self.api, self.name = api, name
@@ -126,9 +126,7 @@ class Cluster:
 def test_a_run_is_one_indexed_job_however_often_it_is_placed(
     engine: Kubernetes, api: KubernetesEmulator
 ) -> None:
-    """There is one pod per node, never restarted; a cancelled job is gone, and may be
-    cancelled again.
-    """
+    """A run is one indexed job with a pod per node, however often it is placed or cancelled."""
     assert engine.poll(TWO).state == "gone"
     engine.place(TWO)
     engine.place(TWO)
@@ -151,7 +149,7 @@ def test_a_run_is_one_indexed_job_however_often_it_is_placed(
 def test_settings_stand_over_the_pod_template_and_secrets_in_neither(
     api: KubernetesEmulator, tmp_path: Path
 ) -> None:
-    """Other properties of the template stay; the environment comes only by the Secret's name."""
+    """Settings override the pod template, and secrets come by the Secret's name only."""
     template = tmp_path / "pod.yaml"
     mounts = [{"name": "shm", "mountPath": "/dev/shm"}]
     containers = [{"name": "worker", "volumeMounts": mounts, "image": "other"}]
@@ -207,9 +205,7 @@ KILLED = container(terminated={"reason": "OOMKilled", "exitCode": 137})
 def test_the_pending_reason_of_a_pod_is_that_of_kubernetes(
     engine: Kubernetes, api: KubernetesEmulator, status: dict[str, Any], words: str
 ) -> None:
-    """The reason is that of the pending pod, although another one is running: the run
-    needs all of them.
-    """
+    """A run that waits for one of its pods has that pod's reason from Kubernetes."""
     engine.place(TWO)
     cluster = Cluster(api)
     cluster.pod(0, "Running")
@@ -223,7 +219,7 @@ def test_the_pending_reason_of_a_pod_is_that_of_kubernetes(
 
 
 def test_a_job_without_pods_says_why(api: KubernetesEmulator, tmp_path: Path) -> None:
-    """The reason is a quota that forbids them, or a queue that has not admitted it."""
+    """A job without pods has the reason: a quota, or a queue that has not admitted it."""
     engine = Kubernetes(settings(tmp_path))
     engine.place(TWO)
     Cluster(api).event(TWO.name, "FailedCreate", "exceeded quota")
@@ -255,9 +251,7 @@ def test_a_job_without_pods_says_why(api: KubernetesEmulator, tmp_path: Path) ->
 def test_the_end_of_a_pod_is_explained(
     engine: Kubernetes, api: KubernetesEmulator, status: dict[str, Any], words: str
 ) -> None:
-    """The reason is given while the job is being given up and afterwards; a later attempt
-    is another job.
-    """
+    """A failed pod's reason is kept; a later attempt is another job."""
     engine.place(TWO)
     cluster = Cluster(api)
     cluster.pod(0, "Running")
@@ -276,7 +270,7 @@ def test_the_end_of_a_pod_is_explained(
 def test_a_job_that_is_over_makes_way_for_the_next_try(
     engine: Kubernetes, api: KubernetesEmulator
 ) -> None:
-    """Pods of the earlier job may still exist, and are not those of the next one."""
+    """A finished job's remaining pods do not count for the next job."""
     engine.place(TWO)
     cluster = Cluster(api)
     cluster.pod(0, "Succeeded")
@@ -289,7 +283,7 @@ def test_a_job_that_is_over_makes_way_for_the_next_try(
 
 
 def test_what_its_pods_print_is_their_log(engine: Kubernetes, api: KubernetesEmulator) -> None:
-    """The log has the output of the pods that have started."""
+    """The log has the output of all pods that have started."""
     engine.place(TWO)
     cluster = Cluster(api)
     first, second = cluster.pod(0, "Running"), cluster.pod(1, "Pending")
@@ -302,7 +296,7 @@ def test_what_its_pods_print_is_their_log(engine: Kubernetes, api: KubernetesEmu
 def test_another_installations_jobs_are_not_changed(
     engine: Kubernetes, api: KubernetesEmulator, tmp_path: Path
 ) -> None:
-    """Run 1 of one is not run 1 of the other, and one name is one job."""
+    """Jobs of another installation with the same run number are not changed."""
     engine.place(TWO)
     other = Kubernetes(settings(tmp_path / "other"))
     assert other.poll(TWO).state == "gone"
@@ -315,9 +309,7 @@ def test_another_installations_jobs_are_not_changed(
 def test_a_rejection_of_kubernetes_fails_the_run_and_silence_does_not(
     engine: Kubernetes, api: KubernetesEmulator
 ) -> None:
-    """A quota and a webhook's message fail the run; an API that fails, or may not be
-    read, is waited for.
-    """
+    """A quota or a webhook fails the run with its message; an API that fails is retried."""
     words = "admission webhook denied the request: no image from there"
     api["post /apis/batch/v1/namespaces/lab/jobs"] << KubernetesError(status=403, message=words)
     with pytest.raises(PlacementRejected, match="no image from there"):
@@ -348,7 +340,7 @@ def test_an_api_that_is_away_is_waited_for(
     ],
 )
 def test_an_invalid_pod_template_is_rejected(tmp_path: Path, text: str, words: str) -> None:
-    """An invalid template is rejected before any run is placed with it."""
+    """An invalid pod template is rejected before any run is placed."""
     path = tmp_path / "pod.yaml"
     path.write_text(text)
     with pytest.raises(Invalid, match=f"HALFSTEP_KUBERNETES_POD_TEMPLATE: .*{words}.*allowed"):
@@ -358,7 +350,7 @@ def test_an_invalid_pod_template_is_rejected(tmp_path: Path, text: str, words: s
 def test_settings_that_kubernetes_cannot_do_without_are_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An image and valid names of Kubernetes are required."""
+    """Kubernetes needs an image and valid names, which errors name."""
     monkeypatch.setenv("HALFSTEP_PLACEMENT", "kubernetes")
     with pytest.raises(
         Invalid, match=r"HALFSTEP_KUBERNETES_IMAGE.*required by HALFSTEP_PLACEMENT=kubernetes"
@@ -376,7 +368,7 @@ NAMESPACE = "get /api/v1/namespaces/lab"
 
 
 def groups(*names: str) -> dict[str, Any]:
-    """Return the response of /apis."""
+    """Return the response to /apis."""
     versions = {name: {"groupVersion": f"{name}/v1beta2", "version": "v1beta2"} for name in names}
     listed = [
         {"name": name, "preferredVersion": version, "versions": [version]}
@@ -386,14 +378,14 @@ def groups(*names: str) -> dict[str, Any]:
 
 
 def run_check(tmp_path: Path, **changes: Any) -> dict[str, str]:
-    """Return the findings of `halfstep cluster check` on the cluster, by subject."""
+    """Run `halfstep cluster check` on the cluster; return its findings by subject."""
     found = of_placement(settings(tmp_path, **changes))
     return {each.what: f"{'ok' if each.is_fine else 'NO'} {each.text}" for each in found}
 
 
 @pytest.fixture
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesScaffold]:
-    """A cluster with a test's responses, without state."""
+    """A cluster that returns a test's responses, without state."""
     handler = KubernetesScaffold()
     handler.resources[JOBS] = {}
     parts = ("buildDate", "compiler", "gitCommit", "gitTreeState", "goVersion", "major", "minor")
@@ -404,7 +396,9 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kubernetes
 
 
 def test_a_complete_cluster_is_reported(bare: KubernetesScaffold, tmp_path: Path) -> None:
-    """The report has address, namespace, permissions, queue, and a job that is only validated."""
+    """The check of a complete cluster has address, namespace, permissions, queue and a dry-run
+    job.
+    """
     kueue = "kueue.x-k8s.io"
     bare["get /apis/"] << groups("batch", kueue)
     bare[f"get /apis/{kueue}/v1beta2/namespaces/lab/localqueues/team"] << {
@@ -427,7 +421,7 @@ def test_a_complete_cluster_is_reported(bare: KubernetesScaffold, tmp_path: Path
 
 
 def test_missing_parts_of_a_cluster_are_named(bare: KubernetesScaffold, tmp_path: Path) -> None:
-    """All missing parts are named at once."""
+    """All missing parts of a cluster are named at once."""
 
     def review(request: Any) -> dict[str, Any]:
         asked = request.data["spec"]["resourceAttributes"]
@@ -450,7 +444,7 @@ def test_missing_parts_of_a_cluster_are_named(bare: KubernetesScaffold, tmp_path
 def test_an_unreachable_cluster_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A missing cluster configuration and a cluster that does not respond are reported."""
+    """A missing cluster configuration, or an unresponsive cluster, is reported."""
     lead_to("http://127.0.0.1:9", tmp_path, monkeypatch)
     assert "NO Kubernetes does not answer" in run_check(tmp_path)["kubernetes"]
     (tmp_path / "kubeconfig").unlink()

@@ -1,4 +1,4 @@
-"""The placer: its output and its rows."""
+"""The placer's output and rows."""
 
 import os
 from pathlib import Path
@@ -23,7 +23,7 @@ REFUSAL = "sbatch: error: Batch job submission failed:\nInvalid account"
 def placer(
     database: Database, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Placer:
-    """A placer that has begun, with a Slurm that knows no job and accepts none."""
+    """A running placer with a Slurm that accepts no job."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name, script in {"squeue": "true", "sbatch": f"echo '{REFUSAL}' >&2; exit 1"}.items():
@@ -41,7 +41,7 @@ def placer(
 def test_a_rejection_is_one_line_with_the_run_and_the_clusters_message(
     placer: Placer, database: Database, ada: User, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The line is in the placer's log, and its message is the run's pending reason."""
+    """A rejection is logged in one line by the placer, and is the run's pending reason."""
     with database.writing() as session:
         run_id = submit(session, ada).id
     caplog.clear()
@@ -59,7 +59,7 @@ def test_a_rejection_is_one_line_with_the_run_and_the_clusters_message(
 def test_a_run_is_queued_again_after_its_machine_is_lost(
     placer: Placer, database: Database, ada: User
 ) -> None:
-    """No other worker exists; once its lease has expired the placer submits a new job."""
+    """After a lost machine's lease has expired, the placer submits a new job."""
     pilot = add_worker(database, "pilot", [DIGITS], [CPU])
     with database.writing() as session:
         run_id = submit(session, ada).id
@@ -76,7 +76,7 @@ def test_a_run_is_queued_again_after_its_machine_is_lost(
 def test_an_extra_that_is_not_installed_is_named(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error has the extra that installs the package."""
+    """The error for a missing package has the extra that installs it."""
     monkeypatch.setattr("worker.clusters.placement.ENGINES", {name: f"{name}_that_is_not:Engine"})
     needed = {"kubernetes_image": "lab/halfstep:1", "ray_address": "auto"}
     with pytest.raises(Invalid, match=rf"HALFSTEP_PLACEMENT.*halfstep-service\[{name}\]"):

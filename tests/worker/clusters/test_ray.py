@@ -1,4 +1,4 @@
-"""Pilots by Ray, as far as no Ray is needed: tests/clusters has a real one."""
+"""Pilots by Ray, tested without a real one, which tests/clusters has."""
 
 from contextlib import closing
 from pathlib import Path
@@ -12,7 +12,7 @@ from worker.clusters.placement import Pilots
 
 
 def test_an_unresponsive_ray_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each retry starts a new process and kills the old one, and the message names its log."""
+    """An unresponsive Ray is retried in a new process, and the message names the log."""
     monkeypatch.setattr(ray, "ANSWER_SECONDS", 0.05)
     monkeypatch.setattr(ray.importlib.util, "find_spec", lambda name: name)
     settings = Settings(data=tmp_path, placement="ray", ray_address="127.0.0.1:9")
@@ -24,7 +24,7 @@ def test_an_unresponsive_ray_is_retried(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_an_address_is_needed_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing or invalid address is rejected before anything is placed."""
+    """A missing or invalid Ray address is rejected before anything is placed."""
     monkeypatch.setenv("HALFSTEP_PLACEMENT", "ray")
     with pytest.raises(Invalid, match=r"HALFSTEP_RAY_ADDRESS.*required by HALFSTEP_PLACEMENT=ray"):
         Settings.read()

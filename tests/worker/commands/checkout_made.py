@@ -11,7 +11,7 @@ def git(folder: Path, *words: str) -> str:
 
 
 def commit_files(folder: Path, **files: str) -> str:
-    """Commit files in a repository, made if need be; return the hash."""
+    """Commit files in a repository, which is created if missing; return the hash."""
     folder.mkdir(exist_ok=True)
     git(folder, "init", "--quiet")
     for name, text in files.items():

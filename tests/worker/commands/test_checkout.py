@@ -1,4 +1,4 @@
-"""Checkouts of commands, by git itself."""
+"""Git checkouts of commands."""
 
 import os
 import subprocess
@@ -17,9 +17,7 @@ def check_out_commit(repository: Path, commit: str, folder: Path) -> str:
 
 @pytest.mark.slow
 def test_submodules_are_at_the_commits_that_the_repository_names(tmp_path: Path) -> None:
-    """Nested submodules with relative addresses are checked out too, and a second attempt
-    leaves them as they are.
-    """
+    """Nested submodules with relative addresses are checked out, also by a second attempt."""
     commit_files(tmp_path / "inner", text="inner")
     commit_files(tmp_path / "lib", text="as it was")
     git(tmp_path / "lib", "submodule", "--quiet", "add", f"file://{tmp_path}/inner")
@@ -40,9 +38,7 @@ def test_submodules_are_at_the_commits_that_the_repository_names(tmp_path: Path)
     "url", ["ssh://git@host/it", "git://host/it", "ext::touch it", "http://h/"]
 )
 def test_a_submodule_comes_by_no_other_way(tmp_path: Path, url: str) -> None:
-    """A submodule may use only the protocols that the repository may use; nothing is run, and
-    an incomplete checkout is removed.
-    """
+    """A submodule may use only its repository's protocols; an incomplete checkout is removed."""
     commit_files(tmp_path / "lib", text="lib")
     commit_files(tmp_path / "it", text="it")
     git(tmp_path / "it", "submodule", "--quiet", "add", f"file://{tmp_path}/lib", "lib")
@@ -55,7 +51,7 @@ def test_a_submodule_comes_by_no_other_way(tmp_path: Path, url: str) -> None:
 
 
 def test_a_second_attempt_runs_nothing_that_the_first_has_named(tmp_path: Path) -> None:
-    """Neither what the script wrote into the checkout's configuration nor its hooks are run."""
+    """A second attempt runs neither hooks nor configuration that the first script wrote."""
     commit = commit_files(tmp_path / "it", text="it")
     folder, touched = tmp_path / "work", tmp_path / "touched"
     check_out_commit(tmp_path / "it", commit, folder)
@@ -72,7 +68,7 @@ def test_a_second_attempt_runs_nothing_that_the_first_has_named(tmp_path: Path) 
 
 
 def test_a_patch_is_applied_within_the_folder(tmp_path: Path) -> None:
-    """One that leads out of it, or does not apply, is refused; nothing is left behind."""
+    """A patch that leads out of the folder, or does not apply, is refused without a trace."""
     commit = commit_files(tmp_path / "it", text="one\n")
     (tmp_path / "it" / "text").write_text("two\r\n")
     (tmp_path / "it" / "new").write_text("new\n" * 50_000)

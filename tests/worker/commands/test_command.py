@@ -1,4 +1,4 @@
-"""Commands as real processes below a real worker, against real databases."""
+"""Commands as real processes of a real worker, with real databases."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def worker(site: Site) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def submit(site: Site, *words: str, **changes: Any) -> int:
-    """Queue a command of these words."""
+    """Queue a command with these arguments."""
     line = " ".join("'" + word.replace("'", "'\"'\"'") + "'" for word in words)
     with site.database.writing() as session:
         return submit_command(session, site.owner, line, **changes).id
@@ -55,9 +55,7 @@ def last_reason(site: Site, run_id: int) -> tuple[str, str | None]:
 def test_a_command_gets_its_parameters_its_environment_and_no_credentials(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each value is one argument; only allowed variables of the worker's environment are
-    passed; secrets are set, and *** in the log.
-    """
+    """Each parameter is one argument; allowed variables are passed; secrets are set and hidden."""
     monkeypatch.setenv("PGPASSWORD", "sesame")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "sesame")
     settings = Settings(data=site.data, database_url=site.url)
@@ -95,7 +93,7 @@ def test_a_command_gets_its_parameters_its_environment_and_no_credentials(
 
 
 def test_a_script_that_was_edited_while_it_was_queued_is_named(site: Site, tmp_path: Path) -> None:
-    """Log and page name the changed files, and the script runs as it is now."""
+    """Log and page name files that were edited since the submission; the script runs as it is."""
     (tmp_path / "train.py").write_text("print('as submitted')")
     (tmp_path / "lib.py").write_text("")
     sources = sources_of(["python", "train.py"], str(tmp_path))
@@ -117,7 +115,7 @@ def test_a_script_that_was_edited_while_it_was_queued_is_named(site: Site, tmp_p
 def test_an_exit_code_fails_the_run_with_its_last_output(
     site: Site, worker: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
-    """The fault is the code's; so it is where there is no program, environment or folder."""
+    """A command's exit code, or a missing program, variable or folder, fails the run as code."""
     broken = python(site, "print('half way'); raise SystemExit('no such data')")
     missing = submit(site, "no-such-program")
     no_venv = python(site, "", venv="/nowhere")
@@ -150,9 +148,7 @@ def test_an_exit_code_fails_the_run_with_its_last_output(
 def test_a_cancel_is_sigterm_and_after_the_grace_sigkill(
     site: Site, worker: subprocess.Popen[bytes]
 ) -> None:
-    """A command that handles the signal ends by itself; of one that does not, nothing is
-    left either.
-    """
+    """A cancelled command gets SIGTERM, and SIGKILL after the grace period."""
     respects = (
         "import signal, sys; signal.signal(15, lambda *_: (print('bye'), sys.exit(7)));" + SLEEPS
     )
@@ -172,9 +168,7 @@ def test_a_cancel_is_sigterm_and_after_the_grace_sigkill(
 def test_killed_commands_are_queued_again_and_start_over(
     site: Site, worker: subprocess.Popen[bytes]
 ) -> None:
-    """A killed command, and one whose supervisor was killed, start over; remaining
-    processes end.
-    """
+    """A killed command, or one whose supervisor was killed, is queued and starts over."""
     code = "import os; print('attempt', os.environ['HALFSTEP_ATTEMPT'], flush=True);"
     code += "os.environ['HALFSTEP_ATTEMPT'] == '3' and exit(0);" + SLEEPS
     run_id = python(site, code)
@@ -194,7 +188,7 @@ def test_killed_commands_are_queued_again_and_start_over(
 
 
 def test_a_worker_that_stops_gives_its_command_back(site: Site) -> None:
-    """The command gets SIGTERM first; the run waits for the next worker at its old position."""
+    """A stopping worker ends its command by SIGTERM, and the run keeps its position."""
     run_id = python(site, SLEEPS)
     with site.worker(HALFSTEP_ALLOW_COMMANDS="yes"):
         until(lambda: "begun" in site.log(run_id))
@@ -204,7 +198,7 @@ def test_a_worker_that_stops_gives_its_command_back(site: Site) -> None:
 
 
 def test_a_worker_without_permission_takes_no_commands(site: Site) -> None:
-    """The worker trains recipes, and does not claim the command."""
+    """A worker without permission for commands trains recipes, and claims no command."""
     command, digits = python(site, "print('no')"), site.submit(steps=1)
     with site.worker():
         assert site.wait(digits).status == Status.FINISHED
@@ -238,7 +232,7 @@ raise SystemExit("over" if "fail" in sys.argv else 0)
 def test_a_script_that_watches_itself_is_the_runs_own_row(
     site: Site, tmp_path: Path, end: str
 ) -> None:
-    """Loss, scale, skips, metrics, artifacts and a checkpoint are that run's; no other is made."""
+    """A command's watched script records into its queued run, and creates no other."""
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "train.py").write_text(SCRIPT)
@@ -270,7 +264,7 @@ def test_a_script_that_watches_itself_is_the_runs_own_row(
 def test_a_script_uses_artifacts_of_its_runs_project(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str
 ) -> None:
-    """The script need not name the project, on any rank."""
+    """A command's script uses artifacts of its run's project, on any rank."""
     monkeypatch.setenv("HALFSTEP_CACHE", str(tmp_path / "cache"))
     (tmp_path / "data.txt").write_text("of vision")
     options: dict[str, Any] = {"console": False, "system": False, "mode": "offline"}
@@ -290,7 +284,7 @@ def test_a_script_uses_artifacts_of_its_runs_project(
 def test_a_run_with_a_damaged_spool_names_lost_data(
     site: Site, worker: subprocess.Popen[bytes]
 ) -> None:
-    """The run is not killed; its status, and so the exit code of `--wait`, is failed."""
+    """A command that succeeds with a damaged spool has failed, and is not killed."""
     damages = f"""
 watch.finish()
 import glob
@@ -316,7 +310,7 @@ print("trained to the end")
 def test_the_next_attempt_of_a_watched_script_replaces_what_the_last_one_made(
     site: Site, worker: subprocess.Popen[bytes]
 ) -> None:
-    """The attempt begins at its first step, and no step of the killed one is left."""
+    """The next attempt's steps replace those of the killed one, from the first step on."""
     dies = "if step == 20 and __import__('os').environ['HALFSTEP_ATTEMPT'] == '1':\n"
     dies += "        __import__('os').kill(0, 9)\n    with torch.autocast"
     code = SCRIPT.replace("with torch.autocast", dies).replace(
@@ -333,9 +327,7 @@ def test_the_next_attempt_of_a_watched_script_replaces_what_the_last_one_made(
 
 
 def test_a_commit_is_checked_out(site: Site, tmp_path: Path) -> None:
-    """A commit is named by its whole hash or its first digits; an invalid one fails the
-    run with a message.
-    """
+    """A commit is checked out by its hash or a prefix; an invalid one fails the run."""
     repository = tmp_path / "repository"
     (repository / "src").mkdir(parents=True)
 
@@ -379,7 +371,7 @@ def test_a_commit_is_checked_out(site: Site, tmp_path: Path) -> None:
 
 @pytest.mark.only_on("sqlite")
 def test_a_clone_that_hangs_can_be_cancelled(site: Site, worker: subprocess.Popen[bytes]) -> None:
-    """The lease is renewed meanwhile, user requests are applied, and no process of git is left."""
+    """During a clone that hangs the lease is renewed, and a cancel ends git."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"https://127.0.0.1:{silent.getsockname()[1]}/it"
         run_id = submit(site, "python", "it.py", git=url, commit="01234567")
@@ -395,7 +387,9 @@ def test_a_clone_that_hangs_can_be_cancelled(site: Site, worker: subprocess.Pope
 @pytest.mark.extended
 @pytest.mark.only_on("sqlite")
 def test_several_devices_are_a_gang_of_torchruns(site: Site) -> None:
-    """Each rank has its number; a killed one is an infrastructure failure."""
+    """A command on several devices has ranks by torchrun; a killed one is an infrastructure
+    failure.
+    """
     code = site.data.parent / "rank.py"
     code.write_text(
         "import os, sys\n"

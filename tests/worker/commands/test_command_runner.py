@@ -1,4 +1,4 @@
-"""The process between a supervisor and a command, tested through files and signals."""
+"""The process between supervisor and command, tested through files and signals."""
 
 import json
 import os
@@ -21,7 +21,7 @@ WAITS = "import sys, time; open(sys.argv[1], 'w'); time.sleep(600)"
 
 
 class Kept:
-    """A command and its keeper."""
+    """A command and its runner."""
 
     def __init__(self, folder: Path) -> None:
         self.files = AttemptFiles(folder, 1)
@@ -62,7 +62,7 @@ class Kept:
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Iterator[Kept]:
-    """A command runner to be started; it has ended after the test."""
+    """A command runner to start, which is ended after the test."""
     kept = Kept(tmp_path)
     yield kept
     assert kept.process is not None
@@ -81,7 +81,7 @@ def kept(tmp_path: Path) -> Iterator[Kept]:
     ],
 )
 def test_it_ends_as_its_command_does(kept: Kept, code: str, end: int) -> None:
-    """The runner ends with the exit code or signal of its command, also for Ctrl-C."""
+    """The runner ends with its command's exit code or signal, also for Ctrl-C."""
     assert kept.start(sys.executable, "-c", code).wait(60) == end
 
 
@@ -89,7 +89,7 @@ def test_it_ends_as_its_command_does(kept: Kept, code: str, end: int) -> None:
 def test_a_command_makes_sockets_however_deep_its_folder_lies(
     kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """multiprocessing creates them in TMPDIR, replaced by a path through /proc if too long."""
+    """multiprocessing's sockets work in a deep folder, by a short TMPDIR through /proc."""
     code = (
         "import multiprocessing, tempfile\n"
         "numbers = multiprocessing.Manager().dict(it=7)\n"
@@ -107,7 +107,7 @@ def test_a_command_makes_sockets_however_deep_its_folder_lies(
 
 
 def test_a_command_that_cannot_be_started_is_reported(kept: Kept) -> None:
-    """The message has the program and the reason."""
+    """A command that cannot be started is reported with program and reason."""
     command_runner = kept.start("/nowhere/at/all")
     assert command_runner.wait(60) == NOT_STARTED
     assert command_runner.stderr is not None
@@ -115,7 +115,7 @@ def test_a_command_that_cannot_be_started_is_reported(kept: Kept) -> None:
 
 
 def test_sigterm_is_passed_on(kept: Kept) -> None:
-    """The command receives the signal and ends with it."""
+    """SIGTERM to the runner is passed to the command."""
     command_runner, _family = kept.waits()
     command_runner.terminate()
     assert command_runner.wait(60) == -signal.SIGTERM
@@ -123,7 +123,7 @@ def test_sigterm_is_passed_on(kept: Kept) -> None:
 
 
 def test_at_half_a_lease_it_is_signalled_and_later_killed(kept: Kept) -> None:
-    """Its supervisor may be stopped, or unable to reach the database."""
+    """Without a lease renewal the command is signalled at half of the lease, and later killed."""
     ignores = f"import signal; signal.signal(15, signal.SIG_IGN); {WAITS}"
     command_runner, family = kept.waits(ignores)
     kept.lease(clock() - 1, NEVER)
@@ -145,7 +145,7 @@ LEAVES = (
 
 @pytest.mark.slow
 def test_processes_of_a_command_end_with_it(kept: Kept) -> None:
-    """Processes with their own session, such as torchrun's ranks, end too."""
+    """Processes that left the command's session, such as ranks, end with it."""
     command_runner, family = kept.waits(LEAVES)
     assert len(family) == 2
     kept.begun.with_name("begun-over").touch()
@@ -155,9 +155,7 @@ def test_processes_of_a_command_end_with_it(kept: Kept) -> None:
 
 @pytest.mark.slow
 def test_a_command_does_not_outlive_its_supervisor_or_its_keeper(kept: Kept) -> None:
-    """A command whose runner has lost its supervisor is killed, and so is one whose
-    runner was killed.
-    """
+    """A command is killed if its supervisor, or its runner, was killed."""
     command_runner = kept.start(sys.executable, "-c", WAITS, str(kept.begun), supervisor=1)
     assert command_runner.wait(60) == -signal.SIGKILL
     kept.begun.unlink(missing_ok=True)

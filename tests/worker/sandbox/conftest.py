@@ -1,4 +1,4 @@
-"""Workers under attack."""
+"""Fixtures of workers under attack."""
 
 import os
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""A worker with secrets, which runs of a malicious user attack.
+"""A worker with secrets, attacked by runs of a malicious user.
 
 The secrets are random texts, so a test finds one wherever the service may have put it.
 """
@@ -35,7 +35,7 @@ DEVICES = 5  # one of them is the victim's
 
 
 def attacked(kind: str, *marks: pytest.MarkDecorator) -> Any:
-    """Return a worker's kind as a parameter; one process attacks all workers of a kind."""
+    """Parametrize a test by a kind of worker; one process attacks all workers of a kind."""
     return pytest.param(kind, marks=[pytest.mark.xdist_group(f"{kind} worker"), *marks])
 
 
@@ -45,19 +45,19 @@ def worker_kind(kind: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("target", [attacked(kind), *others], indirect=True)
 
 
-#: Of this process only; others have the adjacent ranges.
+#: Ids of this process only; others have the adjacent ranges.
 FIRST = 62000 + os.getpid() % 300 * 10
 PLAIN_USER = FIRST + 9
 RESULT = "RESULT "
-#: Seconds for what takes a few; a service that an attack has stopped takes forever.
+#: A limit for what takes a few seconds; a service stopped by an attack takes forever.
 PATIENCE = 180
 
 
 class Target:
     """A data folder with secrets and a worker of one kind.
 
-    public: a folder that every user can read, with the attacks' programs.  private: one that only
-    the worker's user can.
+    public: a folder that every user can read, with the attacks' programs.  private: one for the
+    worker's user only.
     """
 
     def __init__(self, kind: str, python: Path, database: Path) -> None:
@@ -98,14 +98,14 @@ class Target:
         subprocess.run(["rm", "-rf", self.folder], check=True)
 
     def write(self, path: Path, text: str, mode: int = 0o600) -> Path:
-        """Write a file of the worker's user."""
+        """Write a file as the worker's user."""
         path.write_text(text)
         path.chmod(mode)
         self.give(path)
         return path
 
     def give(self, path: Path) -> None:
-        """Make the worker's user the owner of a path, and of all below a folder."""
+        """Make the worker's user the owner of a path and all below it."""
         for each in (path, *path.rglob("*")):
             os.chown(each, self.user, self.user, follow_symlinks=False)
 
@@ -127,7 +127,7 @@ class Target:
 
     @contextmanager
     def run_worker(self) -> Iterator[None]:
-        """Run the worker, and end it with all that it has started."""
+        """Run the worker; afterwards end it and all that it has started."""
         variables = {**os.environ, **self.environment}
         variables.pop("LD_PRELOAD", None)
         user = self.user or None
@@ -159,7 +159,7 @@ class Target:
             each.kill()
 
     def processes(self) -> list[psutil.Process]:
-        """List the living processes that have this worker's folder in their environment."""
+        """Return the live processes with this worker's folder in their environment."""
         mark, result = str(self.folder), []
         for each in psutil.process_iter():
             try:
@@ -171,19 +171,19 @@ class Target:
         return result
 
     def submit(self, line: str, owner: User | None = None, **changes: Any) -> int:
-        """Queue a command of Mallory's."""
+        """Queue a command as Mallory."""
         with self.database.writing() as session:
             return submit_command(session, owner or self.mallory, line, **changes).id
 
     def attack(self, program: str, *words: str, plan: Any = None, **changes: Any) -> int:
-        """Queue a program of PROGRAMS. plan: its input, as JSON in the second argument."""
+        """Queue one of PROGRAMS. plan: its input, as JSON in the second argument."""
         path = self.public / f"plan-{secrets.token_hex(4)}.json"
         self.write(path, json.dumps(plan), mode=0o644)
         line = " ".join(["python", str(self.public / program), str(path), *words])
         return self.submit(line, **changes)
 
     def result(self, run_id: int) -> Any:
-        """Wait for the line with a run's result, and return it."""
+        """Wait for the line with a run's result; return it."""
         until(lambda: RESULT in self.site.log(run_id) or self._has_ended(run_id), PATIENCE)
         lines = self.site.log(run_id).splitlines()
         printed = [each for each in lines if each.startswith(RESULT)]
@@ -191,7 +191,7 @@ class Target:
         return json.loads(printed[-1].removeprefix(RESULT))
 
     def wait(self, *run_ids: int) -> None:
-        """Wait for the ends of runs, for a shorter time than for trainings."""
+        """Wait for runs to end, with a shorter timeout than for trainings."""
         until(lambda: all(map(self._has_ended, run_ids)), PATIENCE)
 
     def _has_ended(self, run_id: int) -> bool:
@@ -199,7 +199,7 @@ class Target:
 
     @cached_property
     def victim(self) -> dict[str, Any]:
-        """Start a run of Ada's, which waits for the worker's end; return its pid and folders."""
+        """Start a run of Ada's that lasts as long as the worker; return its pid and folders."""
         names = ("source", "committed", "uncommitted")
         plan = {name: self.secrets[name] for name in names} | {"gate": str(self.public / "gate")}
         own = self.write(self.private / "plan", json.dumps(plan))
@@ -210,7 +210,7 @@ class Target:
         return result | {"pid": self._pid_outside(result["pid"])}
 
     def _pid_outside(self, pid: int) -> int:
-        """Return the id outside of its namespace of a process, from the id within."""
+        """Return a process's id outside of its namespace."""
         for process in self.processes():
             status = Path(f"/proc/{process.pid}/status").read_text()
             [line] = [each for each in status.splitlines() if each.startswith("NSpid:")]
@@ -219,7 +219,7 @@ class Target:
         raise LookupError(f"no process of the worker has the id {pid}")
 
     def list_exposed(self, run_ids: Iterator[int] | list[int] | range) -> dict[str, list[str]]:
-        """Return the names of secrets that the service shows of these runs, by run."""
+        """Return the names of secrets that the service reveals of these runs, by run."""
         shown = {}
         for run_id in run_ids:
             text = self._read_shown(run_id)
@@ -230,7 +230,7 @@ class Target:
 
     @property
     def known_secrets(self) -> Mapping[str, str]:
-        """Texts that no run may bring to light, by what they are."""
+        """Return texts that no run may reveal, by name."""
         shadow = Path("/etc/shadow")
         lines = shadow.read_text().splitlines()[:1] if os.access(shadow, os.R_OK) else []
         own = {name: text for name, text in self.secrets.items() if name != "private"}
@@ -257,7 +257,7 @@ class Target:
         return "\n".join([*texts, *contents, *said, self.site.log(run_id)])
 
     def snapshot(self, *further: str) -> dict[str, Any]:
-        """Return content, owners and times of files that no run may change."""
+        """Return content, owners and times of files that runs must not change."""
         places = [self.private, self.public, self.key, self.site.data, *map(Path, further)]
         found = {}
         for place in places:
@@ -280,21 +280,21 @@ class Target:
         }
 
     def reports_sandbox(self) -> tuple[bool, dict[str, str]]:
-        """Return what the worker's page says about its sandbox."""
+        """Return the worker's page about its sandbox."""
         with self.database.reading() as session:
             [(row, _)] = workers.all_workers(session)
         return row.is_sandboxed, row.sandbox
 
 
 def _changes(before: dict[str, Any] | None, after: dict[str, Any] | None) -> list[str]:
-    """Name what differs between two states of a path."""
+    """Return the names of properties that differ between two states of a path."""
     if before is None or after is None:
         return ["made" if before is None else "deleted"]
     return [name for name in before if before[name] != after.get(name)]
 
 
 def _state(path: Path, *, is_own: bool) -> dict[str, Any]:
-    """Describe a file or a folder; is_own: the service does not change it itself."""
+    """Describe a file or folder; is_own: the service itself does not change it."""
     known = path.lstat()
     state: dict[str, Any] = {"mode": oct(known.st_mode), "owner": (known.st_uid, known.st_gid)}
     state["attributes"] = os.listxattr(path, follow_symlinks=False)

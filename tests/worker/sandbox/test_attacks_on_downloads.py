@@ -16,13 +16,13 @@ from tests.site import until
 from tests.worker.sandbox.target import PATIENCE, ROOT, Target, worker_kind
 
 pytestmark = pytest.mark.slow
-#: Of 400 tries of a server that looks and then opens, some sent none: 2000 in `make test-all`.
+#: 400 tries against a server that checks before it opens sometimes show nothing; full: 2000.
 TRIES = [200, *extended([2000])]
 
 
 @pytest.fixture
 def client(target: Target) -> Iterator[TestClient]:
-    """A script of Mallory's."""
+    """A client with Mallory's token."""
     settings = Settings(data=target.site.data, database_url=target.site.url)
     with target.database.writing() as session:
         token, _row = accounts.make_api_token(session, target.mallory, "script")
@@ -41,7 +41,7 @@ def client(target: Target) -> Iterator[TestClient]:
 @worker_kind(ROOT)
 @pytest.mark.parametrize("tries", TRIES)
 def test_a_download_sends_no_file_of_others(target: Target, client: TestClient, tries: int) -> None:
-    """A run that swaps its file for a link while it is sent gets the link's target never."""
+    """The download of a file that its run swaps with a link never has the link's target."""
     secret = target.secrets["key"]
     gate = target.public / "downloaded"
     plan = {"secret": str(target.key), "size": len(secret), "gate": str(gate)}
@@ -59,7 +59,7 @@ def test_a_download_sends_no_file_of_others(target: Target, client: TestClient, 
 
 
 def artifact_of(target: Target, run_id: int) -> int | None:
-    """Wait until its file is recorded; None if it was refused."""
+    """Wait until a run's artifact is recorded; return None if it was refused."""
     found: list[int] = []
 
     def has_come() -> bool:

@@ -24,7 +24,7 @@ PLACES = (
 @worker_kind(RUN_USERS)
 @pytest.mark.parametrize("ends_by_signal", [False, *extended([True])])
 def test_the_service_writes_no_file_for_a_run(target: Target, ends_by_signal: bool) -> None:
-    """Links in folders that a run has moved lead neither logs nor quarantine nor owners astray."""
+    """Links in folders that a run has moved misdirect neither logs nor quarantine nor owners."""
     ids = {}
     for names in PLACES:
         there = target.private / "-".join(names).format(attempt=1)
@@ -42,7 +42,7 @@ def test_the_service_writes_no_file_for_a_run(target: Target, ends_by_signal: bo
 
 @worker_kind(ROOT)
 def test_a_run_changes_nothing_about_files_of_others(target: Target) -> None:
-    """A run can change neither mode, owner, times nor attributes of such files by any call. A
+    """A run can change neither mode, owner, times nor attributes of files outside its folder. A
     set-user-ID program in its folder has no effect, and no other user reaches it.
     """
     victim = target.victim
@@ -64,9 +64,7 @@ def test_a_run_changes_nothing_about_files_of_others(target: Target) -> None:
 
 @worker_kind(PLAIN)
 def test_a_run_opens_no_terminal_of_others(target: Target) -> None:
-    """A run opens neither terminals of other users, nor those of the worker's user, nor other
-    devices; typed input stays.
-    """
+    """A run opens no terminals, of others or of the worker's user, and no other devices."""
     terminal, slave = os.openpty()
     path = os.ttyname(slave)
     os.fchown(slave, target.user, target.user)

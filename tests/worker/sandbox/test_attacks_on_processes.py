@@ -20,7 +20,7 @@ SYS_ADD_KEY, SYS_KEYCTL, KEYCTL_UNLINK, USER_KEYRING = 248, 250, 9, -4
 
 @pytest.fixture
 def reached(target: Target) -> dict[str, Any]:
-    """Attack worker, supervisor, another run and this process; return what was reached."""
+    """Attack worker, supervisor, another run and this process; return the successful attacks."""
     libc = ctypes.CDLL(None)
     name = f"halfstep-{secrets.token_hex(8)}"
     key = -1
@@ -46,9 +46,7 @@ def reached(target: Target) -> dict[str, Any]:
 
 @worker_kind(ROOT)
 def test_a_run_reaches_no_other_process(target: Target, reached: dict[str, Any]) -> None:
-    """A run cannot read, trace, signal or change another process, gets no open files, and gains
-    no privileges.
-    """
+    """A run can neither read, trace, signal nor change another process, nor gain privileges."""
     reached.pop("burdened")
     reached = {name: value for name, value in reached.items() if value}
     capabilities = int(reached.pop("capabilities")[0].split()[1], 16)
@@ -64,14 +62,14 @@ def test_a_run_reaches_no_other_process(target: Target, reached: dict[str, Any])
 
 @pytest.mark.extended
 def test_a_run_slows_no_other_process(reached: dict[str, Any]) -> None:
-    """A run cannot change limits, priorities or processors of another process."""
+    """A run cannot change another process's limits, priority or CPU affinity."""
     assert reached["burdened"] == {}
 
 
 @worker_kind(PLAIN)
 @pytest.mark.parametrize("holds_output", [True, *extended([False])])
 def test_nothing_of_a_run_outlives_it(target: Target, holds_output: bool) -> None:
-    """A run that kills the process above it, and leaves others, ends, and leaves none.
+    """A run that kills its parent and leaves processes ends, and none of them survive.
 
     holds_output: whether they keep the pipes open from which the supervisor reads.
     """

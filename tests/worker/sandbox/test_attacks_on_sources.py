@@ -1,4 +1,4 @@
-"""Attacks by what the service reads for a run: sources, repositories, working folders."""
+"""Attacks by files that the service reads for a run: sources, repositories, working folders."""
 
 import pytest
 
@@ -9,7 +9,7 @@ pytestmark = pytest.mark.slow
 
 @worker_kind(RUN_USERS)
 def test_the_service_reads_no_file_for_a_run(target: Target) -> None:
-    """Links and repositories that a run has made show no secret as a later run's source or diff."""
+    """Links and repositories of a run reveal no secret as a later run's source or diff."""
     victim = target.victim
     private = f"{victim['cwd']}/private.py"
     secrets = [str(target.key), str(target.canary), private, "/proc/self/environ"]
@@ -29,7 +29,7 @@ def test_the_service_reads_no_file_for_a_run(target: Target) -> None:
 
 @pytest.mark.extended
 def test_a_later_attempt_reads_no_file_for_an_earlier_one(target: Target) -> None:
-    """A run that replaces its source by a link and is killed shows no secret when started again."""
+    """A source that a killed run replaced by a link reveals no secret at the next attempt."""
     secrets = [str(target.key), str(target.canary), "/proc/self/environ", "/dev/null"]
     ids = [
         target.attack("again", "x.py", plan={"source": each, "git": git})

@@ -26,8 +26,9 @@ LARGEST_GIB = 1.5
 @pytest.mark.parametrize("again", [False, *extended([True])])
 @pytest.mark.parametrize("kind", ["fifo", *extended(["folder", "nested", "names"])])
 def test_a_run_stops_neither_supervisor_nor_worker(target: Target, kind: str, again: bool) -> None:
-    """Whatever a run writes where the service reads, the run ends and others start. again:
-    whether it is killed then and started a second time.
+    """Whatever a run writes where the service reads, it ends and other runs start.
+
+    again: whether the run is killed and started a second time.
     """
     if target.kind == PLAIN or (again and kind == "names"):
         pytest.skip("as that of root")
@@ -47,7 +48,7 @@ def test_a_run_stops_neither_supervisor_nor_worker(target: Target, kind: str, ag
 
 @pytest.mark.extended
 def test_a_large_source_takes_no_memory_of_the_service(target: Target) -> None:
-    """Sparse files of gigabytes that a run has made are not read as a whole."""
+    """A run's sparse files of gigabytes are not read as a whole."""
     if target.kind == PLAIN:
         pytest.skip("as that of root")
     names = ["x.py", "outcome-{attempt}.json", "supervisor-{attempt}.json"]
@@ -65,7 +66,7 @@ def test_a_large_source_takes_no_memory_of_the_service(target: Target) -> None:
 
 
 def until_ended(target: Target, ids: list[int]) -> None:
-    """Wait for runs, which may be stuck."""
+    """Wait for runs that may be stuck."""
     try:
         target.wait(*ids)
     except AssertionError:
@@ -73,7 +74,7 @@ def until_ended(target: Target, ids: list[int]) -> None:
 
 
 def peak_gib(worker: psutil.Process) -> float:
-    """Return the most memory that one of the worker's own processes has had."""
+    """Return the peak memory of the worker's own processes, in GiB."""
     most = 0
     for each in [worker, *worker.children(recursive=True)]:
         try:
@@ -85,7 +86,7 @@ def peak_gib(worker: psutil.Process) -> float:
 
 
 def release(folder: Path) -> None:
-    """Let those go on who wait for a pipe."""
+    """Unblock processes that wait for a pipe in a folder."""
     # Not by a recursive function: a run may have made folders in folders.
     words = ["find", str(folder), "-type", "p", "-print0"]
     found = subprocess.run(words, capture_output=True, check=False).stdout

@@ -1,4 +1,4 @@
-"""Runs with their own user, and limits: their access, and the effect on others."""
+"""Runs as their own users, with limits: what they can access, and whom they affect."""
 
 import json
 import os
@@ -35,7 +35,7 @@ USERS = f"{FIRST}-{FIRST + 1}"
 IS_ROOT = os.geteuid() == 0
 NO_ROOT = "a user of its own takes root, which this is not"
 
-#: Tries what is listed, and prints how each went.
+#: Tries the listed accesses, and prints each result.
 SPY = """
 import json, os, sys, subprocess
 from pathlib import Path
@@ -93,7 +93,7 @@ def python() -> Iterator[Path]:
 
 @contextmanager
 def _working(site: Site, python: Path, **environment: str) -> Iterator[int]:
-    """Start a worker with that Python; yield its number."""
+    """Start a worker with this Python; yield its id."""
     environment = os.environ | site.environment | environment
     process = subprocess.Popen([python, "-m", "worker.worker"], env=environment)
     try:
@@ -105,7 +105,7 @@ def _working(site: Site, python: Path, **environment: str) -> Iterator[int]:
 
 @pytest.fixture
 def passable(database: Database, database_url: str, ada: User) -> Iterator[Site]:
-    """A site with a data folder that other users may enter, unlike pytest's own."""
+    """A site whose data folder other users may enter, unlike pytest's."""
     folder = Path(tempfile.mkdtemp(dir="/var/lib", prefix="halfstep-test-"))
     folder.chmod(0o711)
     (folder / "data").mkdir(mode=0o700)
@@ -117,9 +117,9 @@ def passable(database: Database, database_url: str, ada: User) -> Iterator[Site]
 @pytest.mark.skipif(not IS_ROOT, reason=NO_ROOT)
 @pytest.mark.only_on("sqlite")
 def test_a_run_with_a_user_of_its_own_reaches_nothing_else(passable: Site, python: Path) -> None:
-    """The run reaches neither files of its worker, nor folders of other runs, nor /tmp. Its
-    processes end with it, too many of them fail without affecting others, and a recipe trains
-    under its own user.
+    """A run as its own user accesses neither files of its worker, nor folders of other runs, nor
+    /tmp. Its processes end with it, too many of them fail without affecting others, and a recipe
+    trains under its own user.
     """
     assert sandbox.is_supported(), "this kernel has no Landlock, which Linux 6.2 has"
     site = passable
@@ -176,7 +176,7 @@ def test_a_run_with_a_user_of_its_own_reaches_nothing_else(passable: Site, pytho
 def test_a_forked_run_with_a_user_of_its_own_is_isolated_like_a_fresh_one(
     passable: Site, python: Path
 ) -> None:
-    """User, groups, privileges, limits, private /tmp and access to files are equal."""
+    """A forked run has the user, groups, privileges, limits, /tmp and access of a fresh one."""
     site = passable
     secret = site.data.parent / "secret"
     secret.write_text("key")
@@ -211,7 +211,7 @@ def _wait(site: Site, line: str) -> int:
 
 
 def _processes_of(user: int) -> list[psutil.Process]:
-    """Return the live processes; a killed one may be a zombie."""
+    """Return the live processes of a user, without zombies."""
     return [each for each in psutil.process_iter() if _is_of(each, user)]
 
 
@@ -223,8 +223,8 @@ def _is_of(process: psutil.Process, user: int) -> bool:
 
 @pytest.mark.skipif(not IS_ROOT, reason=NO_ROOT)
 def test_invalid_users_are_reported(tmp_path: Path) -> None:
-    """Users without a sandbox, fewer users than devices, and a folder that they cannot
-    reach are reported.
+    """Users without a sandbox, too few users for the devices, or an unreachable folder are
+    reported.
     """
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
@@ -238,9 +238,7 @@ def test_invalid_users_are_reported(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not IS_ROOT, reason=NO_ROOT)
 def test_two_runs_never_have_the_same_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of two data folders have different users too, and their processes stay alive;
-    without a free user it raises.
-    """
+    """Runs of two data folders have different users; without a free user it raises."""
     settings = Settings(data=tmp_path / "one", run_users=USERS)
     first = run_users.RunUser.acquire(settings)
     assert first is not None
@@ -273,9 +271,7 @@ def test_two_runs_never_have_the_same_user(tmp_path: Path, monkeypatch: pytest.M
 def test_limits_are_written_into_a_cgroup_of_the_runs_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run's cgroup is next to the worker's, which is moved for it; a missing
-    controller is named.
-    """
+    """A run has a cgroup next to the worker's, which is moved; a missing controller is named."""
     settings = Settings(run_memory_gib=1.5, run_processes=7, run_cpus=0.5)
     own = Path("/proc/self/cgroup").read_text()
     path = next(line[3:] for line in own.splitlines() if line.startswith("0::"))
@@ -300,7 +296,7 @@ def test_limits_are_written_into_a_cgroup_of_the_runs_own(
 
 @pytest.mark.only_on("sqlite")
 def test_a_run_beyond_its_memory_affects_no_other(site: Site, tmp_path: Path) -> None:
-    """The kernel ends it, and its worker continues with the next."""
+    """A run beyond its memory limit is killed, and its worker continues with the next."""
     hog = tmp_path / "hog.py"
     hog.write_text("taken = bytearray(2**30)\nprint(len(taken))\n")
     with site.worker(HALFSTEP_ALLOW_COMMANDS="yes", HALFSTEP_RUN_MEMORY_GIB="0.2"):
@@ -337,7 +333,7 @@ print(json.dumps([opens(own), started.returncode == 0, list(filter(opens, kernel
 def test_threads_can_be_named(
     tmp_path: Path, python: Path, has_user: bool, in_namespaces: bool
 ) -> None:
-    """CUDA does not start without; nothing of the kernel or of other processes can be written."""
+    """A run can name its own threads, as CUDA requires, and write nothing else in /proc."""
     if has_user and not IS_ROOT:
         pytest.skip(NO_ROOT)
     allowed = sandbox.Sandbox([], [str(tmp_path)], [], [], [], [], names_threads=True)

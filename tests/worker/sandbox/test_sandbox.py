@@ -1,4 +1,4 @@
-"""The sandbox of runs against real attacks, next to sound runs that it must let through."""
+"""The sandbox of runs, with real attacks and with healthy runs."""
 
 import json
 import os
@@ -82,7 +82,7 @@ class Attack(Digits):
         attacked()
         super().__init__(config, device)
 """
-#: What a sound script does: compiled kernels, data workers, semaphores, pools, caches, devices.
+#: A healthy script: compiled kernels, data workers, semaphores, pools, caches, devices.
 SOUND = """
 import multiprocessing, os, subprocess, tempfile
 from pathlib import Path
@@ -134,7 +134,7 @@ def working_sandbox(site: Site) -> tuple[bool, dict[str, str]]:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A home that a run may spoil, with credentials in it."""
+    """A home folder with credentials that a run may damage."""
     folder = tmp_path / "home"
     (folder / ".aws").mkdir(parents=True)
     (folder / ".aws" / "credentials").write_text("key")
@@ -148,7 +148,7 @@ def home(tmp_path: Path) -> Path:
 def test_a_run_writes_nothing_that_other_processes_execute(
     site: Site, home: Path, tmp_path: Path
 ) -> None:
-    """A command and a recipe fail to write packages, code, configuration, PATH and /tmp."""
+    """Neither a command nor a recipe can write packages, code, configuration, PATH or /tmp."""
     settings = Settings(data=site.data, database_url=site.url)
     settings.secrets_key.write_text("key")
     project = tmp_path / "project"
@@ -190,14 +190,14 @@ def test_a_run_writes_nothing_that_other_processes_execute(
 
 @pytest.fixture
 def short_site(database: Database, database_url: str, ada: User) -> Iterator[Site]:
-    """A site with a short path: multiprocessing makes sockets in TMPDIR, of 107 bytes at most."""
+    """A site with a short path, because multiprocessing's sockets in TMPDIR allow 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="halfstep-", ignore_cleanup_errors=True) as folder:
         yield Site(Path(folder), database, database_url, ada)
 
 
 @pytest.mark.extended
 def test_sound_runs_train_in_the_sandbox(short_site: Site, home: Path, tmp_path: Path) -> None:
-    """torch.compile with a compiler, data workers, pools, semaphores and caches work."""
+    """torch.compile, data workers, pools, semaphores and caches work in the sandbox."""
     site = short_site
     script = tmp_path / "sound.py"
     script.write_text(SOUND)
@@ -219,9 +219,7 @@ def test_sound_runs_train_in_the_sandbox(short_site: Site, home: Path, tmp_path:
 def test_variables_of_a_command_load_nothing_outside_of_the_sandbox(
     site: Site, tmp_path: Path
 ) -> None:
-    """Neither a library of LD_PRELOAD nor a program in git's configuration is loaded outside of
-    the sandbox.
-    """
+    """Libraries of LD_PRELOAD and programs in git's configuration stay within the sandbox."""
     places = [tmp_path / "preloaded", tmp_path / "configured"]
     (tmp_path / "it.c").write_text(PRELOADED.replace("PLACE", str(places[0])))
     library = str(tmp_path / "it.so")
@@ -241,7 +239,7 @@ def test_variables_of_a_command_load_nothing_outside_of_the_sandbox(
 
 @pytest.mark.extended
 def test_a_checkout_reads_nothing_private(site: Site, tmp_path: Path) -> None:
-    """Git clones a repository of the worker's machine, but not one in another run's folder."""
+    """Git can clone a repository of the worker's machine, but none in another run's folder."""
     public = commit_files(tmp_path / "public", text="public")
     with site.worker(**SANDBOX):
         cloned = submit(site, "cat text", git=f"file://{tmp_path / 'public'}", commit=public)
@@ -255,7 +253,7 @@ def test_a_checkout_reads_nothing_private(site: Site, tmp_path: Path) -> None:
 
 @pytest.mark.extended
 def test_recipes_read_named_roots_only(site: Site, tmp_path: Path) -> None:
-    """In the sandbox an empty HALFSTEP_DATA_ROOTS allows no path outside of the run's folder."""
+    """With an empty HALFSTEP_DATA_ROOTS recipes may read no path outside of the run's folder."""
     text = tmp_path / "text.txt"
     text.write_text("to be or not to be " * 1000)
     config = {"precision": "fp32", "training": {"steps": 1}}
@@ -273,7 +271,7 @@ def test_recipes_read_named_roots_only(site: Site, tmp_path: Path) -> None:
 
 @pytest.mark.extended
 def test_a_worker_says_which_place_a_run_could_write(site: Site, home: Path) -> None:
-    """A root that holds what others execute voids the sandbox, and is named."""
+    """A writable root that has programs of others voids the sandbox, and the worker names it."""
     roots = os.pathsep.join([str(home / ".config"), "/usr/local/bin"])
     with site.worker(**SANDBOX, HALFSTEP_WRITE_ROOTS=roots, HOME=str(home)):
         stands, found = working_sandbox(site)
@@ -285,9 +283,7 @@ def test_a_worker_says_which_place_a_run_could_write(site: Site, home: Path) -> 
 def test_a_sandbox_that_cannot_be_is_not_ok(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kernel without Landlock and a folder that the run cannot write are reported; a sound
-    one is accepted.
-    """
+    """A kernel without Landlock, or a read-only run folder, is reported as no sandbox."""
     settings = Settings(data=tmp_path / "data", sandbox=True)
     assert sandbox.obstacle(settings) == ""
     assert sorted((tmp_path / "data" / "scratch").iterdir()) == []
@@ -303,6 +299,6 @@ def test_a_sandbox_that_cannot_be_is_not_ok(
 def test_the_driver_of_gpus_is_found_by_its_device(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CUDA names its threads, also in WSL; without a GPU no run may do so."""
+    """The CUDA driver is found by its device, also in WSL."""
     monkeypatch.setattr(Path, "exists", lambda path: str(path) == device)
     assert sandbox.has_cuda() is bool(device)

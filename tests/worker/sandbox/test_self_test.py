@@ -1,4 +1,4 @@
-"""The self-test of the sandbox, by a worker that is root, one that is not, and one with users."""
+"""The sandbox's self-test by workers as root, as a user, and with users for runs."""
 
 import pytest
 
@@ -9,7 +9,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_each_kind_of_worker_has_a_working_sandbox(target: Target) -> None:
-    """None of the probe's attacks succeeds in the sandbox of any kind of worker."""
+    """No attack of the probe succeeds in the sandbox, for any kind of worker."""
     with target.database.reading() as session:
         [(row, _)] = workers.all_workers(session)
         assert row.is_sandboxed, row.sandbox

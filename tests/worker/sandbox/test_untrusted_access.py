@@ -1,4 +1,4 @@
-"""The service opens files that a run can write by one module only.
+"""Only one module of the service opens files that a run can write.
 
 Python reports each access by path to an audit hook; the module itself works from descriptors.
 """
@@ -64,7 +64,9 @@ watch.save_artifact("net.pt", name="net")
 
 @pytest.mark.only_on("sqlite")
 def test_only_one_module_opens_files_of_a_run(site: Site, tmp_path: Path) -> None:
-    """Only this module records a recipe with checkpoints, a watched script and a checkout."""
+    """A recipe with checkpoints, a watched script and a checkout are recorded by this module
+    only.
+    """
     log = tmp_path / "accesses"
     hooks = tmp_path / "hooks"
     hooks.mkdir()

@@ -1,4 +1,4 @@
-"""Paths and processes of the service that a run could reach, tried by recipes and commands."""
+"""Paths and processes of the service, which recipes and commands try to access."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from halfstep import sandbox
 from tests.db.conftest import submit_command
 from tests.site import Site
 
-#: Tries what is listed, and prints how each went.
+#: Tries the listed accesses, and prints each result.
 SPY = """
 import json, os, signal
 from pathlib import Path
@@ -62,8 +62,8 @@ def run_spy(site: Site, run_id: int) -> dict[str, str]:
 
 @pytest.mark.only_on("sqlite")
 def test_runs_reach_nothing_that_the_service_knows(site: Site, tmp_path: Path) -> None:
-    """A run reaches neither the database, keys, files of others nor the daemons' memory, but
-    its own folder.
+    """A run reaches its own folder, but neither database, keys, other files nor the daemons'
+    memory.
     """
     assert sandbox.is_supported(), "this kernel has no Landlock, which Linux 6.2 has"
     settings = Settings(data=site.data, database_url=site.url)

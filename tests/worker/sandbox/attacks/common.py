@@ -1,4 +1,4 @@
-"""Shared helpers of the attacks. They run outside of the tests, with any Python 3.11."""
+"""Shared helpers of the attacks, which run outside of the tests with any Python 3.11."""
 
 # ruff: noqa: B023 - called at once
 import json
@@ -20,7 +20,7 @@ def report(result: Any) -> None:
 
 
 def outcome(attempt: Callable[[], Any]) -> str:
-    """Try something; return "done" or the name of the error."""
+    """Call an attempt; return "done" or the name of the error."""
     try:
         attempt()
     except OSError as error:
@@ -31,19 +31,19 @@ def outcome(attempt: Callable[[], Any]) -> str:
 
 
 def list_succeeded(attempts: dict[str, Callable[[], Any]]) -> list[str]:
-    """Return the names of attempts that worked."""
+    """Return the names of attempts that succeeded."""
     return [name for name, attempt in attempts.items() if outcome(attempt) == "done"]
 
 
 def list_own_folders() -> Iterator[Path]:
-    """Yield the folders that belong to this run: its working one, which stays longest, first."""
+    """Yield this run's own folders, the working folder first, since it stays longest."""
     named = [str(Path.cwd()), os.environ.get("HALFSTEP_RUN_FOLDER"), os.environ.get("TMPDIR")]
     folders = [Path(each).resolve() for each in named if each]
     yield from dict.fromkeys(folders)
 
 
 def writable_folders() -> list[Path]:
-    """List the folders below the run's own in which it can create files."""
+    """Return the folders below the run's own in which it can create files."""
     found = []
     for start in list_own_folders():
         for place, folders, _files in os.walk(start):
@@ -56,7 +56,7 @@ def writable_folders() -> list[Path]:
 
 
 def folders_with_links() -> list[Path]:
-    """List those in which it can also create symbolic links."""
+    """Return those in which the run can also create symbolic links."""
     result = []
     for each in writable_folders():
         link = each / ".link"

@@ -1,4 +1,4 @@
-"""Creates links and repositories with outside paths where the service may look for sources."""
+"""Creates links and repositories that lead outside, where the service may read sources."""
 
 # ruff: noqa: B023, PTH101
 import os
@@ -17,7 +17,7 @@ for number, target in enumerate(wanted["targets"]):
 
 
 def repository(name: str) -> Path:
-    """Make a repository of our own, with a commit."""
+    """Make a repository with a commit."""
     place = folder / name
     place.mkdir()
     git = ["git", "-C", str(place), "-c", "user.name=m", "-c", "user.email=m@localhost"]
@@ -31,7 +31,7 @@ def repository(name: str) -> Path:
 
 
 def redirected() -> None:
-    """A .git file that names another's repository."""
+    """Make a .git file that points to another user's repository."""
     place = folder / "redirected"
     place.mkdir()
     (place / "tracked.txt").write_text("ours\n")
@@ -39,7 +39,7 @@ def redirected() -> None:
 
 
 def linked() -> None:
-    """A .git that is a link to another's repository."""
+    """Make .git a link to another user's repository."""
     place = folder / "linked"
     place.mkdir()
     (place / "tracked.txt").write_text("ours\n")
@@ -47,14 +47,14 @@ def linked() -> None:
 
 
 def elsewhere() -> None:
-    """A working tree above the folder, by the repository's configuration."""
+    """Configure a repository whose working tree is above the folder."""
     place = repository("elsewhere")
     with (place / ".git/config").open("a") as file:
         file.write(f"\tworktree = {wanted['victim']}\n")
 
 
 def outer() -> None:
-    """A working tree that is a link to a folder with files of the same names."""
+    """Make a working tree that is a link to a folder with files of the same names."""
     place = repository("outer")
     for each in (*wanted["names"], "tracked.txt"):
         (place / each).unlink()
@@ -63,14 +63,14 @@ def outer() -> None:
 
 
 def borrowed() -> None:
-    """Another's objects, with a HEAD that is known from a log."""
+    """Make a repository that uses another repository's objects and HEAD."""
     place = repository("borrowed")
     (place / ".git/objects/info/alternates").write_text(f"{wanted['victim']}/.git/objects\n")
     (place / ".git/HEAD").write_text(f"{wanted['head']}\n")
 
 
 def common_folder() -> None:
-    """A linked working tree whose common folder is another's repository."""
+    """Make a linked working tree whose common folder is another user's repository."""
     place = folder / "common"
     inner = folder / "common.git"
     for each in (place, inner):
@@ -82,14 +82,14 @@ def common_folder() -> None:
 
 
 def included() -> None:
-    """A configuration that includes a secret, whose first line git may show in an error."""
+    """Make a configuration that includes a secret, whose first line git may print."""
     place = repository("included")
     with (place / ".git/config").open("a") as file:
         file.write(f"[include]\n\tpath = {wanted['data']}/secrets.key\n")
 
 
 def excluded() -> None:
-    """Secrets as a list of exclusions, as HEAD and as an index."""
+    """Use secrets as git's list of exclusions, as HEAD and as an index."""
     place = repository("excluded")
     for name in ("info/exclude", "HEAD", "index"):
         (place / ".git" / name).unlink(missing_ok=True)

@@ -36,7 +36,7 @@ def by_descriptor(path: str, flags: int, action: Callable[[int], Any]) -> None:
 
 
 def by_32_bits(number: int, path: str, *values: int) -> None:
-    """Make a call by the entry for 32-bit programs, which a filter of calls may overlook."""
+    """Make a call by the 32-bit entry, which a seccomp filter may overlook."""
     code = bytes.fromhex("53 89f8 89f3 87d1 cd80 5b c3")
     area = mmap.mmap(-1, 8192, prot=7, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x40)
     area[: len(code)] = code
@@ -52,7 +52,7 @@ def by_32_bits(number: int, path: str, *values: int) -> None:
 
 
 def by_ring(path: str) -> None:
-    """Set an attribute by io_uring, whose operations a filter of calls does not see."""
+    """Set an attribute by io_uring, which a seccomp filter does not see."""
     parameters = bytearray(120)
     raw = (ctypes.c_char * 120).from_buffer(parameters)
     ring = libc.syscall(SYS_IO_URING_SETUP, 4, raw)
@@ -83,7 +83,7 @@ def by_ring(path: str) -> None:
 
 
 def attempts(path: str, owner: int) -> dict[str, Callable[[], Any]]:
-    """List what to try; each leaves a file that others can read or whose owner has changed."""
+    """Return attempts that each make a file readable for others or change its owner."""
     held = "/proc/self/fd/{}"
     x86 = os.uname().machine == "x86_64"
     return {
@@ -132,7 +132,7 @@ def attempts(path: str, owner: int) -> dict[str, Callable[[], Any]]:
 
 
 def acl() -> bytes:
-    """Return a list that lets everyone read."""
+    """Return an ACL that lets all users read."""
     entries = ((1, 6, -1), (4, 6, -1), (32, 6, -1))
     return struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *each) for each in entries)
 
@@ -144,7 +144,7 @@ def setxattrat(path: str) -> None:
 
 
 def setuid_programs() -> list[str]:
-    """Return how a program that others would run as this user could be made in its own folder."""
+    """Return attempts to make a set-user-ID program of this user in its own folder."""
     done = []
     for number, folder in enumerate(writable_folders()):
         program = folder / f"program-{number}"
@@ -173,7 +173,7 @@ def setuid_programs() -> list[str]:
 
 
 def try_all(path: str, owner: int) -> list[str]:
-    """Return what worked; modes are restored, as the service would otherwise stop."""
+    """Return successful attempts; modes are restored, because the service would stop."""
     done = []
     for name, attempt in attempts(path, owner).items():
         try:

@@ -1,4 +1,4 @@
-"""Reaches for other processes, and for privileges."""
+"""Attacks on other processes and on privileges."""
 
 # ruff: noqa: PTH101, PTH102, PTH115, PTH116, PTH119, PTH120, PTH123, PTH208
 import ctypes
@@ -43,7 +43,7 @@ def write(path: str) -> None:
 
 
 def in_child(action: Callable[[], Any]) -> None:
-    """Run an attack in a process of its own, which ends with its changes."""
+    """Run an attack in a child process, which ends with its changes."""
     child = os.fork()
     if child == 0:
         os._exit(0 if outcome(action) == "done" else 1)
@@ -70,7 +70,7 @@ def take(pid: int) -> None:
 
 
 def of_process(pid: int, secret: str) -> dict[str, Callable[[], Any]]:
-    """List what would read, trace or disturb a process; nothing of it has an effect."""
+    """Return attempts to read, trace or signal a process, all without effect."""
     place = f"/proc/{pid}"
     return {
         "signal": lambda: os.kill(pid, 0),
@@ -98,7 +98,7 @@ def of_process(pid: int, secret: str) -> dict[str, Callable[[], Any]]:
 
 
 def list_burdens(pid: int) -> dict[str, Callable[[], Any]]:
-    """List what would slow a process down."""
+    """Return attempts to change a process's limits and scheduling."""
     return {
         "limits": lambda: resource.prlimit(
             pid, resource.RLIMIT_CORE, resource.prlimit(pid, resource.RLIMIT_CORE)
@@ -113,7 +113,7 @@ def list_burdens(pid: int) -> dict[str, Callable[[], Any]]:
 
 
 def as_own_root(action: Callable[[], Any]) -> None:
-    """Do something as root of a user namespace."""
+    """Act as root of a user namespace."""
 
     def inside() -> None:
         user, group = os.getuid(), os.getgid()
@@ -169,7 +169,7 @@ def connect(address: str) -> None:
 
 
 def privileges(wanted: Any) -> dict[str, Callable[[], Any]]:
-    """List privileges that would give access to the whole machine."""
+    """Return attempts to get privileges over the whole machine."""
     secret, temporary = wanted["secret"], os.environ["TMPDIR"]
     folder = os.path.dirname(secret)
     disk = os.stat("/").st_dev

@@ -1,4 +1,4 @@
-"""Moves folders with links to where the service writes, and has it write there."""
+"""Moves folders with links to where the service writes, so that it follows them."""
 
 # ruff: noqa: B023 - called at once
 import os
@@ -13,7 +13,7 @@ PARTS = range(1, 5)
 
 
 def fill(folder: Path, targets: list[str]) -> None:
-    """Make every link that the service may write through."""
+    """Create every link through which the service may write."""
     left = list(targets)
     for part in PARTS:
         stem = f"attempt-{attempt:04}-{part:06}.txt"

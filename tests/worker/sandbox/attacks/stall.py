@@ -1,4 +1,4 @@
-"""Replaces a file that the service reads by something whose reading does not end."""
+"""Replaces files that the service reads by ones whose reading never ends."""
 
 # ruff: noqa: B023 - called at once
 import os
@@ -26,7 +26,7 @@ def replace(path: Path, kind: str) -> None:
 
 
 def nest(place: Path) -> None:
-    """Make folders deeper than a recursive function goes, and than a path is long."""
+    """Make folders deeper than recursion, and longer than a path."""
     here = os.open(place, os.O_RDONLY)
     for _ in range(3000):
         os.mkdir("d", dir_fd=here)

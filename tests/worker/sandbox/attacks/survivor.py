@@ -1,4 +1,4 @@
-"""Leaves a process behind, and kills the process that would end it."""
+"""Leaves a process behind, and kills the one that would end it."""
 
 # ruff: noqa: PTH208
 import os

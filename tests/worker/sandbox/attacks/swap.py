@@ -1,4 +1,4 @@
-"""Registers a file, and then swaps it with a link as often as it can."""
+"""Registers a file and then swaps it with a link repeatedly."""
 
 # ruff: noqa: B023 - called at once
 import ctypes

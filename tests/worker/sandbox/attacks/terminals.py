@@ -1,4 +1,4 @@
-"""Opens devices and terminals, and types into those that it can open."""
+"""Opens devices and terminals, and types into them."""
 
 # ruff: noqa: B023, PTH116
 import fcntl
