@@ -60,7 +60,10 @@ def alike(
             batch.label("batch_size"),
             Run.config["recipe"].label("sizes"),
         )
-        .where(*_finished(session, recipes, nodes, devices_per_node), Run.precision == precision)
+        .where(
+            *_of_finished_runs(session, recipes, nodes, devices_per_node),
+            Run.precision == precision,
+        )
         .order_by(Run.id.desc())
     )
     of_batch = session.execute(query.where(batch == batch_size).limit(COMPARED)).all()
@@ -99,7 +102,7 @@ def measure(
     """Return by precision what runs of the same sizes and batch size have measured."""
     query = (
         select(Run.id, Run.precision, Run.steps_per_second, Run.config["recipe"].label("sizes"))
-        .where(*_finished(session, recipes, nodes, devices_per_node))
+        .where(*_of_finished_runs(session, recipes, nodes, devices_per_node))
         .where(Run.config["training"]["batch_size"].as_float() == batch_size)
         .order_by(Run.id.desc())
         .limit(4 * COMPARED)
@@ -121,7 +124,7 @@ def measure(
     }
 
 
-def _finished(
+def _of_finished_runs(
     session: Session, recipes: Collection[str], nodes: int, devices_per_node: int
 ) -> tuple[ColumnElement[bool], ...]:
     """Return conditions of the latest finished runs of a recipe on so many devices."""
