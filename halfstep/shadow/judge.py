@@ -89,7 +89,10 @@ class Judge:
         for loss in losses:
             if not math.isfinite(loss.value):
                 self._has_lost_loss = True
-                self.found(self._with_loss(trace(loss.writer, "loss", step), loss, sums))
+                defect = trace(loss.writer, "loss", step)
+                if is_scaled:  # a loss of gradients, as a penalty
+                    defect = of_scale(defect, self._mode.scale)
+                self.found(self._with_loss(defect, loss, sums))
                 break
         latest = self._losses[-1] if self._losses else None
         if not self._has_lost_loss and sums.nonfinite:

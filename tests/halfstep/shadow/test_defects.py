@@ -676,13 +676,13 @@ def test_a_weight_of_a_mean_that_equals_the_inverse_scale_is_no_scale() -> None:
 
 def test_a_penalty_of_scaled_gradients_is_seen() -> None:
     """A penalty on gradients of a scaled loss, by autograd.grad, is reported if it is not
-    unscaled.
+    unscaled. Its infinite loss at a scale that is too large is the search for a scale.
     """
 
-    def train(*, divides: bool) -> None:
+    def train(*, divides: bool, scale: float = 16.0) -> None:
         net = nn.Linear(4, 1)
         optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
-        scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
         for _ in range(3):
             optimizer.zero_grad()
             with torch.autocast("cpu", dtype=HALF):
@@ -696,6 +696,8 @@ def test_a_penalty_of_scaled_gradients_is_seen() -> None:
 
     assert first(rows_of_loop(lambda: train(divides=False))).kind == "scaled_gradients_in_loss"
     assert not any(row.is_fault for row in rows_of_loop(lambda: train(divides=True)))
+    [searching] = rows_of_loop(lambda: train(divides=True, scale=2.0**18))
+    assert (searching.kind, searching.is_fault) == ("scale_too_large", False)
 
 
 def test_the_sign_of_a_scaled_gradient_is_used_as_it_is() -> None:
