@@ -20,6 +20,7 @@ from db.tables import (
     Diagnosis,
     LatestMetric,
     Run,
+    RunNode,
     ScalerEvent,
     Status,
     User,
@@ -343,6 +344,45 @@ def test_a_loss_that_is_nan_from_the_first_step_on_is_no_overflow(
         with database.reading() as session:
             found = findings.of_run(session, session.get_one(Run, running.id))
         assert "The loss of a skipped step was not finite" in [each.title for each in found]
+
+
+@looped("factor, titles", [(4.0, ["The scaler was not restored"]), (2.0, [])])
+def test_a_scale_that_rises_at_a_resume_beyond_a_growth_was_not_restored(
+    database: Database, running: Run, factor: float, titles: list[str]
+) -> None:
+    """A scaler that was not restored is found by the steps around the resume of an attempt."""
+    steps = make_steps([1.0] * 40)
+    steps["scale"][:20], steps["scale"][20:] = 1024.0, factor * 1024.0
+    record(database, running, steps)
+    with database.writing() as session:
+        node = queue.node(session, running.id, 1)
+        again = {"attempt": 2, "worker_id": node.worker_id, "devices": [0], "resumed_step": 20}
+        session.merge(RunNode(run_id=running.id, node=0, lease_expires_at=0.0, **again))
+    with database.reading() as session:
+        found = findings.of_run(session, session.get_one(Run, running.id))
+    assert [each.title for each in found] == titles
+
+
+@looped(
+    "norm, title",
+    [
+        (math.nan, "Gradients are not finite from step 20 on"),
+        (1.0, "The loss is not finite from step 21 on"),
+    ],
+)
+def test_the_first_step_that_is_not_finite_has_the_loss_or_gradients_before_it(
+    database: Database, running: Run, norm: float, title: str
+) -> None:
+    """Without a scaler, gradients that are not finite break the loss of the next step."""
+    with database.writing() as session:
+        running = session.merge(running)
+        running.config = config(precision="bf16")
+    steps = make_steps([1.0] * 20 + [math.nan] * 20)
+    steps["grad_norm"][19], steps["grad_norm"][20:], steps["scale"] = norm, math.nan, 1.0
+    record(database, running, steps)
+    with database.reading() as session:
+        found = findings.of_run(session, session.get_one(Run, running.id))
+    assert [each.title for each in found if "not finite from" in each.title] == [title]
 
 
 @pytest.mark.slow
