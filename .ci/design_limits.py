@@ -15,7 +15,7 @@ MOST_LINES, MOST_METHODS, MOST_PARAMETERS = 300, 30, 7
 MOST_COLUMNS = 120  # of a line of a template
 #: Most imports in circles (types excluded), classes and functions above these sizes, statements in
 #: app/ instead of db/, uses of `Any`, in source that is written by hand, and lines of templates.
-LIMITS = {"circles": 0, "classes": 0, "functions": 43, "statements": 8, "Any": 2090}
+LIMITS = {"circles": 0, "classes": 0, "functions": 43, "statements": 7, "Any": 1210}
 LIMITS["lines of templates"] = 22
 GENERATED = {Path("halfstep/api_client/response_types.py")}
 

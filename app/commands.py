@@ -474,7 +474,7 @@ def handle_signals(server: "Server") -> None:
     default handler.
     """
 
-    def stop(*_signal: Any) -> None:
+    def stop(*_signal: object) -> None:
         server.should_exit = True
 
     on_signals(stop)

@@ -2,7 +2,7 @@
 
 import os
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pydantic import SecretStr
 
@@ -53,7 +53,7 @@ def rows(read: Settings) -> list[SettingRow]:
     return listed
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if isinstance(value, SecretStr):
         return HIDDEN if value.get_secret_value() else ""
     if isinstance(value, bool):

@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from typing import Any
 
 import typer
 
@@ -73,7 +72,7 @@ def _work(start_read: int, start_write: int) -> None:
     cli.main(["worker", "--wait-for-start"])
 
 
-def _exit(*_signal: Any) -> None:
+def _exit(*_signal: object) -> None:
     """Exit on the first signal; later ones do not end the wait for the worker."""
     on_signals(lambda *_signal: None)
     sys.exit()

@@ -46,7 +46,7 @@ TURN = "writer's turn"
 class _HintedSQLite(SQLiteCompiler):
     """Compiler that emits "INDEXED BY …" hints, which SQLAlchemy's own omits."""
 
-    def get_from_hint_text(self, table: Any, text: str | None) -> str | None:
+    def get_from_hint_text(self, table: object, text: str | None) -> str | None:
         """Return the text that follows a table's name."""
         return text
 
@@ -274,7 +274,7 @@ def _engine(url: str, backend: str, turns: Turns) -> Engine:
     return engine
 
 
-def _set_up_postgresql(connection: Any, _record: Any) -> None:
+def _set_up_postgresql(connection: Any, _record: object) -> None:
     # Not in the connection's options, which PgBouncer rejects.
     connection.autocommit = True
     idle = f"SET idle_in_transaction_session_timeout = {IDLE_MILLISECONDS}"
@@ -283,7 +283,7 @@ def _set_up_postgresql(connection: Any, _record: Any) -> None:
     connection.autocommit = False
 
 
-def _set_up_sqlite(connection: Any, _record: Any) -> None:
+def _set_up_sqlite(connection: Any, _record: object) -> None:
     connection.isolation_level = None  # _begin_on_sqlite executes BEGIN
     cursor = connection.cursor()
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "cache_size=-16000"):
@@ -306,7 +306,7 @@ def _begin_on_sqlite(turns: Turns, connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
-def _release_turn(turns: Turns, _connection: Any, record: Any) -> None:
+def _release_turn(turns: Turns, _connection: object, record: Any) -> None:
     """Release the turn when the connection is returned to its pool, also after an error."""
     if record.record_info.pop(TURN, False):
         turns.give_back()

@@ -46,7 +46,7 @@ def page(
     return Page(rows[:limit], total or 0, cursor)
 
 
-def page_of_list(rows: Sequence[Any], *, after: str = "", limit: int) -> Page:
+def page_of_list(rows: Sequence[object], *, after: str = "", limit: int) -> Page:
     """Return a page of a short list in memory; the cursor is an index."""
     [first] = _parse(after, 1) if after else [0]
     end = first + limit

@@ -44,7 +44,7 @@ def of_plotly(figure: Any) -> Plot:
     return _plot(content["data"], layout, str(text or "Figure"))
 
 
-def bar(table: Any, label: str, value: str, title: str = "", split_table: bool = False) -> Plot:
+def bar(table: object, label: str, value: str, title: str = "", split_table: bool = False) -> Plot:
     """Return a bar for each row of a table. label, value: names of its columns."""
     bars = {"type": "bar", "orientation": "h", "x": _column(table, value)}
     labels = [str(cell) for cell in _thin(_values(table, label))]
@@ -52,7 +52,7 @@ def bar(table: Any, label: str, value: str, title: str = "", split_table: bool =
     return _plot([bars | {"y": labels}], layout, title or value)
 
 
-def histogram(table: Any, value: str, title: str = "", split_table: bool = False) -> Plot:
+def histogram(table: object, value: str, title: str = "", split_table: bool = False) -> Plot:
     """Return a histogram of a column."""
     given = (_number(cell) for cell in _values(table, value))
     values = np.array([number for number in given if number is not None], np.float64)
@@ -62,7 +62,7 @@ def histogram(table: Any, value: str, title: str = "", split_table: bool = False
     return _plot([bars], _axes(value, "count") | {"bargap": 0.05}, title or value)
 
 
-def scatter(table: Any, x: str, y: str, title: str = "", split_table: bool = False) -> Plot:
+def scatter(table: object, x: str, y: str, title: str = "", split_table: bool = False) -> Plot:
     """Return a point for each row."""
     points = {"type": "scatter", "mode": "markers", "marker": {"size": 5}}
     points |= {"x": _column(table, x), "y": _column(table, y)}
@@ -70,7 +70,7 @@ def scatter(table: Any, x: str, y: str, title: str = "", split_table: bool = Fal
 
 
 def line(
-    table: Any,
+    table: object,
     x: str,
     y: str,
     stroke: str | None = None,
@@ -80,7 +80,7 @@ def line(
     """Return a line over the rows, or one for each value of the column `stroke`."""
     rows = list(zip(_values(table, x), _values(table, y), strict=True))
     names = [""] * len(rows) if stroke is None else [str(cell) for cell in _values(table, stroke)]
-    lines: dict[str, list[tuple[Any, Any]]] = {}
+    lines: dict[str, list[tuple[object, object]]] = {}
     for name, row in zip(names, rows, strict=True):
         lines.setdefault(name, []).append(row)
     traces = [_line(name, *zip(*points, strict=True)) for name, points in lines.items()]
@@ -126,12 +126,12 @@ def points(given: object, title: str = "") -> Plot:
     return _plot([trace], {"scene": {"aspectmode": "data"}}, title or "Points")
 
 
-def _line(name: str, xs: Sequence[Any], ys: Sequence[Any]) -> dict[str, Any]:
+def _line(name: str, xs: Sequence[object], ys: Sequence[object]) -> dict[str, Any]:
     trace = {"type": "scatter", "mode": "lines", "name": name}
     return trace | {"x": _numbers(xs), "y": _numbers(ys)}
 
 
-def _check_count(traces: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _check_count(traces: list[dict[str, object]]) -> list[dict[str, Any]]:
     if len(traces) > MOST_LINES:
         raise ValueError(f"it has {len(traces)} lines; allowed: at most {MOST_LINES}")
     return traces
@@ -141,15 +141,15 @@ def _axes(x: str, y: str) -> dict[str, Any]:
     return {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
 
 
-def _plot(data: list[Any], layout: dict[str, Any], title: str) -> Plot:
+def _plot(data: Sequence[object], layout: dict[str, object], title: str) -> Plot:
     return Plot({"plot": "figure", "title": title, "data": data, "layout": layout})
 
 
-def _column(table: Any, name: str) -> list[Any]:
+def _column(table: object, name: str) -> list[Any]:
     return _numbers(_values(table, name))
 
 
-def _values(table: Any, name: str) -> list[Any]:
+def _values(table: Any, name: str) -> list[object]:
     """Return a column. Raises ValueError if the table has none of this name."""
     try:
         if hasattr(table, "get_column"):
@@ -161,7 +161,7 @@ def _values(table: Any, name: str) -> list[Any]:
         raise ValueError(f"the table has no column {name!r}; allowed: its columns") from error
 
 
-def _thin(values: Sequence[Any]) -> list[Any]:
+def _thin(values: Sequence[object]) -> list[object]:
     return [values[at] for at in _spread(len(values))]
 
 
@@ -170,7 +170,7 @@ def _spread(count: int) -> NDArray[np.int64]:
     return np.linspace(0, count - 1, min(count, MOST_POINTS)).round().astype(np.int64)
 
 
-def _numbers(values: Sequence[Any]) -> list[Any]:
+def _numbers(values: Sequence[object]) -> list[object]:
     """Return values for an axis: numbers, and texts as they are."""
     return [_number(value) for value in _thin(values)]
 

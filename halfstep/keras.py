@@ -4,6 +4,7 @@ Keras scales and skips by itself (`LossScaleOptimizer`). Its optimizer is observ
 methods `scale_loss`, `check_finite` and `apply` of this one optimizer during training.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -22,7 +23,7 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
         self._wrapped: list[tuple[Any, str]] = []
         self.watch: watch_session.Watch | None = None
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: Mapping[str, object] | None = None) -> None:
         """Start watching, once the optimizer exists."""
         if keras.backend.backend() != "torch":
             say(f"Keras uses the backend {keras.backend.backend()}; only torch is supported")
@@ -32,12 +33,12 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
             return
         self.watch._guard(self._listen, self.watch)
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, object] | None = None) -> None:
         """Log Keras's metrics of the epoch, except the loss, which is recorded for each step."""
         if self.watch and logs:
             self.watch.log({name: value for name, value in logs.items() if name != "loss"})
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_end(self, logs: Mapping[str, object] | None = None) -> None:
         """Finish the run. (An exception ends the process, and is handled as in any script.)"""
         for optimizer, name in self._wrapped:
             vars(optimizer).pop(name, None)

@@ -253,7 +253,7 @@ def _unshare(flags: int) -> None:
         raise OSError(number, f"{os.strerror(number)}: unshare")
 
 
-def _syscall(number: int, *words: Any) -> int:
+def _syscall(number: int, *words: object) -> int:
     result = int(_libc().syscall(number, *words))
     if result < 0:
         code = ctypes.get_errno()

@@ -19,7 +19,7 @@ Objective = Callable[[optuna.Trial], Any]
 _is_training = threading.Lock()  # a process has one run at a time
 
 
-def watch(objective: Objective, **named: Any) -> Objective:
+def watch(objective: Objective, **named: object) -> Objective:
     """Wrap an objective so that each trial is a run. Takes the arguments of halfstep.watch.
 
     Calls of halfstep.watch in the objective add their modules to the trial's run.
@@ -71,7 +71,7 @@ def _watch_trial(objective: Objective, trial: optuna.Trial, named: dict[str, Any
     return result
 
 
-def _values(result: Any, names: list[str] | None) -> dict[str, Any]:
+def _values(result: object, names: list[str] | None) -> dict[str, Any]:
     """Return the objective's values by name: "value", or "value_0" and so on."""
     if not isinstance(result, list | tuple):
         return {names[0] if names else "value": result}

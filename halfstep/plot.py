@@ -35,9 +35,9 @@ UNSERVED = ("plot_table", "visualize")
 
 
 def confusion_matrix(
-    probs: Any = None,
-    y_true: Any = None,
-    preds: Any = None,
+    probs: object = None,
+    y_true: object = None,
+    preds: object = None,
     class_names: Sequence[str] | None = None,
     title: str | None = None,
     split_table: bool = False,
@@ -75,8 +75,8 @@ def confusion_matrix(
 
 
 def pr_curve(
-    y_true: Any = None,
-    y_probas: Any = None,
+    y_true: object = None,
+    y_probas: object = None,
     labels: Sequence[str] | None = None,
     classes_to_plot: Sequence[int] | None = None,
     interp_size: int = 21,
@@ -95,8 +95,8 @@ def pr_curve(
 
 
 def roc_curve(
-    y_true: Any = None,
-    y_probas: Any = None,
+    y_true: object = None,
+    y_probas: object = None,
     labels: Sequence[str] | None = None,
     classes_to_plot: Sequence[int] | None = None,
     title: str | None = None,
@@ -122,7 +122,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _rank(
-    y_true: Any, y_probas: Any, labels: Sequence[str] | None, chosen: Sequence[int] | None
+    y_true: object, y_probas: object, labels: Sequence[str] | None, chosen: Sequence[int] | None
 ) -> list[tuple[str, NDArray[np.bool_]]]:
     """Return for each class whether the examples belong to it, by falling score.
 
@@ -147,7 +147,7 @@ def _rank(
     ]
 
 
-def _array(name: str, values: Any) -> NDArray[Any]:
+def _array(name: str, values: object) -> NDArray[np.generic]:
     if values is None:
         raise ValueError(f"{name} is missing")
     if hasattr(values, "detach"):  # torch
@@ -155,7 +155,7 @@ def _array(name: str, values: Any) -> NDArray[Any]:
     return np.asarray(values)
 
 
-def _indices(name: str, values: Any) -> NDArray[np.int64]:
+def _indices(name: str, values: object) -> NDArray[np.int64]:
     array = _array(name, values).ravel()
     try:
         indices = array.astype(np.int64)
@@ -167,7 +167,7 @@ def _indices(name: str, values: Any) -> NDArray[np.int64]:
     return indices
 
 
-def _scores(name: str, values: Any, examples: int) -> NDArray[np.float64]:
+def _scores(name: str, values: object, examples: int) -> NDArray[np.float64]:
     array = _array(name, values).astype(np.float64)
     array = array[:, None] if array.ndim == 1 else array
     if array.ndim != 2 or len(array) != examples or not array.shape[1]:

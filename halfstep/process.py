@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4  # linux/prctl.h
 MOST_SHEBANG_BYTES = 256  # that Linux reads
@@ -67,7 +67,7 @@ def script_problem(program: str, folder: Path) -> str | None:
     return None
 
 
-def on_signals(handler: Callable[..., Any] | signal.Handlers) -> None:
+def on_signals(handler: Callable[..., object] | signal.Handlers) -> None:
     """Handle SIGINT, SIGTERM and SIGHUP, unless they are ignored."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup

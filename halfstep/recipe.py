@@ -116,7 +116,7 @@ class Recipe(ABC):
     on_log: Callable[[Mapping[str, Any]], None] | None = None  # set by the loop
 
     @abstractmethod
-    def __init__(self, config: RunConfig[Any], device: torch.device) -> None: ...
+    def __init__(self, config: RunConfig, device: torch.device) -> None: ...
 
     @property
     def train_size(self) -> int:

@@ -7,11 +7,12 @@ browser's form, and used to validate submissions. Does not import torch.
 
 from copy import copy
 from functools import lru_cache
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self
 
 from pydantic import Field, ValidationError, create_model, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
+from typing_extensions import TypeVar
 
 from halfstep import field_errors
 from halfstep.config_groups import (
@@ -36,7 +37,7 @@ from halfstep.telemetry.plain_json import JsonObject
 #: the range of fp32.
 BOUNDS = {"integer": 2**53, "number": 2.0**127}
 
-Own = TypeVar("Own", bound=RecipeConfig)
+Own = TypeVar("Own", bound=RecipeConfig, default=RecipeConfig)
 
 
 class RunConfig(Group, Generic[Own]):
@@ -123,7 +124,7 @@ class Configurable(Protocol):
 
 
 @lru_cache(maxsize=64)  # creation takes 50 ms
-def config_model(recipe: type[Configurable]) -> type[RunConfig[Any]]:
+def config_model(recipe: type[Configurable]) -> type[RunConfig]:
     """Return the model of this recipe's configuration, with the recipe's defaults."""
     model = RunConfig[recipe.Config]  # type: ignore[name-defined]
     fields: dict[str, Any] = {}
@@ -164,7 +165,7 @@ def config_schema(recipe: type[Configurable]) -> dict[str, Any]:
     return result
 
 
-def _add_bounds(node: dict[str, Any]) -> dict[str, Any]:
+def _add_bounds(node: dict[str, object]) -> JsonObject:
     """Add missing bounds to a number's schema."""
     most = BOUNDS.get(str(node.get("type")))
     if most is None or "enum" in node or "const" in node:
@@ -222,7 +223,7 @@ def _group(group: type[Group], overrides: JsonObject) -> type[Group]:
     return create_model(group.__name__, __base__=group, __doc__=group.__doc__, **fields)
 
 
-def _with_default(info: FieldInfo, default: Any) -> FieldInfo:
+def _with_default(info: FieldInfo, default: object) -> FieldInfo:
     changed = copy(info)
     changed.default = default
     return changed

@@ -192,7 +192,7 @@ def agent(
     *,
     url: str | None = None,
     token: str | None = None,
-    **further: Any,
+    **further: object,
 ) -> tuple[int, int]:
     """Run a function for points of a sweep until there is none; return (succeeded, failed).
 
@@ -214,7 +214,7 @@ def agent(
     )
 
 
-def _calling(function: Callable[[], Any]) -> Work:
+def _calling(function: Callable[[], object]) -> Work:
     def work(claim: "Claim", is_lost: threading.Event) -> bool:
         _end_active_run()  # one that began before the point's is another
         try:

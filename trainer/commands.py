@@ -20,7 +20,7 @@ class RecipeCommand(Command):
     expected_errors: ClassVar[tuple[type[Exception], ...]] = (NotRegisteredError, ApiError)
     has_file_errors = False
 
-    def invoke(self, ctx: Any) -> Any:
+    def invoke(self, ctx: object) -> object:
         """Run the command with umask 077: its files are private, like a worker's."""
         before = os.umask(0o077)
         try:

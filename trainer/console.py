@@ -123,7 +123,7 @@ def train_recipe(
         sys.exit(LEARNED_NOTHING)
 
 
-def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
+def parse_assignments(assignments: Sequence[str]) -> dict[str, object]:
     """Turn ["training.steps=100"] into {"training": {"steps": 100}}; values are JSON or text."""
     values: JsonObject = {}
     for assignment in assignments:
@@ -215,8 +215,8 @@ class _Ends:
         return reasons.get(self.outcome or "", "")
 
 
-def _both(first: Callable[[Any], None], second: Callable[[Any], None]) -> Callable[[Any], None]:
-    def call_both(argument: Any) -> None:
+def _both(first: Callable[[Any], None], second: Callable[[Any], None]) -> Callable[[object], None]:
+    def call_both(argument: object) -> None:
         first(argument)
         second(argument)
 
@@ -256,7 +256,7 @@ def _prepare(folder: Path, resume: Path | None) -> None:
 class _Printer:
     """Prints a line whenever the ring is drained."""
 
-    def __init__(self, config: RunConfig[Any]) -> None:
+    def __init__(self, config: RunConfig) -> None:
         self._steps = config.training.steps
         self._last_steps: dict[str, int] = {}  # the latest step of each metric
         # Metrics of every step: the latest one is printed with the line.
@@ -409,7 +409,7 @@ def _help_of_all() -> str:
     return text + _groups_help({name: shared[name] for name in shared if name != "recipe"})
 
 
-def _format_assignments(defaults: Mapping[str, Any]) -> Iterator[str]:
+def _format_assignments(defaults: Mapping[str, object]) -> Iterator[str]:
     """Yield a recipe's overrides in the format of --set: training.max_grad_norm=null."""
     for path, value in flat(defaults).items():
         yield f"{path}={value if isinstance(value, str) else json.dumps(value)}"

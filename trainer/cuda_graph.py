@@ -26,7 +26,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_map
 
-from halfstep.recipe import Recipe, RecipeConfig, RecipeError
+from halfstep.recipe import Recipe, RecipeError
 from halfstep.run_config import RunConfig
 from halfstep.telemetry.events import Event, LeftOut
 from trainer.distributed.ranks import Ranks
@@ -45,9 +45,7 @@ REASON_CHARACTERS = 500
 Attempt = Callable[["StepContext", Iterable[object]], StepResult]
 
 
-def find_obstacle(
-    recipe: Recipe, config: RunConfig[RecipeConfig], device: torch.device, ranks: Ranks
-) -> str:
+def find_obstacle(recipe: Recipe, config: RunConfig, device: torch.device, ranks: Ranks) -> str:
     """Return why steps of this configuration cannot be captured; "" if they can."""
     optimizers = recipe.optimizers.values()
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
@@ -30,7 +29,7 @@ def evaluate_average(
     return {f"{PREFIX}{name}": value for name, value in metrics.items()}
 
 
-def make_artifacts(recipe: Recipe, autocast: torch.autocast) -> dict[str, Any]:
+def make_artifacts(recipe: Recipe, autocast: torch.autocast) -> dict[str, object]:
     """Return the artifacts of the recipe."""
     with torch.no_grad(), evaluation_mode(recipe), autocast:
         return recipe.artifacts()

@@ -51,7 +51,7 @@ class Logged(Observer):
         """Wait until all values are stored, also after a step that raised."""
         self._writer.close()
 
-    def log(self, values: Mapping[str, Any]) -> None:
+    def log(self, values: Mapping[str, object]) -> None:
         """Log values of the current step. Raises RecipeError for unsupported values.
 
         Several numbers of a name are averaged; for other values the last one is used. A number with

@@ -5,7 +5,7 @@ The host does not read them here.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -147,7 +147,7 @@ class WatchedOptimizer:
             "Embedding sparse=False"
         )
 
-    def _keep_found_inf(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    def _keep_found_inf(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
         # Of a fused optimizer: a sum over devices, which nothing changes in place.
         self._found_inf = getattr(optimizer, "found_inf", self._zero)
 

@@ -1,7 +1,6 @@
 """A recipe that is ready to train."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -17,6 +16,6 @@ class PreparedRecipe:
 
     recipe: Recipe
     modules: dict[str, nn.Module]  # the recipe's, without DistributedDataParallel
-    config: RunConfig[Any]
+    config: RunConfig
     device: torch.device
     ranks: Ranks

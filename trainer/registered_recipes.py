@@ -111,7 +111,7 @@ def note_check(reference: str, findings: list[dict[str, Any]]) -> None:
                 recipe["check"] = check
 
 
-def check_of(reference: str) -> dict[str, Any] | None:
+def check_of(reference: str) -> dict[str, object] | None:
     """Return the last check, and whether the file has changed since; None: not checked."""
     for recipe in read():
         if recipe["reference"] == reference and "check" in recipe:

@@ -100,14 +100,14 @@ class Run:
     on_event: Callable[[Event], None]
 
     @property
-    def config(self) -> RunConfig[Any]:
+    def config(self) -> RunConfig:
         """The configuration, with the number of steps."""
         return self.prepared.config
 
 
 def prepare_run(
     recipe_class: type[Recipe],
-    config: RunConfig[Any],
+    config: RunConfig,
     *,
     device: torch.device,
     on_steps: Callable[[Steps], None],
@@ -302,7 +302,7 @@ def set_up_process(device: torch.device, training: Training) -> torch.device:
     return device
 
 
-def make_recipe(recipe_class: type[Recipe], config: RunConfig[Any], device: torch.device) -> Recipe:
+def make_recipe(recipe_class: type[Recipe], config: RunConfig, device: torch.device) -> Recipe:
     """Create the recipe. Raises RecipeError for an optimizer without a fused implementation."""
     try:
         recipe = recipe_class(config, device)
@@ -316,9 +316,7 @@ def make_recipe(recipe_class: type[Recipe], config: RunConfig[Any], device: torc
     return recipe
 
 
-def with_steps_of_epochs(
-    config: RunConfig[Any], train_size: int, world_size: int
-) -> RunConfig[Any]:
+def with_steps_of_epochs(config: RunConfig, train_size: int, world_size: int) -> RunConfig:
     """Return the configuration with the number of steps of its epochs; the last is complete."""
     training = config.training
     if train_size == UNKNOWN_SIZE:
@@ -336,7 +334,7 @@ def with_steps_of_epochs(
 def transform(
     modules: dict[str, nn.Module],
     optimizers: dict[str, Optimizer],
-    config: RunConfig[Any],
+    config: RunConfig,
     device: torch.device,
 ) -> None:
     """Apply the configured precisions, activation checkpoints and memory format to the modules."""

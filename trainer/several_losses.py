@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def train_step(
     context: "StepContext",
-    batches: Iterable[Any],
+    batches: Iterable[object],
     update_weights: Callable[["StepContext", WatchedOptimizer], Update],
 ) -> StepResult:
     """Attempt a step of all optimizers, without the update of the scale. batches: micro-batches.
@@ -67,9 +67,9 @@ def train_step(
 
 def forward_passes(
     recipe: Recipe,
-    batches: Iterable[Any],
+    batches: Iterable[object],
     training: Training,
-    forward: Callable[[], AbstractContextManager[Any]],
+    forward: Callable[[], AbstractContextManager[object]],
     ranks: Ranks,
 ) -> Iterator[tuple[int, tuple[Loss, ...]]]:
     """Run the forward passes; yield (index, losses), to be back-propagated at once.
@@ -114,7 +114,7 @@ def step_loss(ranks: Ranks, values: list[Tensor]) -> Tensor:
     return loss if ranks.world_size == 1 else ranks.mean_(loss.clone())
 
 
-def finish(name: str, one_pass: Iterator[Any], forward: AbstractContextManager[Any]) -> None:
+def finish(name: str, one_pass: Iterator[Any], forward: AbstractContextManager[object]) -> None:
     """Run the code of training_step after its loss, once; raise RecipeError for a second loss.
 
     name: of the only optimizer, which has stepped.

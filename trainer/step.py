@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,8 +51,8 @@ class StepContext:
 
     def passes(
         self,
-        batches: Iterable[Any],
-        forward: Callable[[], AbstractContextManager[Any]],
+        batches: Iterable[object],
+        forward: Callable[[], AbstractContextManager[object]],
         ranks: Ranks,
     ) -> Iterator[tuple[int, tuple[Loss, ...]]]:
         """Run the forward passes of a step's micro-batches; see several_losses."""
@@ -64,7 +63,7 @@ class StepContext:
         return [p for name in loss.optimizers for p in self.optimizers[name].parameters]
 
 
-def train_step(context: StepContext, batches: Iterable[Any]) -> StepResult:
+def train_step(context: StepContext, batches: Iterable[object]) -> StepResult:
     """Attempt one step: forward, backward, unscale, clip, step or skip, update the scale.
 
     The host only queues work here; nothing waits for the device. (The one exception is an unfused
@@ -85,7 +84,7 @@ def train_step(context: StepContext, batches: Iterable[Any]) -> StepResult:
     return result
 
 
-def train_step_of_one(context: StepContext, batches: Iterable[Any]) -> StepResult:
+def train_step_of_one(context: StepContext, batches: Iterable[object]) -> StepResult:
     """Attempt the step of the only optimizer, without the update of the scale."""
     training, ranks = context.training, context.ranks
     [(name, watched)] = context.optimizers.items()
@@ -168,7 +167,7 @@ def all_skipped(result: StepResult) -> bool:
 
 
 def retry_in_fp32(
-    context: StepContext, batches: Iterable[Any], step: int, device: torch.device
+    context: StepContext, batches: Iterable[object], step: int, device: torch.device
 ) -> Retry:
     """Attempt the same batches without autocast; return the event with the result.
 
@@ -203,7 +202,7 @@ def retry_in_fp32(
     )
 
 
-def make_autocast(config: RunConfig[Any], device: torch.device) -> torch.autocast:
+def make_autocast(config: RunConfig, device: torch.device) -> torch.autocast:
     """Return the autocast of this precision; bf16 for fp8.
 
     Disabled in fp32, and if shards are cast when they are gathered.
@@ -213,7 +212,7 @@ def make_autocast(config: RunConfig[Any], device: torch.device) -> torch.autocas
     return torch.autocast(device.type, dtype=dtype, enabled=casts)
 
 
-def make_scaler(config: RunConfig[Any], device: torch.device) -> GradScaler:
+def make_scaler(config: RunConfig, device: torch.device) -> GradScaler:
     """Return the scaler, enabled only in fp16: bf16 has the exponent range of fp32.
 
     The device is explicit: `GradScaler()` means cuda, and disables itself without one.

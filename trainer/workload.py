@@ -5,7 +5,6 @@ matrices. For unlisted devices no utilisation is reported.
 """
 
 import re
-from typing import Any
 
 import torch
 
@@ -32,7 +31,7 @@ PEAKS: dict[str, tuple[float, float | None, float | None, float]] = {
 }
 
 
-def workload(recipe: Recipe, config: RunConfig[Any], device: torch.device, devices: int) -> Event:
+def workload(recipe: Recipe, config: RunConfig, device: torch.device, devices: int) -> Event:
     """Return the workload event. devices: over all ranks."""
     training = config.training
     examples = training.batch_size * training.accumulation_steps * devices
@@ -48,7 +47,7 @@ def workload(recipe: Recipe, config: RunConfig[Any], device: torch.device, devic
     )
 
 
-def peak_flops(name: str, config: RunConfig[Any]) -> float | None:
+def peak_flops(name: str, config: RunConfig) -> float | None:
     """Return a device's peak operations per second, in the precision of its matrix products."""
     for pattern, (fp16, bf16, tf32, fp32) in PEAKS.items():
         if re.fullmatch(pattern, name):

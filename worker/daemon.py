@@ -12,7 +12,6 @@ import socket
 import threading
 import time
 from queue import Empty, SimpleQueue
-from typing import Any
 
 from msgspec.structs import replace
 from sqlalchemy.exc import DBAPIError
@@ -158,7 +157,7 @@ class Worker:
         with self.database.writing() as session:
             workers.stop(session, self.id)
 
-    def stop(self, *_signal: Any) -> None:
+    def stop(self, *_signal: object) -> None:
         """Request that the loop stop soon."""
         self.stopping.set()
         self.wakeups.put(set())

@@ -15,7 +15,6 @@ import socket
 import subprocess
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from halfstep.fork_server import Forked, ForkFailed, ForkServer, Request, current_umask
 from halfstep.process import read_start_ticks
@@ -35,7 +34,7 @@ class Handle:
     started_ticks: int  # clock ticks since the machine's boot
     boot_id: str
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the handle as JSON."""
         return asdict(self)
 

@@ -27,7 +27,7 @@ router = Router()
 
 ROWS_SHOWN = 50
 #: Initial values of the forms; channels: the selected ones, None for all enabled ones.
-RULE: dict[str, Any] = {
+RULE: dict[str, object] = {
     **{"scope": rules.MINE, "condition": "", "value": "", "metric": ""},
     **{"run_id": "", "project": "", "channels": None},
 }
@@ -38,7 +38,7 @@ CHANNEL = {"kind": channels.WEBHOOK, "name": "", "address": ""}
 class Entered:
     """State of the page's forms."""
 
-    rule: dict[str, Any] = field(default_factory=RULE.copy)
+    rule: dict[str, object] = field(default_factory=RULE.copy)
     channel: dict[str, Any] = field(default_factory=CHANNEL.copy)
     errors: dict[str, str] = field(default_factory=dict)
     secret: str = ""  # of a webhook that was just created

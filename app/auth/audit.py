@@ -85,13 +85,13 @@ async def _detail(request: Request, posted: Posted) -> str:
 Detail = Annotated[str, Depends(_detail)]
 
 
-def _in_words(values: Mapping[str, Any]) -> str:
+def _in_words(values: Mapping[str, object]) -> str:
     """Format fields as one line, cut at a limit."""
     words = ((name, _word(value)) for name, value in values.items())
     return ", ".join(f"{name} {word}" for name, word in words if word)[:DETAIL_CHARACTERS]
 
 
-def _word(value: Any) -> str:
+def _word(value: object) -> str:
     if isinstance(value, list):
         return " ".join(_word(item) for item in value if not isinstance(item, list))
     if not isinstance(value, str | int | float):

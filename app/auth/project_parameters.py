@@ -55,7 +55,7 @@ def errors_of(
     return {FIELD: f"{name[:100]!r} is not valid; allowed: {names}"}
 
 
-def _declare(dependency: Any, field: str) -> Any:
+def _declare(dependency: Any, field: str) -> object:
     dependency.__dict__["project_field"] = field
     return Depends(dependency)
 
@@ -69,7 +69,7 @@ def in_project(
     is_invalid: bool = False,
     is_created: bool = False,
     empty_is_none: bool = False,
-) -> Any:
+) -> object:
     """Declare a JSON body of this model whose field names a project; null names none.
 
     The route's parameter must be called `body`.  is_invalid: respond with 422 and the allowed
@@ -99,7 +99,7 @@ def query_project(
     default: str | None = None,
     description: str | None = None,
     is_required: bool = False,
-) -> Any:
+) -> object:
     """Declare a query parameter that names a project. default: None names no project."""
 
     def project_of_query(session: Db, _principal: SignedIn, name: Any = default) -> str | None:
@@ -122,7 +122,7 @@ ListedProject = Annotated[
 
 def form_project(
     permission: Permission, *, default: str | None = None, none: str | None = None
-) -> Any:
+) -> object:
     """Declare a field of a form that names a project.
 
     default: of a form without the field.  none: value that names no project, like a null default.

@@ -59,7 +59,7 @@ class Claims:
 class _Client(OAuth2Client):  # type: ignore[misc] # Authlib has no types
     """HTTP client for short responses."""
 
-    def request(self, method: str, url: str, **options: Any) -> Any:
+    def request(self, method: str, url: str, **options: object) -> object:
         response = super().request(method, url, **options)
         if len(response.content) > ANSWER_BYTES:
             raise ValueError(f"{url} answered {len(response.content):,} bytes")
@@ -128,7 +128,7 @@ class Provider:
             raise SsoFailed(f"The sign-in took more than {MINUTES} minutes. Start again.")
         return begun
 
-    def _claims_options(self, application: _Application) -> dict[str, dict[str, Any]]:
+    def _claims_options(self, application: _Application) -> dict[str, dict[str, object]]:
         """Return the values that claims of an identity token must have, besides Authlib's rules."""
         client_id = self._settings.oidc_client_id
         return {
@@ -138,7 +138,7 @@ class Provider:
             "sub": {"essential": True},
         }
 
-    def _claims(self, claims: dict[str, Any]) -> Claims:
+    def _claims(self, claims: dict[str, object]) -> Claims:
         name = next(
             (claims[key] for key in ("preferred_username", "email", "name") if claims.get(key)),
             claims["sub"],

@@ -107,7 +107,7 @@ def delete_check(check_id: RowId, session: Db, principal: SignedIn) -> None:
     check_reports.delete(session, report)
 
 
-def _row(report: CheckReport, author: str) -> dict[str, Any]:
+def _row(report: CheckReport, author: str) -> dict[str, object]:
     names = CheckRow.model_fields.keys() - {"author"}
     return {name: getattr(report, name) for name in names} | {"author": author}
 

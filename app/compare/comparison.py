@@ -149,7 +149,7 @@ class Comparison:
         return run_colors.places(self.ids)
 
     @property
-    def differences(self) -> list[tuple[str, list[Any]]]:
+    def differences(self) -> list[tuple[str, list[object]]]:
         """Settings that differ; None for a run without the setting."""
         return [
             (path, [None if value is MISSING else value for value in values])
@@ -157,7 +157,7 @@ class Comparison:
         ]
 
     @property
-    def _differing(self) -> list[tuple[str, list[Any]]]:
+    def _differing(self) -> list[tuple[str, list[object]]]:
         return differences(self.settings)
 
     @property
@@ -166,7 +166,7 @@ class Comparison:
         return [path for path, values in self._differing if _has_several(values)]
 
     @property
-    def _distinguishing(self) -> list[tuple[str, list[Any]]]:
+    def _distinguishing(self) -> list[tuple[str, list[object]]]:
         """Settings that differ, without the scaler's switch if it follows from the precision."""
         differing = self._differing
         values = dict(differing)
@@ -271,7 +271,7 @@ def queue_variants(
     session: Session,
     user: User,
     source: Run,
-    changes: Sequence[tuple[str, Mapping[str, Any]]],
+    changes: Sequence[tuple[str, Mapping[str, object]]],
     seeds: int,
     config: JsonObject,
 ) -> list[Run]:
@@ -294,7 +294,7 @@ def _queue_variant(
     source: Run,
     config: JsonObject,
     label: str,
-    changes: Mapping[str, Any],
+    changes: Mapping[str, object],
     seed: int | None,
 ) -> Run:
     config, ending = deepcopy(config), f" {label}"[:NAME_OF_VARIANT]
@@ -465,13 +465,13 @@ def _compare(
     )
 
 
-def differences(settings: Sequence[tuple[str, list[Any]]]) -> list[tuple[str, list[Any]]]:
+def differences(settings: Sequence[tuple[str, list[object]]]) -> list[tuple[str, list[object]]]:
     """Return settings that differ; those that only some runs have, with one value, come last."""
     differing = [row for row in settings if len(set(map(repr, row[1]))) > 1]
     return sorted(differing, key=lambda row: not _has_several(row[1]))
 
 
-def _has_several(values: list[Any]) -> bool:
+def _has_several(values: list[object]) -> bool:
     """Return whether runs that have a setting have different values of it."""
     return len({repr(value) for value in values if value is not MISSING}) > 1
 
@@ -545,14 +545,14 @@ def _least_skipped(summaries: list[RunSummary]) -> frozenset[int]:
     return best if all(summaries[place].is_scaled for place in best) else frozenset()
 
 
-def settings_of(some_runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
+def settings_of(some_runs: Sequence[Run]) -> list[tuple[str, list[object]]]:
     """Return all settings by path, each with the value of every run, or MISSING."""
     flat = [_flat(run) for run in some_runs]
     paths = dict.fromkeys(path for config in flat for path in config)
     return [(path, [config.get(path, MISSING) for config in flat]) for path in paths]
 
 
-def _flat(run: Run) -> dict[str, Any]:
+def _flat(run: Run) -> dict[str, object]:
     flat: dict[str, Any] = {"recipe": run.recipe} if run.recipe else {}
     if run.command:
         command = read_command(run.command)

@@ -402,7 +402,7 @@ def _group(session: Session, group_id: int, settings: Settings) -> Comparison:
     return Comparison(id=group_id, left_out=compared.left_out, **_fields(compared))
 
 
-def _fields(compared: comparison.Comparison) -> dict[str, Any]:
+def _fields(compared: comparison.Comparison) -> dict[str, object]:
     return {
         "runs": [
             ComparedRun.model_validate(column, from_attributes=True) for column in compared.columns

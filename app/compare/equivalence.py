@@ -102,7 +102,7 @@ def compare_pairs(
     return PairedTest(decision, pairs, "", difference, deviation, wide, narrow, further)
 
 
-def half_width(deviation: Any, pairs: int, confidence: float) -> Any:
+def half_width(deviation: object, pairs: int, confidence: float) -> Any:
     """Return half the width of the t-interval of the mean of `pairs` differences."""
     from scipy import special  # deferred: takes half a second and 27 MB
 

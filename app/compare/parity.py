@@ -138,7 +138,7 @@ def direction(difference: float, is_low: bool | None) -> Conclusion:
     return "better" if is_low == (difference < 0) else "worse"
 
 
-def shares_seeds(settings: Sequence[tuple[str, list[Any]]]) -> bool:
+def shares_seeds(settings: Sequence[tuple[str, list[object]]]) -> bool:
     """Return whether two or more seeds are each used by several runs, and another setting differs.
 
     settings: of runs, as a comparison has them.
@@ -151,7 +151,7 @@ def shares_seeds(settings: Sequence[tuple[str, list[Any]]]) -> bool:
     return differ and sum(count > 1 for count in counts.values()) > 1
 
 
-def group_settings(settings: Sequence[tuple[str, list[Any]]]) -> list[str]:
+def group_settings(settings: Sequence[tuple[str, list[object]]]) -> list[str]:
     """Return the settings that groups of runs can differ in. settings: as in `shares_seeds`."""
     seed = _seed_setting(dict(settings))
     return _choices(path for path, _ in differences(settings) if path != seed)
@@ -265,7 +265,7 @@ def _group_name(values: _Settings, setting: str, run_id: int) -> str:
     return groups.full_name(config)
 
 
-def _differs(row: Mapping[int, Any]) -> bool:
+def _differs(row: Mapping[int, object]) -> bool:
     return len({repr(value) for value in row.values()}) > 1
 
 

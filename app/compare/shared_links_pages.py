@@ -1,7 +1,6 @@
 """Forms to create and revoke read-only links, on the pages of runs, comparisons and reports."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from fastapi.responses import HTMLResponse, RedirectResponse
 from sqlalchemy.orm import Session
@@ -79,7 +78,7 @@ def revoke_link(
 
 def sharing_panel(
     session: Session, principal: Principal, some_runs: Sequence[Run | RunSummary]
-) -> dict[str, Any] | None:
+) -> dict[str, object] | None:
     """Return the values of the sharing panel; None if the user may not share these runs."""
     may = principal.grants.may
     if not some_runs or not all(may(Permission.SHARE_RUN, run.project) for run in some_runs):
@@ -89,14 +88,14 @@ def sharing_panel(
 
 def report_sharing_panel(
     session: Session, principal: Principal, report: Report
-) -> dict[str, Any] | None:
+) -> dict[str, object] | None:
     """Return the values of a report's sharing panel; None if the user may not share it."""
     if not principal.grants.may(Permission.SHARE_RUN, report.project):
         return None
     return _report_sharing(session, report.id)
 
 
-def _report_sharing(session: Session, report_id: int) -> dict[str, Any]:
+def _report_sharing(session: Session, report_id: int) -> dict[str, object]:
     links = shared_links.of_report(session, report_id, limit=SHOWN)
     return {
         "runs": "",
@@ -107,7 +106,7 @@ def _report_sharing(session: Session, report_id: int) -> dict[str, Any]:
     }
 
 
-def _sharing(session: Session, run_ids: list[int]) -> dict[str, Any]:
+def _sharing(session: Session, run_ids: list[int]) -> dict[str, object]:
     links = shared_links.of_runs(session, run_ids, limit=SHOWN)
     return {
         "runs": ",".join(map(str, run_ids)),

@@ -294,7 +294,7 @@ def _report(session: Session, settings: Settings, shown: Shown, report: Report) 
     return {"report": report, "drawn": drawn}
 
 
-def _run(session: Session, settings: Settings, run_id: int, chosen: Choice) -> dict[str, Any]:
+def _run(session: Session, settings: Settings, run_id: int, chosen: Choice) -> dict[str, object]:
     run, owner = runs.get_with_owner(session, run_id)
     last = runs.last_change(session, run_id)
     moment = clock.current(session)

@@ -6,7 +6,7 @@ browser could also read as another type.
 
 import hashlib
 from io import BytesIO
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from PIL import Image, ImageOps
 from PIL.ImageSequence import Iterator as Frames
@@ -28,7 +28,7 @@ MEDIA_TYPES = {name: f"image/{name.lower()}" for name in ENDINGS}
 ALLOWED = "allowed: an image in PNG, JPEG, GIF or WebP"
 #: Modes that are kept in a PNG of one frame: of few colours, or of 16 bits.
 PNG_MODES = ("1", "L", "LA", "P", "I;16", "RGB", "RGBA")
-OPTIONS: dict[str, dict[str, Any]] = {
+OPTIONS: dict[str, dict[str, object]] = {
     "PNG": {},
     "JPEG": {"quality": 90},
     "GIF": {"disposal": 2},

@@ -85,7 +85,7 @@ def take_spool(
 
 
 def _record_individually(
-    database: Database, position: SpoolPosition, items: Sequence[Any], offset: int
+    database: Database, position: SpoolPosition, items: Sequence[object], offset: int
 ) -> None:
     """Record items one by one; the run's log names those that cannot be recorded."""
     problems = [item.problem for item in items if isinstance(item, Unrecordable)]

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import obstore
 from starlette.exceptions import HTTPException
@@ -128,7 +128,7 @@ def largest_bytes(settings: Settings) -> int:
     return int(settings.upload_gib * 2**30)
 
 
-def lost(settings: Settings, config: Mapping[str, Any]) -> dict[str, str]:
+def lost(settings: Settings, config: Mapping[str, object]) -> dict[str, str]:
     """Return an error at its field if the upload of a configuration no longer exists.
 
     Called before a transaction, since a bucket may be slow. An unreachable bucket is no error: the

@@ -125,7 +125,7 @@ class _Renderer(BaseRenderer):
             tokens[idx].attrs = {}
         return self.renderToken(tokens, idx, options, env)
 
-    def image(self, *_: Any) -> str:
+    def image(self, *_: object) -> str:
         return ""  # images are only for the README
 
 

@@ -85,7 +85,7 @@ def setting_name(path: str) -> str:
     return f"{group.rpartition('.')[2]}.{name}" if group and name in UNSPECIFIC else name
 
 
-def sparkline(values: list[Any], width: int = 96, height: int = 24) -> Markup:
+def sparkline(values: list[object], width: int = 96, height: int = 24) -> Markup:
     """Draw a small line of the loss; non-finite values are gaps."""
     numbers = [v if isinstance(v, int | float) else None for v in values]
     finite = [v for v in numbers if v is not None]

@@ -107,7 +107,7 @@ class _Renderer(BaseRenderer):
 
     heading_close = heading_open
 
-    def fence(self, tokens: Tokens, idx: int, options: Any, env: Env) -> str:
+    def fence(self, tokens: Tokens, idx: int, options: object, env: Env) -> str:
         kind = tokens[idx].info.strip()
         if kind in BLOCKS and "draw" in env:
             drawn: str = env["draw"](Block(kind, tokens[idx].content))
@@ -131,12 +131,12 @@ class _Renderer(BaseRenderer):
             address, text
         )
 
-    def task(self, tokens: Tokens, idx: int, options: Any, env: Env) -> str:
+    def task(self, tokens: Tokens, idx: int, options: object, env: Env) -> str:
         is_done = tokens[idx].meta["is_done"]
         state = ' aria-label="Done" checked' if is_done else ' aria-label="To do"'
         return f'<input type="checkbox" disabled{state}> '
 
-    def chart(self, tokens: Tokens, idx: int, options: Any, env: Env) -> str:
+    def chart(self, tokens: Tokens, idx: int, options: object, env: Env) -> str:
         chart: Chart = tokens[idx].meta["chart"]
         shared: SharedReport | None = env.get("shared")
         if shared is not None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from halfstep.number_formats import number
 
@@ -36,7 +35,7 @@ class Mark:
 
 
 def values_of(
-    x: Sequence[int], y: Sequence[Any], buckets: Iterable[int]
+    x: Sequence[int], y: Sequence[object], buckets: Iterable[int]
 ) -> list[tuple[int, str | None]]:
     """Return step and value of what is not finite.
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import quote
 
 from fastapi import Depends, Request
@@ -78,7 +78,7 @@ class PageContext:
         *,
         errors: Mapping[str, str] | None = None,
         status_code: int = 200,
-        **values: Any,
+        **values: object,
     ) -> HTMLResponse:
         """Render a whole page. errors: of its form, by field; the status is then 422."""
         code, values["errors"] = (422 if errors else status_code), errors or {}
@@ -112,7 +112,7 @@ def page(
     *,
     principal: Principal | None = None,
     status_code: int = 200,
-    **values: Any,
+    **values: object,
 ) -> HTMLResponse:
     """Render a whole page."""
     if status_code >= 400:
@@ -140,6 +140,6 @@ def _theme(request: Request) -> str:
     return chosen if chosen in {"light", "dark"} else ""
 
 
-def fragment(template: str, **values: Any) -> str:
+def fragment(template: str, **values: object) -> str:
     """Render a piece of a page."""
     return _environment.get_template(template).render(**values)

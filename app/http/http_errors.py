@@ -144,7 +144,7 @@ def _on_halfstep_error(request: Request, error: Exception) -> Response:
         return _without_database(request, error)
     fields = error.errors if isinstance(error, errors.Invalid) else None
     status = STATUS_CODES.get(type(error), 500)
-    details: dict[str, Any] = {}
+    details: dict[str, object] = {}
     if isinstance(error, BadFilter):
         details = {"words": [mistake.number for mistake in error.mistakes]}
     if isinstance(error, errors.OffsetMismatch):
@@ -223,7 +223,7 @@ def _answer(
     message: str,
     code: str,
     fields: dict[str, str] | None = None,
-    details: Mapping[str, Any] = MappingProxyType({}),
+    details: Mapping[str, object] = MappingProxyType({}),
     links: Mapping[str, str] = MappingProxyType({}),
 ) -> Response:
     """Return a problem or an error page.

@@ -41,7 +41,7 @@ def flaw(text: str) -> str | None:
     return None
 
 
-def flaws(value: Any, path: str = "") -> dict[str, str]:
+def flaws(value: object, path: str = "") -> dict[str, str]:
     """Return the texts in a JSON value that cannot be stored, by path."""
     result = {}
     if isinstance(value, str) and (wrong := flaw(value)):
@@ -56,7 +56,7 @@ def flaws(value: Any, path: str = "") -> dict[str, str]:
     return result
 
 
-def nonfinite(value: Any, path: str = "") -> dict[str, str]:
+def nonfinite(value: object, path: str = "") -> dict[str, str]:
     """Return the numbers in a JSON value that JSON cannot express, by path."""
     if isinstance(value, dict | list):
         items = value.items() if isinstance(value, dict) else enumerate(value)
@@ -66,7 +66,7 @@ def nonfinite(value: Any, path: str = "") -> dict[str, str]:
     return {path: f"{value} is not valid; allowed: finite numbers"} if is_wrong else {}
 
 
-def find_outsized(value: Any, path: str = "config", depth: int = 0) -> dict[str, str]:
+def find_outsized(value: object, path: str = "config", depth: int = 0) -> dict[str, str]:
     """Return the values that are too large, too long or too deep, by path."""
     if depth > DEPTH:
         return {path: f"it is nested; allowed: at most {DEPTH} objects or lists within each other"}
@@ -76,7 +76,7 @@ def find_outsized(value: Any, path: str = "config", depth: int = 0) -> dict[str,
     if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
         bounds = f"from {-LARGEST_INTEGER} to {LARGEST_INTEGER}"
         return {path: f"{str(value)[:100]} is not valid; allowed: a whole number {bounds}"}
-    inner: Iterable[tuple[Any, Any]] = ()
+    inner: Iterable[tuple[Any, object]] = ()
     if isinstance(value, dict):
         inner = value.items()
     elif isinstance(value, list):

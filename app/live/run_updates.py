@@ -72,7 +72,7 @@ class SkippedStep:
 
     skip: ScalerEvent
     replay: dict[str, Any] | None  # event of the spool
-    retry: dict[str, Any] | None  # event of the spool
+    retry: dict[str, object] | None  # event of the spool
     is_replaying: bool = False  # a replay is requested and not made yet
     calibrated_scale: float | None = None  # of a skip of the calibration: the scale that it found
 
@@ -99,7 +99,7 @@ class SkippedStep:
         return bool(defect and "smaller_scale" in defect.get("helps", ()))
 
     @property
-    def culprits(self) -> list[dict[str, Any]]:
+    def culprits(self) -> list[dict[str, object]]:
         """The parameters that overflowed, with counts of the step or of its exact replay."""
         replayed = self.replay.get("culprits", []) if self.replay and self.replay["exact"] else []
         counted = [row for row in replayed if row["optimizer"] == self.skip.optimizer]
@@ -397,7 +397,7 @@ def list_skipped_steps(
     ]
 
 
-def _dump(model: Any, rows: list[Any]) -> list[JsonObject]:
+def _dump(model: Any, rows: Sequence[object]) -> list[JsonObject]:
     return [model.model_validate(row).model_dump(mode="json") for row in rows]
 
 

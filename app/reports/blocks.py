@@ -47,7 +47,7 @@ class Panel:
     errors: dict[str, str] = field(default_factory=dict)  # by key; such a panel is not drawn
 
     @property
-    def shown(self) -> dict[str, Any]:
+    def shown(self) -> dict[str, object]:
         """The panel's contents, as stored in `Report.panels`."""
         axes = [self.x.removeprefix("metric:")] if self.x.startswith("metric:") else []
         return {"kind": self.kind, "runs": self.run_ids, "metrics": self.metrics, "axes": axes}
@@ -110,7 +110,7 @@ def read(kind: str, values: Mapping[str, str], errors: dict[str, str] | None = N
     """Return the panel of these values by key; what is wrong is in its errors."""
     errors = dict(errors or {})
 
-    def parse_field(key: str, parser: Callable[[str], Any], usual: Any) -> Any:
+    def parse_field(key: str, parser: Callable[[str], object], usual: object) -> Any:
         try:
             return parser(values[key]) if values.get(key) else usual
         except Invalid as error:

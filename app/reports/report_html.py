@@ -139,7 +139,7 @@ def _rows(panel: Panel, shown: Sequence[Run], base: str) -> list[dict[str, str]]
     ]
 
 
-def _lines(shown: Sequence[Run]) -> dict[str, Any]:
+def _lines(shown: Sequence[Run]) -> dict[str, object]:
     """Return place of the line, and whether there is a loss scale, by run id."""
     return {
         "places": run_colors.places(run.id for run in shown),

@@ -171,12 +171,12 @@ def list_address(**parts: object) -> str:
 
 def values(
     session: Session, run_ids: Collection[int], columns: Sequence[Column]
-) -> dict[int, dict[str, Any]]:
+) -> dict[int, dict[str, object]]:
     """Return the values of runs in columns that summaries do not have."""
     rows: dict[int, dict[str, Any]] = {run_id: {} for run_id in run_ids}
     for column in columns:
         if column.name == "device":
-            column_values: dict[int, Any] = dict(groups.devices(session, run_ids))
+            column_values: dict[int, object] = dict(groups.devices(session, run_ids))
         elif column.is_own:
             column_values = dict(values_of(session, list(run_ids), column.name))
         else:

@@ -2,7 +2,6 @@
 
 import re
 from copy import deepcopy
-from typing import Any
 
 from sqlalchemy.orm import Session
 
@@ -13,6 +12,7 @@ from db.files import checkpoints
 from db.queue.idempotency import hash_of_request, made_by
 from db.runs import runs
 from db.tables import Run, Status, User
+from halfstep.telemetry.plain_json import JsonObject
 
 #: Statuses of runs that ended before their last step; a paused run is resumed instead.
 CUT_SHORT = (Status.CANCELLED, Status.FAILED)
@@ -66,7 +66,7 @@ def _check_is_first(session: Session, run: Run, step: int) -> None:
             )
 
 
-def _config(run: Run) -> dict[str, Any]:
+def _config(run: Run) -> JsonObject:
     config = deepcopy(run.config)
     config.pop("weights", None)  # a checkpoint has its own
     return config

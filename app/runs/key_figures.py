@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Self
 
-from sqlalchemy import Integer, bindparam, case, func, select
+from sqlalchemy import Integer, Select, bindparam, case, func, select
 from sqlalchemy.orm import Session
 
 from db.health.scaling_health import scaling_health
@@ -161,6 +161,6 @@ def _scale_note(session: Session, run: Run) -> str:
 
 
 @cache
-def _last_event_query() -> Any:
+def _last_event_query() -> Select[int]:
     query = select(func.max(ScalerEvent.step))
     return query.where(ScalerEvent.run_id == bindparam("run_id"))

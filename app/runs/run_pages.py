@@ -1,7 +1,6 @@
 """Page of a run."""
 
 import shlex
-from typing import Any
 
 from fastapi import Request
 from fastapi.responses import HTMLResponse, RedirectResponse
@@ -214,7 +213,7 @@ def _has_ended_unwell(run: RunSummary, finding: AdvisedFinding) -> bool:
     return is_sick or is_explained or run.outcome in ("no_updates", "diverged")
 
 
-def _command(run: Run) -> dict[str, Any] | None:
+def _command(run: Run) -> dict[str, object] | None:
     """Return the facts of a command for the page; secrets by name only."""
     if run.command is None:
         return None

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Self
+from typing import Self
 
 from markupsafe import Markup
 from sqlalchemy.orm import Session
@@ -223,7 +223,7 @@ def _log_ticks(low: float, high: float) -> list[float]:
     return [n * step for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-def _finite(value: Any) -> float | None:
+def _finite(value: object) -> float | None:
     return value if isinstance(value, int | float) else None
 
 

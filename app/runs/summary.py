@@ -237,7 +237,7 @@ _COLUMNS = [
 _columns_of = attrgetter(*_COLUMNS)
 
 
-def _waiting(run: Run, queue: Queue | None, settings: Settings) -> dict[str, Any]:
+def _waiting(run: Run, queue: Queue | None, settings: Settings) -> dict[str, object]:
     if run.status != Status.QUEUED or queue is None:
         return {"waiting": None, "waiting_for": [], "ahead": None}
     reason = pending_reasons.reason(run, queue, **settings.per_user)

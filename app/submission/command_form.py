@@ -54,7 +54,7 @@ class CommandForm:
     patch: str = ""  # in base64, which keeps each byte of it in a browser
 
 
-def form_of(command: Mapping[str, Any], config: Mapping[str, Any]) -> CommandForm:
+def form_of(command: Mapping[str, Any], config: Mapping[str, object]) -> CommandForm:
     """Return the form of an existing command."""
     rows = []
     for name, rules in command["parameters"].items():
@@ -85,7 +85,7 @@ def read_form(posted: FormData, errors: Mapping[str, str]) -> CommandForm:
     return CommandForm(texts, variables, secrets, tuple(rows), patch)
 
 
-def parse_submission(form: CommandForm) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
+def parse_submission(form: CommandForm) -> tuple[dict[str, Any], dict[str, object], dict[str, str]]:
     """Return the command, its configuration, and parse errors by path."""
     errors, variables = {}, {}
     for line in filter(None, map(str.strip, form.variables.splitlines())):
@@ -111,7 +111,7 @@ def parse_submission(form: CommandForm) -> tuple[dict[str, Any], dict[str, Any],
 
 def parse_search(
     form: CommandForm,
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, str]]:
+) -> tuple[dict[str, object], dict[str, object], dict[str, Any], dict[str, str]]:
     """Return a sweep's command, common configuration, search space, and parse errors."""
     command, config, errors = parse_submission(form)
     space = {
@@ -125,8 +125,8 @@ def parse_search(
     return command, config, space, errors
 
 
-def _parameter(row: Row) -> dict[str, Any]:
-    stated: dict[str, Any] = {"type": "string" if row.kind == "choice" else row.kind}
+def _parameter(row: Row) -> dict[str, object]:
+    stated: dict[str, object] = {"type": "string" if row.kind == "choice" else row.kind}
     if row.kind == "choice":
         stated["enum"] = [text.strip() for text in row.choices.split(",") if text.strip()]
     if row.kind in ("number", "integer"):
@@ -135,7 +135,7 @@ def _parameter(row: Row) -> dict[str, Any]:
     return stated
 
 
-def _value(row: Row) -> Any:
+def _value(row: Row) -> object:
     if row.kind == "boolean":
         return {"true": True, "false": False}.get(row.value.lower(), row.value)
     if row.kind in ("number", "integer"):

@@ -94,7 +94,7 @@ def default_name(line: str) -> str:
 
 def check(
     session: Session, command: Command, config: JsonObject, devices: int
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
+) -> tuple[dict[str, Any], dict[str, object], dict[str, str]]:
     """Return the command to store, all parameter values, and errors by path."""
     stored = command.model_dump(exclude={"parameters"}) | {"parameters": {}}
     submitted = {"command": command.model_dump(exclude={"patch"}), "config": config}
@@ -209,7 +209,7 @@ def _environment_mistakes(session: Session, command: Command) -> dict[str, str]:
     return errors
 
 
-def _infer(value: Any) -> Parameter:
+def _infer(value: object) -> Parameter:
     if isinstance(value, bool):
         return Parameter(type="boolean")
     return Parameter(type="number" if isinstance(value, int | float) else "string")

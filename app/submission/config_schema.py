@@ -137,7 +137,7 @@ def get(config: JsonObject, path: str, default: Any = None) -> Any:
     return value
 
 
-def put(config: JsonObject, path: str, value: Any) -> None:
+def put(config: JsonObject, path: str, value: object) -> None:
     """Set the value at a path."""
     *groups, name = path.split(".")
     for group in groups:
@@ -147,7 +147,7 @@ def put(config: JsonObject, path: str, value: Any) -> None:
 
 def flat(config: JsonObject, prefix: str = "") -> list[tuple[str, Any]]:
     """Return each field's path and value."""
-    pairs: list[tuple[str, Any]] = []
+    pairs: list[tuple[str, object]] = []
     for name, value in config.items():
         if isinstance(value, dict):
             pairs += flat(value, f"{prefix}{name}.")
@@ -156,7 +156,7 @@ def flat(config: JsonObject, prefix: str = "") -> list[tuple[str, Any]]:
     return pairs
 
 
-def with_defaults(schema: Schema, config: JsonObject) -> dict[str, Any]:
+def with_defaults(schema: Schema, config: JsonObject) -> JsonObject:
     """Fill in defaults, null for "off" or an empty text where these are no values, and 2^16.
 
     Unknown fields stay, and are rejected by validation.
@@ -201,7 +201,7 @@ def mistakes(schema: Schema, config: JsonObject) -> dict[str, str]:
     return errors
 
 
-def parse(schema: Schema, value: Any) -> Any:
+def parse(schema: Schema, value: object) -> Any:
     """Return a valid value in the schema's type: 2.0 is 2 where integers are expected."""
     options = schema.get("anyOf", (schema,))
     kinds = {option.get("type"): option for option in options}
@@ -226,7 +226,7 @@ def beyond(schema: Schema, config: JsonObject, paths: Collection[str]) -> dict[s
     }
 
 
-def violation(field: Property, value: Any) -> str:
+def violation(field: Property, value: object) -> str:
     """Return the error message for a value, which is shown with the path or title of its field."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         value = int(value)  # as it was typed: -1, not -1.0

@@ -151,7 +151,7 @@ def _input(prop: Property, config: JsonObject, errors: dict[str, str]) -> Input:
     return Input(prop, kind, input_text(value), errors.get(prop.path, ""), value != prop.default)
 
 
-def input_text(value: Any) -> str:
+def input_text(value: object) -> str:
     """Return a value as input text: integers without a point, lists with commas."""
     if value is None:
         return ""
@@ -191,7 +191,7 @@ def carry_over(
     return accepted, rejected
 
 
-def parse(prop: Property, text: str) -> Any:
+def parse(prop: Property, text: str) -> object:
     """Return text in a setting's type, or unchanged if it cannot be parsed."""
     kind = prop.rules.get("type")
     if kind == "boolean":

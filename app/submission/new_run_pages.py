@@ -135,7 +135,7 @@ def _preset(context: Context, preset_id: int) -> HTMLResponse:
     return form(context, row.recipe, deepcopy(row.config), values)
 
 
-def _change(text: str) -> tuple[str, Any]:
+def _change(text: str) -> tuple[str, object]:
     """Parse path=value. Raises Invalid."""
     path, equals, value = text.partition("=")
     try:
@@ -236,7 +236,7 @@ def _name(session: Session, recipe: str) -> str:
 
 
 def _measure(
-    session: Session, recipe: dict[str, Any], config: dict[str, Any], values: dict[str, str]
+    session: Session, recipe: dict[str, Any], config: dict[str, object], values: dict[str, str]
 ) -> dict[str, Measured]:
     """Return what runs of the form's sizes have measured, by precision."""
     whole = config_schema.with_defaults(recipe["schema"], config)

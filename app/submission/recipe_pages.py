@@ -20,7 +20,7 @@ from db.tables import Worker
 router = Router()
 
 #: Defaults of optional fields of a recipe.
-DEFAULTS: dict[str, Any] = {"file": "", "package": "", "place": "", "check": None}
+DEFAULTS: dict[str, object] = {"file": "", "package": "", "place": "", "check": None}
 
 
 @dataclass

@@ -40,7 +40,7 @@ LENGTHS = {name: run_metadata.LENGTHS[name] for name in ("name", "tags")}
 LENGTHS["project"] = projects.NAME_CHARACTERS
 
 
-def _declare_bounded(name: str, default: Any, description: str) -> Any:
+def _declare_bounded(name: str, default: object, description: str) -> Any:
     """Declare a bounded field; `check` validates it, with our error message."""
     bounds: dict[str, Any] = {}
     if name in LIMITS:
@@ -93,7 +93,7 @@ def submit(
     submission: Submission,
     *,
     idempotency_key: str | None = None,
-    request: Mapping[str, Any] | None = None,
+    request: Mapping[str, object] | None = None,
     known: Mapping[str, str] = MappingProxyType({}),
 ) -> Run:
     """Validate and queue a run, or return the run of the same idempotency key.
@@ -122,7 +122,7 @@ def submit(
     projects.lock_shared(session, project)
     quotas.check_submission(session, user, project)
     name = clean(submission.name)
-    options: dict[str, Any] = {
+    options: dict[str, object] = {
         "config": checked.config,
         "tags": ", ".join(filter(None, map(clean, submission.tags.split(",")))),
         "project": project,
@@ -387,7 +387,7 @@ def _without(config: JsonObject, paths: Collection[str]) -> JsonObject:
     copy = deepcopy(config)
     for path in paths:
         *groups, name = path.split(".")
-        above: Any = copy
+        above: object = copy
         for group in groups:
             above = above.get(group) if isinstance(above, dict) else None
         if isinstance(above, dict):

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from fastapi.responses import HTMLResponse, RedirectResponse
 
@@ -68,7 +67,7 @@ def _read(text: str) -> tuple[JsonObject, SpaceGiven]:
     return config, space
 
 
-def _parse_json(name: str, text: str) -> Any:
+def _parse_json(name: str, text: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

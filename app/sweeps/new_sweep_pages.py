@@ -204,7 +204,7 @@ def _explain(
     }
 
 
-def plan(values: Mapping[str, str]) -> dict[str, Any]:
+def plan(values: Mapping[str, str]) -> dict[str, object]:
     """Parse the fields that every sweep has. Raises Invalid for invalid numbers."""
     fields: dict[str, Any] = dict(values)
     errors = {}
@@ -227,7 +227,7 @@ def plan(values: Mapping[str, str]) -> dict[str, Any]:
     return fields | {"pruner": chosen if pruner else None}
 
 
-def _value(field: Property, text: str) -> Any:
+def _value(field: Property, text: str) -> object:
     if field.rules.get("type") == "boolean" and not text:
         return text  # no box is checked, which the schema rejects
     return None if text == "off" and field.is_nullable else forms.parse(field, text)

@@ -111,10 +111,10 @@ def read(schema: Schema, given: JsonObject, kind: str) -> tuple[Space, dict[str,
 
 
 def _with_condition(
-    fields: dict[str, Property], path: str, search: Any, given: JsonObject
+    fields: dict[str, Property], path: str, search: object, given: JsonObject
 ) -> JsonObject:
     """Return an entry of a space with its condition. Raises Unreadable."""
-    when: Any = None
+    when: object = None
     if isinstance(search, str) and (match := _WHEN.match(search.strip())):
         search, when = match[1], {match[2]: match[3]}
     elif isinstance(search, dict):
@@ -160,7 +160,7 @@ def is_active(search: JsonObject, point: JsonObject) -> bool:
     return all(name in point and point[name] in values for name, values in when.items())
 
 
-def guess(given: Any) -> Schema:
+def guess(given: object) -> Schema:
     """Return the type of an undeclared setting, inferred from its search values."""
     if isinstance(given, dict) and "distribution" in given:
         return {"type": _drawn_type(given["distribution"], given.get("step"))}
@@ -183,7 +183,7 @@ def _drawn_type(distribution: str, step: object) -> str:
     return "integer" if distribution == INTEGERS or type(step) is int else "number"
 
 
-def _type_of(values: list[Any]) -> str:
+def _type_of(values: list[object]) -> str:
     kinds = {type(value) for value in values}
     for name, allowed in (("boolean", {bool}), ("integer", {int}), ("number", {int, float})):
         if kinds and kinds <= allowed:
@@ -222,11 +222,11 @@ def _unconditional(search: JsonObject) -> str:
     return text + (f" step {_word(search['step'])}" if "step" in search else "")
 
 
-def _word(value: Any) -> str:
+def _word(value: object) -> str:
     return "off" if value is None else forms.input_text(value)
 
 
-def _search(field: Property, given: Any) -> JsonObject:
+def _search(field: Property, given: object) -> JsonObject:
     if isinstance(given, str):
         if not is_searchable(field):
             text = f"{given[:100]} is not valid; allowed: a list of values as JSON"
@@ -247,7 +247,7 @@ def _search(field: Property, given: Any) -> JsonObject:
     raise Unreadable(f"{str(given)[:100]} is not valid; allowed: {NOTATION}")
 
 
-def _weigh(values: list[Any], given: Any) -> JsonObject:
+def _weigh(values: list[object], given: Any) -> JsonObject:
     """Return values with their probabilities, which are divided by their sum."""
     is_list = isinstance(given, list) and len(given) == len(values)
     if (
@@ -259,7 +259,7 @@ def _weigh(values: list[Any], given: Any) -> JsonObject:
     return {"values": values, "probabilities": [weight / sum(given) for weight in given]}
 
 
-def _is_finite(value: Any) -> bool:
+def _is_finite(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -279,7 +279,7 @@ def _of_text(field: Property, text: str) -> JsonObject:
     return {"values": _check(field, values)}
 
 
-def _value(field: Property, text: str) -> Any:
+def _value(field: Property, text: str) -> object:
     text = text.strip()
     if text == "off" and field.is_nullable:
         return None
@@ -306,7 +306,7 @@ def _steps(field: Property, text: str, first: str, last: str, step: str | None) 
     return [int(value) if value == value.to_integral() else float(value) for value in values]
 
 
-def _check(field: Property, values: list[Any]) -> list[Any]:
+def _check(field: Property, values: list[object]) -> list[object]:
     if not 1 <= len(values) <= MOST_VALUES:
         text = f"it has {len(values):,} values"
         raise Unreadable(f"{text}; allowed: 1 to {MOST_VALUES:,}")
@@ -353,7 +353,7 @@ def _distribution(field: Property, name: Any, low: Any, high: Any, step: Any = N
     return {"distribution": name, "low": low, "high": high} | more
 
 
-def _parse_allowed(field: Property, value: Any) -> Any:
+def _parse_allowed(field: Property, value: object) -> object:
     """Return a value in the schema's type. Raises Unreadable."""
     is_finite = not isinstance(value, float) or math.isfinite(value)
     is_storable = not find_outsized(value) and not flaws(value)

@@ -514,7 +514,7 @@ def _continue(session: Session, sweep: Sweep) -> None:
             sweeps.add(session, sweep, run, point)
 
 
-def next_point(session: Session, sweep: Sweep) -> dict[str, Any]:
+def next_point(session: Session, sweep: Sweep) -> dict[str, object]:
     """Return the point of a sweep's next trial."""
     if sweep.kind == GRID:
         tried = sweeps.params(session, sweep.id)

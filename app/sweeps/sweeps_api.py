@@ -1,7 +1,7 @@
 """Routes of sweeps: submit, show, pause, resume, extend and cancel."""
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Depends, Header, Query
 from fastapi.sse import EventSourceResponse, ServerSentEvent
@@ -318,7 +318,7 @@ def _source(sweep: Sweep) -> str:
 _COLUMNS = SweepSummary.model_fields.keys() & (set(Sweep.__table__.columns.keys()) - {"space"})
 
 
-def _summary_fields(sweep: Sweep, owner: str, tally: Tally) -> dict[str, Any]:
+def _summary_fields(sweep: Sweep, owner: str, tally: Tally) -> dict[str, object]:
     return {
         **{name: getattr(sweep, name) for name in _COLUMNS},
         "status": sweeps.status(sweep, tally),

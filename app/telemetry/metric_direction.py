@@ -2,8 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 #: Words in names of metrics for which lower or higher is better.
 _LOW = """
@@ -18,7 +17,7 @@ LOW, HIGH = frozenset(_LOW.split()), frozenset(_HIGH.split())
 _TOP = re.compile(r"\btop[-_ @](?=[15]\b)")
 
 
-def lowest(name: str, configs: Sequence[dict[str, Any]]) -> bool | None:
+def lowest(name: str, configs: Sequence[Mapping[str, object]]) -> bool | None:
     """Return whether lower is better for a metric; None if unknown.
 
     It is known from the runs' policy for the best checkpoint, else from words in the name; if these

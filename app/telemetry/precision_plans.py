@@ -3,7 +3,7 @@
 import json
 from copy import deepcopy
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import urlencode
 
 from pydantic import BaseModel, Field
@@ -174,7 +174,7 @@ def as_json(plan: Plan) -> PrecisionPlan:
     return PrecisionPlan.model_validate(plan.as_dict())
 
 
-def changes(point: PlannedPoint) -> dict[str, Any]:
+def changes(point: PlannedPoint) -> JsonObject:
     """Return the settings that make a training of a plan's run, by path."""
     return {
         **groups.VARIANTS[point.precision],

@@ -163,7 +163,7 @@ def grants(session: Session, user: User) -> Grants:
     return Grants(user.id, user.is_admin, permissions)
 
 
-def with_roles(query: Any) -> Any:
+def with_roles(query: Any) -> object:
     """Add the users' roles to a query, one row per project, as `grants_of` reads them."""
     query = query.add_columns(Membership.project, Membership.role, Project.viewers_download)
     query = query.outerjoin(Membership, Membership.user_id == User.id)
@@ -297,5 +297,5 @@ def _visible_by_link(of: frozenset[int]) -> list[ExecutableOption]:
     ]
 
 
-def _condition(table: type[Any], condition: Any) -> ExecutableOption:
+def _condition(table: type[object], condition: Any) -> ExecutableOption:
     return with_loader_criteria(table, condition, include_aliases=True)

@@ -314,6 +314,6 @@ def _content(new: _New, moment: float, address: str) -> dict[str, Any]:
     }
 
 
-def _insert(session: Session, table: Any) -> Any:
+def _insert(session: Session, table: object) -> Any:
     dialect: Any = sqlite if session.connection().dialect.name == "sqlite" else postgresql
     return dialect.insert(table)

@@ -64,7 +64,7 @@ def _streaks(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
     return longest
 
 
-def _nonfinite(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
+def _nonfinite(session: Session, some_runs: Collection[Run]) -> dict[int, object]:
     query = select(Step.run_id, func.min(Step.step)).join(Run, Run.id == Step.run_id)
     query = query.with_hint(Step, "INDEXED BY ix_steps_nonfinite", "sqlite")
     recent = (Step.step > Run.step - RECENT_STEPS, FLAGGED["nonfinite"])
@@ -81,14 +81,14 @@ def _lost(_session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
     return {run.id: run.lost_since for run in lost}
 
 
-def _spikes(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
+def _spikes(session: Session, some_runs: Collection[Run]) -> dict[int, object]:
     query = select(Diagnosis.run_id, func.max(Diagnosis.step))
     query = query.join(Run, Run.id == Diagnosis.run_id).where(Run.id.in_(_ids(some_runs)))
     recent = (Diagnosis.kind == SPIKE, Diagnosis.step > Run.step - RECENT_STEPS)
     return _pairs(session, query.where(*recent).group_by(Diagnosis.run_id))
 
 
-def _progress(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
+def _progress(session: Session, some_runs: Collection[Run]) -> dict[int, object]:
     """Return the time of each run's last step or status change, whichever was later."""
     changed = select(RunStatus.time).where(RunStatus.run_id == Run.id)
     changed = changed.order_by(RunStatus.id.desc()).limit(1).correlate(Run)
@@ -100,7 +100,7 @@ def _progress(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
     }
 
 
-def _metrics(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
+def _metrics(session: Session, some_runs: Collection[Run]) -> dict[int, object]:
     """Return the latest value of each metric that a rule names, by run."""
     named = select(AlertRule.metric).where(AlertRule.is_on, AlertRule.metric != "")
     latest = latest_metrics.points(session, _ids(some_runs), named)
@@ -114,7 +114,7 @@ def _data_waits(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
     return input_bound.data_waits(session, _ids(some_runs))
 
 
-def _pairs(session: Session, query: Any) -> dict[int, Any]:
+def _pairs(session: Session, query: Any) -> dict[int, object]:
     return {row[0]: row[1] for row in session.execute(query)}
 
 

@@ -1,7 +1,6 @@
 """Alerts that the script of a run sends to its owner."""
 
 import json
-from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -35,7 +34,7 @@ def send(session: Session, run: Run, alert: events.Alert) -> None:
         "time": clock.current(session),
         "run": {"id": run.id, "name": run.name, "project": run.project, "url": f"/runs/{run.id}"},
     }
-    owned: dict[str, Any] = {"user_id": run.owner_id, "run_id": run.id}
+    owned: dict[str, object] = {"user_id": run.owner_id, "run_id": run.id}
     row = Alert(condition=SCRIPT, text=text, content=content, **owned)
     session.add(row)
     session.flush()

@@ -75,7 +75,7 @@ MOST_KNOWN, ERROR_CHARACTERS = 200, 500
 #: How often a backup reports that it runs.
 RENEWAL_SECONDS = 60.0
 #: How a column's values are written to JSON and read back, by their Python type.
-CODECS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+CODECS: dict[type, tuple[Callable[[Any], object], Callable[[Any], object]]] = {
     bytes: (lambda value: base64.b64encode(value).decode(), base64.b64decode),
     **dict.fromkeys((bool, int, float, str, object), (lambda value: value, lambda value: value)),
 }
@@ -157,7 +157,7 @@ def _record(database: Database, folder: Path, slot: int | None) -> Iterator[None
             "a user who may write."
         ) from error
 
-    def record(**values: Any) -> None:
+    def record(**values: object) -> None:
         with suppress(DBAPIError), database.writing() as session:
             session.execute(update(Backup).where(its).values(seen_at=now(), **values))
 
@@ -167,7 +167,7 @@ def _record(database: Database, folder: Path, slot: int | None) -> Iterator[None
 
     renewal = Thread(target=renew, daemon=True)
     renewal.start()
-    ending: dict[str, Any] = {"slot": None, "error": "it was interrupted"}
+    ending: dict[str, object] = {"slot": None, "error": "it was interrupted"}
     try:
         yield
         ending = {}
@@ -263,7 +263,7 @@ def _disk_space_named(folder: Path) -> Iterator[None]:
 
 def restore(
     database: Database, store: ObjectStore, folder: Path, *, revoke: bool = False
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Fill an empty, migrated database and the store from a backup.
 
     All sessions and sign-in links end, and deliveries that were due are not sent. API tokens and
@@ -343,7 +343,7 @@ def verify(folder: Path, *, left_out: int = 0) -> None:
         )
 
 
-def _without_lost_blobs(session: Session, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _without_lost_blobs(session: Session, rows: list[dict[str, object]]) -> list[dict[str, object]]:
     """Return files of artifacts without content that the backup left out."""
     ids = {row["blob_id"] for row in rows}
     known = set(session.scalars(select(Blob.id).where(Blob.id.in_(ids))))
@@ -357,7 +357,7 @@ def _end_deliveries(session: Session) -> int:
     return len(session.scalars(ended).all())
 
 
-def valid_tokens(session: Session) -> list[dict[str, Any]]:
+def valid_tokens(session: Session) -> list[dict[str, object]]:
     """Return {user, name, kind, project, expires_at} of each API token that still works."""
     columns = (ApiToken.name, ApiToken.kind, ApiToken.project, ApiToken.expires_at)
     query = select(User.name.label("user"), *columns).join(User, User.id == ApiToken.user_id)
@@ -365,7 +365,7 @@ def valid_tokens(session: Session) -> list[dict[str, Any]]:
     return [dict(row) for row in session.execute(query.order_by(ApiToken.id)).mappings()]
 
 
-def valid_links(session: Session) -> list[dict[str, Any]]:
+def valid_links(session: Session) -> list[dict[str, object]]:
     """Return {user, id, expires_at} of each shared link that still works."""
     columns = (User.name.label("user"), SharedLink.id, SharedLink.expires_at)
     query = select(*columns).join(User, User.id == SharedLink.user_id)
@@ -395,7 +395,7 @@ def _write_table(session: Session, table: Table, folder: Path) -> int:
     return count
 
 
-def _read_table(table: Table, folder: Path) -> Iterator[dict[str, Any]]:
+def _read_table(table: Table, folder: Path) -> Iterator[dict[str, object]]:
     path = _table_file(folder, table)
     decode = {column.name: CODECS[column.type.python_type][1] for column in table.columns}
     if path.exists():

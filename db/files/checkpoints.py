@@ -26,6 +26,7 @@ from db.tables import (
 )
 from db.telemetry import metric_blocks
 from halfstep.telemetry import events
+from halfstep.telemetry.plain_json import JsonObject
 
 #: Latest spikes that retain a checkpoint each: limited, since a noisy loss could fill the disk.
 MOST_SPIKES = 10
@@ -97,7 +98,7 @@ def newest_step(session: Session, run_id: int, *, before: int) -> int | None:
     )
 
 
-def saves(session: Session, run_id: int) -> dict[int, dict[str, Any]]:
+def saves(session: Session, run_id: int) -> dict[int, dict[str, object]]:
     """Return the checkpoint events of a run by step.
 
     Empty for watched runs and for runs of an earlier version.
@@ -187,7 +188,7 @@ def weights_at(session: Session, run_id: int, step: int | None) -> list[Checkpoi
     )
 
 
-def to_start_from(session: Session, config: dict[str, Any]) -> list[CheckpointFile]:
+def to_start_from(session: Session, config: JsonObject) -> list[CheckpointFile]:
     """List the weights files of another run that a configuration starts from, if any."""
     weights = config.get("weights", {})
     if weights.get("run") is None:

@@ -30,7 +30,7 @@ BATCH_ROWS = 20_000
 #: A block of steps is as large as so many other rows.
 ROWS_OF_BLOCK = 200
 #: Columns that are cleared; owner, number and times stay.
-EMPTY: dict[str, Any] = {
+EMPTY: dict[str, object] = {
     **dict.fromkeys(("name", "note", "tags", "project"), ""),
     **dict.fromkeys(
         ("command", "script_config", "step_metrics", "error", "stop_reason", "workload")

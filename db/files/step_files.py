@@ -122,8 +122,8 @@ def delete(open_store: OpenStore, keys: list[str]) -> None:
             obstore.delete(open_store(), key)
 
 
-def _numbers(name: str, column: Any) -> NDArray[Any]:
-    values: NDArray[Any]
+def _numbers(name: str, column: Any) -> NDArray[np.generic]:
+    values: NDArray[np.generic]
     if name == "lr":
         values = column.fill_null(NAN_BITS).to_numpy()
         return values.view(np.float64)

@@ -74,7 +74,7 @@ def _is_finite(norm: float | None, flags: int) -> bool:
 
 
 @cache
-def _count_query() -> Select[Any]:
+def _count_query() -> Select[int]:
     return _lost(select(func.count(Step.step)))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import and_, bindparam, null, select, union_all
+from sqlalchemy import Select, and_, bindparam, null, select, union_all
 from sqlalchemy.orm import Session
 
 from db.tables import (
@@ -27,6 +27,7 @@ from halfstep.telemetry.flags import (
     SKIPPED,
     UNKNOWN_NORM,
 )
+from halfstep.telemetry.plain_json import JsonObject
 from halfstep.telemetry.scaling_health import (
     SETTLED,
     WINDOW,
@@ -82,7 +83,7 @@ def _lost_weights(session: Session, some_runs: Collection[Run]) -> set[int]:
 
 
 @cache
-def _last_norms_query() -> Any:
+def _last_norms_query() -> Select[int, float | None]:
     norms = select(Step.run_id, Step.grad_norm).join(Run, Run.id == Step.run_id)
     mine = Step.run_id.in_(bindparam("run_ids", expanding=True))
     return norms.where(mine, Step.step == Run.step)
@@ -111,7 +112,7 @@ def has_scaler(run: Run) -> bool:
     )
 
 
-def is_scaled(config: dict[str, Any]) -> bool:
+def is_scaled(config: JsonObject) -> bool:
     """Return whether a configuration trains with a loss scale."""
     if config.get("lab", {}).get("task", TRAIN) != TRAIN:
         return False

@@ -103,7 +103,7 @@ def read(session: Session, limit: int = MOST_WORKERS) -> list[Row]:
 
 def _samples(
     session: Session, run_ids: Collection[int], devices: Collection[int]
-) -> dict[tuple[int, int], Any]:
+) -> dict[tuple[int, int], object]:
     """Return the latest samples of the runs' first nodes, by run and device.
 
     devices: limits the query to these; without it every sample of a run would be read.
@@ -125,8 +125,8 @@ def _samples(
 def _row(
     row: Any,
     used: Mapping[int, Any],
-    seen: Mapping[int, Any],
-    samples: Mapping[tuple[int, int], Any],
+    seen: Mapping[int, object],
+    samples: Mapping[tuple[int, int], object],
 ) -> Row:
     return Row(
         id=row.id,

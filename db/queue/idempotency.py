@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -14,7 +14,7 @@ from db.tables import Run, Sweep, User
 Row = TypeVar("Row", Run, Sweep)
 
 
-def hash_of_request(request: Any) -> str:
+def hash_of_request(request: object) -> str:
     """Return the SHA-256 of a request's values, independent of key order."""
     return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
 

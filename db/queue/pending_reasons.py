@@ -345,6 +345,6 @@ def marks(rows: Iterable[Any], queue: Queue, moment: float) -> dict[int, str]:
     }
 
 
-def _silence(row: Any, moment: float) -> str:
+def _silence(row: object, moment: float) -> str:
     seconds = runs.silent_seconds(row, moment)
     return f"s{seconds}" if seconds else ""

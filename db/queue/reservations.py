@@ -116,7 +116,7 @@ class Plan:
 def find_candidates(
     session: Session,
     waiting: tuple[ColumnElement[bool], ...],
-    parameters: Mapping[str, Any],
+    parameters: Mapping[str, object],
     offers: Offers,
     usage: Usage,
 ) -> Sequence[Row[Any]]:
@@ -217,7 +217,7 @@ _OFFERS = _offers_query()
 def make_plan(
     session: Session,
     waiting: tuple[ColumnElement[bool], ...],
-    parameters: Mapping[str, Any],
+    parameters: Mapping[str, object],
     here: FreeNode,
     offer: Offer,
     reserve_after: float,
@@ -230,9 +230,9 @@ def make_plan(
     """
     offers = find_offers(session, here, offer)
     line = find_candidates(session, (*waiting, SEVERAL), parameters, offers, usage)
-    teams: dict[tuple[Any, ...], list[list[FreeNode]]] = {}
-    lacking: dict[tuple[Any, ...], bool] = {}
-    tried: set[tuple[Any, ...]] = set()
+    teams: dict[tuple[object, ...], list[list[FreeNode]]] = {}
+    lacking: dict[tuple[object, ...], bool] = {}
+    tried: set[tuple[object, ...]] = set()
     plan = Plan()
     for run in line:
         kind = (run.source, run.recipe, run.precision, run.memory_gib)

@@ -40,8 +40,8 @@ def register(
     name: str,
     host: str,
     pid: int,
-    devices: list[dict[str, Any]],
-    recipes: list[dict[str, Any]],
+    devices: list[dict[str, object]],
+    recipes: list[dict[str, object]],
     versions: dict[str, Any],
     offers_commands: bool = False,
     is_sandboxed: bool = False,
@@ -78,7 +78,7 @@ def register(
     return worker
 
 
-def offer(session: Session, worker_id: int, recipes: list[dict[str, Any]]) -> None:
+def offer(session: Session, worker_id: int, recipes: list[dict[str, object]]) -> None:
     """Update the recipes that a worker offers."""
     worker = session.get_one(Worker, worker_id, with_for_update=True)
     audit.note_recipes(session, worker.name, _files_of(worker.recipes), _files_of(recipes))
@@ -238,7 +238,7 @@ def alive(session: Session) -> list[Worker]:
     return list(session.scalars(query.order_by(Worker.name)))
 
 
-def precisions(devices: list[dict[str, Any]]) -> list[str]:
+def precisions(devices: list[dict[str, object]]) -> list[str]:
     """Return the precisions that all of a worker's devices support."""
     names = ("fp16", "bf16", "fp8")  # a worker of an earlier version does not report fp8
     return ["fp32", *(n for n in names if all(device.get(n, False) for device in devices))]
@@ -249,13 +249,13 @@ def device_memory_bytes(devices: list[dict[str, Any]]) -> float:
     return min((float(device["memory_bytes"]) for device in devices), default=0.0)
 
 
-def recipes(session: Session) -> list[dict[str, Any]]:
+def recipes(session: Session) -> list[dict[str, object]]:
     """Return the recipes that can be submitted, each once; alive workers take precedence.
 
     Not those of an outdated worker, whose schema may not be that of the version that trains.
     """
     offers = sorted(all_workers(session), key=lambda row: (not row[1], -row[0].seen_at))
-    by_name: dict[str, dict[str, Any]] = {}
+    by_name: dict[str, dict[str, object]] = {}
     for worker, _alive in offers:
         for recipe in [] if is_outdated(worker) else worker.recipes:
             if "schema" in recipe:
@@ -263,7 +263,7 @@ def recipes(session: Session) -> list[dict[str, Any]]:
     return sorted(by_name.values(), key=lambda recipe: str(recipe["name"]))
 
 
-def usual_recipe(offered: list[dict[str, Any]]) -> dict[str, Any] | None:
+def usual_recipe(offered: list[dict[str, object]]) -> dict[str, Any] | None:
     """Return the recipe of a form that names none: the sample, or else the first."""
     return named(offered, SAMPLE_RECIPE) or next(iter(offered), None)
 
@@ -324,7 +324,7 @@ def _holders_query() -> Any:
     return select(Worker.id, Worker.recipe_names, Worker.versions).order_by(*newest)
 
 
-def named(offered: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
+def named(offered: list[dict[str, object]], name: str) -> dict[str, Any] | None:
     """Return the recipe of this name, or of this path as in runs of an earlier version."""
     matches = [recipe for recipe in offered if recipe["name"] == name]
     matches += [recipe for recipe in offered if recipe.get("reference") == name]

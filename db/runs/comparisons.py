@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 from sqlalchemy import Select, bindparam, func, or_, select
@@ -60,7 +59,7 @@ def drawn(session: Session, run_ids: Collection[int]) -> list[Run]:
 
 
 @cache
-def _drawn() -> Select[Any]:
+def _drawn() -> Select[Run]:
     needed = load_only(Run.parent_id, Run.parent_step, Run.workload, raiseload=True)
     some = Run.id.in_(bindparam("run_ids", expanding=True))
     return select(Run).options(needed).where(some, NOT_DELETED)
@@ -147,7 +146,7 @@ def likely(session: Session, ids: Collection[int], *, most: int) -> list[Likely]
     return list(suggested.values())[:most]
 
 
-def _most_common(shown: Sequence[Any]) -> tuple[str, str]:
+def _most_common(shown: Sequence[object]) -> tuple[str, str]:
     """Return the most common recipe of runs, or without recipes the most common project."""
     for kind in ("recipe", "project"):
         of = Counter(getattr(run, kind) for run in shown if getattr(run, kind))

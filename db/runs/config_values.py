@@ -39,7 +39,7 @@ def rows_of(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-def _flat(config: Mapping[Any, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(config: Mapping[Any, object], above: str = "") -> Iterator[tuple[str, object]]:
     for name, value in config.items():
         path = f"{above}{name}"
         if isinstance(value, Mapping):
@@ -48,7 +48,7 @@ def _flat(config: Mapping[Any, Any], above: str = "") -> Iterator[tuple[str, Any
             yield path, value
 
 
-def _value(value: Any) -> dict[str, Any]:
+def _value(value: object) -> dict[str, object]:
     if isinstance(value, int | float) and not isinstance(value, bool):
         try:
             return {"number": float(value), "text": None}

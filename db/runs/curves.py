@@ -118,7 +118,7 @@ def areas(
     return shared, {run_id: _mean(curve, common, shared) for run_id, curve in within.items()}
 
 
-def _mean(curve: Curve, common: NDArray[Any], shared: CurveRange) -> float:
+def _mean(curve: Curve, common: NDArray[np.generic], shared: CurveRange) -> float:
     """Return the area over the common steps, divided by their range; buckets reach to its ends."""
     steps = np.unique([shared.first, *common, shared.last]).astype(float)
     area = np.trapezoid(np.interp(steps, curve.steps, curve.values), steps)

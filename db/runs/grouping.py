@@ -44,7 +44,7 @@ TAG, SWEEP = "tag", "sweep"
 _OWNER = select(User.name).where(User.id == Run.owner_id).scalar_subquery()
 _SWEEP = select(Trial.sweep_id).where(Trial.run_id == Run.id).scalar_subquery()
 #: Columns to group by, apart from settings, tags and sweeps.
-TEXTS: MappingProxyType[str, ColumnElement[Any]] = MappingProxyType(
+TEXTS: MappingProxyType[str, ColumnElement[str]] = MappingProxyType(
     {
         "recipe": Run.recipe.expression,
         "precision": Run.precision.expression,
@@ -189,8 +189,8 @@ def _runs(
     all_paths = {*paths, *chain.from_iterable(paths_by_name.values())}
     settings = _settings(all_paths)
     metrics = _metrics(list(paths_by_name))
-    number: ColumnElement[Any] = cast(null(), Double)
-    text: ColumnElement[Any] = cast(null(), Text)
+    number: ColumnElement[float] = cast(null(), Double)
+    text: ColumnElement[str] = cast(null(), Text)
     tags = _tags()
     if by in TEXTS:
         text = TEXTS[by]
@@ -251,7 +251,7 @@ def _metrics(names: Collection[str]) -> Subquery:
     return query.group_by(LatestMetric.run_id).subquery()
 
 
-def _finite(value: ColumnElement[Any]) -> ColumnElement[Any]:
+def _finite(value: ColumnElement[float]) -> ColumnElement[float]:
     number = cast(value, Double)
     return case((func.abs(number) <= LARGEST, number))
 

@@ -16,7 +16,7 @@ from halfstep.telemetry.plain_json import JsonObject
 TF32, FP8 = "TF32", "fp8"
 MOST_COMPARED = 20
 #: Configuration fields that each variant of a comparison sets, by path.
-VARIANTS: dict[str, dict[str, Any]] = {
+VARIANTS: dict[str, dict[str, object]] = {
     "fp32": {"precision": "fp32", "scaler.enabled": True, "training.tf32": False},
     TF32: {"precision": "fp32", "scaler.enabled": True, "training.tf32": True},
     "fp16 without scaler": {"precision": "fp16", "scaler.enabled": False},

@@ -29,7 +29,7 @@ def events(session: Session, run_id: int, *, after: str = "", limit: int) -> Pag
 
 def read_flagged_steps(
     session: Session, run_id: int, *, after: int = 0, limit: int
-) -> dict[str, list[Any]]:
+) -> dict[str, list[object]]:
     """Return columns of skipped steps and steps with nonfinite loss after a step."""
     flagged: dict[int, tuple[int, Any]] = {}
     for flag, condition in FLAGGED.items():
@@ -45,7 +45,7 @@ def read_flagged_steps(
     }
 
 
-def _loss(flags: int, loss: float | None) -> Any:
+def _loss(flags: int, loss: float | None) -> object:
     """Return a stored loss for JSON; NaN is stored as NULL, as an unknown loss is."""
     return json_safe(math.nan if loss is None and flags & NONFINITE_LOSS else loss)
 
@@ -71,7 +71,7 @@ def resumptions(session: Session, run_id: int) -> dict[int, int]:
 
 
 @cache
-def _resumptions_query() -> Any:
+def _resumptions_query() -> Select[int, int | None]:
     of_run = (RunNode.run_id == bindparam("run_id"), RunNode.node == 0)
     query = select(RunNode.attempt, RunNode.resumed_step)
     return query.where(*of_run, RunNode.resumed_step > 0)

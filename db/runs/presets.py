@@ -49,7 +49,7 @@ def save(
     name: str,
     *,
     recipe: str,
-    config: Mapping[str, Any],
+    config: Mapping[str, object],
     place: Mapping[str, Any],
 ) -> Preset:
     """Save a preset, replacing the project's preset of the same name. Raises Invalid.

@@ -156,7 +156,7 @@ def drawn(session: Session, run_ids: Collection[int]) -> tuple[dict[int, Run], s
 
 def _with_editors(
     panels: Sequence[dict[str, Any]], user: User, before: Sequence[dict[str, Any]]
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Return panels with the users who chose their runs.
 
     An unchanged panel keeps its editors. In a changed one a run has also those that it had before:

@@ -64,7 +64,7 @@ METRICS, SETTINGS = "metrics.", "settings."
 _PERHAPS_PAUSED = (Status.PAUSED, Status.QUEUED, Status.CANCELLED)
 
 
-def seconds_until(moment: Any) -> ColumnElement[Any]:
+def seconds_until(moment: object) -> ColumnElement[float]:
     """Return a run's duration in seconds since its first start, without pauses."""
     paused, later = aliased(RunStatus), aliased(RunStatus)
     after = select(later.time).where(later.run_id == paused.run_id, later.id > paused.id)
@@ -98,7 +98,7 @@ NUMBERS: MappingProxyType[str, ColumnElement[Any]] = MappingProxyType(
     }
 )
 #: Columns compared with a whole text; a name by a substring, tags by one tag.
-TEXTS: MappingProxyType[str, ColumnElement[Any]] = MappingProxyType(
+TEXTS: MappingProxyType[str, ColumnElement[str]] = MappingProxyType(
     {
         "name": Run.name.expression,
         "precision": Run.precision.expression,
@@ -411,7 +411,7 @@ _BY_NAME = "sqlite_autoindex_run_config_values_1"  # SQLite's name for the prima
 
 
 def _settings_at(paths: Sequence[str]) -> list[tuple[Any, ColumnElement[bool]]]:
-    joins: list[tuple[Any, ColumnElement[bool]]] = []
+    joins: list[tuple[object, ColumnElement[bool]]] = []
     for path in paths:
         setting = aliased(RunConfigValue)
         called = (setting.name == path.rpartition(".")[2]) & (setting.path == path)
@@ -420,7 +420,7 @@ def _settings_at(paths: Sequence[str]) -> list[tuple[Any, ColumnElement[bool]]]:
 
 
 @lru_cache(MOST_KEPT)
-def named_at_all(name: str) -> Select[Any]:
+def named_at_all(name: str) -> Select[bool]:
     """Select whether any run has a setting or a metric of this name."""
     setting = select(RunConfigValue.run_id).where(_settings_called(name)).limit(1)
     metric = select(LatestMetric.run_id).where(is_metric(name)).limit(1)
@@ -446,7 +446,7 @@ def is_logged(session: Session, name: str) -> bool:
     return bool(session.scalar(_IS_LOGGED, {"called": name}))
 
 
-def distinct(column: Any, *conditions: ColumnElement[bool]) -> Select[Any]:
+def distinct(column: object, *conditions: ColumnElement[bool]) -> Select[Any]:
     """Select the distinct values of an indexed column by one search per value.
 
     DISTINCT would read the whole index on both databases.

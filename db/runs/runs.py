@@ -276,7 +276,7 @@ def _page(
     return rows[::-1] if is_backwards else rows
 
 
-def _is_beyond(order: Order, keys: Sequence[Any], *, falls: bool) -> ColumnElement[bool]:
+def _is_beyond(order: Order, keys: Sequence[object], *, falls: bool) -> ColumnElement[bool]:
     """Return whether a run stands beyond these sort keys, in an order that falls or rises."""
     place, last = tuple_(*order.keys), tuple_(*keys)
     return place < last if falls else place > last
@@ -344,7 +344,7 @@ def _keys_of(session: Session, run_id: int, order: Order) -> Sequence[Any] | Non
     return row
 
 
-def _matching(query: Any, conditions: Filter, order: Order | None = None) -> Any:
+def _matching(query: object, conditions: Filter, order: Order | None = None) -> Any:
     # SQLite evaluates in this order: conditions on other tables come last, for fewer runs.
     terms = sorted(conditions, key=lambda term: isinstance(term.condition, Has | Compared))
     return _join(query, order).where(NOT_DELETED, *(term.sql() for term in terms))
@@ -430,7 +430,7 @@ def states(session: Session, run_ids: Collection[int]) -> dict[int, State]:
 
 
 @cache
-def _states_query() -> Any:
+def _states_query() -> Select[int, int, Status, float | None, float]:
     columns = (Run.id, Run.revision, Run.status, Run.last_report_at, now().label("moment"))
     return select(*columns).where(Run.id.in_(bindparam("run_ids", expanding=True)))
 
@@ -478,7 +478,7 @@ def statuses(session: Session, run_id: int) -> list[RunStatus]:
 
 
 @cache
-def _statuses() -> Select[Any]:
+def _statuses() -> Select[RunStatus]:
     query = select(RunStatus).where(RunStatus.run_id == bindparam("run_id"))
     return query.order_by(RunStatus.id)
 

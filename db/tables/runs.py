@@ -182,7 +182,7 @@ class Run(OfProject, Table):
         return task
 
     @property
-    def whole_config(self) -> dict[str, Any]:
+    def whole_config(self) -> dict[str, object]:
         """Configuration with the values that the script reports; submitted parameters win."""
         return self.config | (self.script_config or {}) | self.config
 

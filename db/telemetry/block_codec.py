@@ -83,15 +83,15 @@ def are_equal(some: Columns, others: Columns, names: Collection[str] = NAMES) ->
     return all(np.array_equal(_bits(name, some[name]), _bits(name, others[name])) for name in names)
 
 
-def _bits(name: str, values: NDArray[Any]) -> NDArray[Any]:
+def _bits(name: str, values: NDArray[np.generic]) -> NDArray[np.generic]:
     return values if name in WHOLE else _with_one_nan(values).view(np.int64)
 
 
-def _with_one_nan(values: NDArray[Any]) -> NDArray[Any]:
+def _with_one_nan(values: NDArray[np.generic]) -> NDArray[np.generic]:
     return np.where(np.isnan(values), np.nan, values)
 
 
-def to_list(name: str, values: NDArray[Any]) -> list[Any]:
+def to_list(name: str, values: NDArray[np.generic]) -> list[object]:
     """Return a column as a list, with None for NaN."""
     found: list[Any] = values.tolist()
     if name in WHOLE:
@@ -260,7 +260,7 @@ def _decode_integers(frame: bytes, size: int, firsts: int, number: int) -> Integ
     return values
 
 
-def _shuffle(values: NDArray[Any]) -> bytes:
+def _shuffle(values: NDArray[np.generic]) -> bytes:
     size = values.dtype.itemsize
     return np.ascontiguousarray(values.view(np.uint8).reshape(len(values), size).T).tobytes()
 

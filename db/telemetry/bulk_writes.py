@@ -1,5 +1,6 @@
 """Bulk inserts of whole columns, by the fastest method of each database."""
 
+from collections.abc import Mapping
 from itertools import repeat
 from typing import Any, TypeAlias
 
@@ -30,7 +31,7 @@ def replace(
 def upsert(
     connection: Connection,
     table: FromClause,
-    key: dict[str, Any],
+    key: dict[str, object],
     columns: dict[str, Column],
     *,
     conflict: tuple[str, ...],
@@ -51,7 +52,7 @@ def upsert(
 def _insert(
     connection: Connection,
     table: FromClause,
-    key: dict[str, Any],
+    key: Mapping[str, object],
     columns: dict[str, Column],
     on_conflict: str,
     verb: str = "INSERT",

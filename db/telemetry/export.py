@@ -82,7 +82,7 @@ def _columns(name: str) -> list[ColumnElement[Any]]:
 
 def _pages(
     database: Database, run_id: int, name: str, columns: list[ColumnElement[Any]]
-) -> Iterator[Sequence[Sequence[Any]]]:
+) -> Iterator[Sequence[Sequence[object]]]:
     if name == "steps":
         yield from _step_pages(database, run_id)
         return
@@ -113,7 +113,7 @@ def _step_pages(database: Database, run_id: int) -> Iterator[Sequence[StepRow]]:
             first = rows[-1].step + 1
 
 
-def _metric_pages(database: Database, run_id: int) -> Iterator[Sequence[Sequence[Any]]]:
+def _metric_pages(database: Database, run_id: int) -> Iterator[Sequence[Sequence[object]]]:
     after, rows = ("", -END), None
     while rows is None or len(rows) == PAGE_ROWS:
         with database.reading() as session:
@@ -123,7 +123,7 @@ def _metric_pages(database: Database, run_id: int) -> Iterator[Sequence[Sequence
             after = rows[-1].name, rows[-1].step
 
 
-def _csv(rows: Iterable[Iterable[Any]]) -> bytes:
+def _csv(rows: Iterable[Iterable[object]]) -> bytes:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue().encode()
@@ -136,7 +136,7 @@ def _as_text(text: str | None) -> str | None:
     return ("'" if text.startswith(FORMULAS) else "") + text.replace("\r", " ")
 
 
-def _as_it_is(value: Any) -> Any:
+def _as_it_is(value: object) -> object:
     return value
 
 
@@ -144,12 +144,12 @@ def _names(culprits: list[dict[str, Any]]) -> list[str]:
     return [culprit["name"] for culprit in culprits]
 
 
-_IN_CSV: dict[type, Callable[[Any], Any]] = {
+_IN_CSV: dict[type, Callable[[Any], object]] = {
     float: json_safe,
     object: lambda culprits: _as_text(" ".join(_names(culprits))),
     str: _as_text,
 }
-_IN_PARQUET: dict[type, Callable[[Any], Any]] = {object: _names}
+_IN_PARQUET: dict[type, Callable[[Any], object]] = {object: _names}
 
 
 class _Sink(io.RawIOBase):

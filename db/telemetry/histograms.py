@@ -22,7 +22,7 @@ def newest(session: Session, run_id: int, kind: str = "histogram") -> Diagnosis 
 
 def of_module(
     session: Session, run_id: int, module: str | None, *, most: int
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Return about `most` evenly spaced histogram samples by step, including the last.
 
     module: None for the sum of all modules. A sample has step, scale, lowest_exponent, counts (one
@@ -41,7 +41,7 @@ def of_module(
     ]
 
 
-def layer_norms(session: Session, run_id: int, *, most: int) -> dict[str, Any]:
+def layer_norms(session: Session, run_id: int, *, most: int) -> dict[str, object]:
     """Return steps, layers in forward order and one list of norms per layer.
 
     Steps are thinned to about `most`. A norm is the L2 norm of unscaled gradients before clipping;
@@ -57,7 +57,7 @@ def layer_norms(session: Session, run_id: int, *, most: int) -> dict[str, Any]:
     }
 
 
-def headroom(session: Session, run_id: int) -> dict[str, Any] | None:
+def headroom(session: Session, run_id: int) -> dict[str, object] | None:
     """Return the latest headroom measurement: step, scale and modules, least headroom first.
 
     A module has name, the largest activation and gradient (times the scale), and left: the number
@@ -75,7 +75,7 @@ def headroom(session: Session, run_id: int) -> dict[str, Any] | None:
     return latest.content | {"modules": modules}
 
 
-def headroom_by_step(session: Session, run_id: int, *, most: int) -> dict[str, Any]:
+def headroom_by_step(session: Session, run_id: int, *, most: int) -> dict[str, object]:
     """Return steps, modules in forward order and one list of `left` per module.
 
     Steps are thinned to about `most`. left: as in `headroom`; None also where the module is
@@ -93,7 +93,7 @@ def headroom_by_step(session: Session, run_id: int, *, most: int) -> dict[str, A
     }
 
 
-def updates(session: Session, run_id: int) -> dict[str, Any] | None:
+def updates(session: Session, run_id: int) -> dict[str, object] | None:
     """Return the latest count of weight updates lost to rounding, by module.
 
     Contains step and modules, largest share of lost updates first; each has name, wanted, lost and
@@ -123,7 +123,7 @@ def _largest(module: Mapping[str, Any]) -> list[float]:
     return [float(module[kind] or 0) for kind in LARGEST_OF]
 
 
-def _bits_left(module: Mapping[str, Any]) -> float | None:
+def _bits_left(module: Mapping[str, object]) -> float | None:
     largest = _largest(module)
     if any(math.isnan(number) for number in largest):
         return -math.inf
@@ -141,7 +141,7 @@ def _thin(session: Session, run_id: int, kind: str, most: int) -> Sequence[Diagn
     return session.scalars(query).all()
 
 
-def together(modules: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def together(modules: Sequence[dict[str, Any]]) -> dict[str, object]:
     """Add up the histogram counts of modules per exponent."""
     filled = [module for module in modules if module["counts"]]
     lowest = min((module["lowest_exponent"] for module in filled), default=0)

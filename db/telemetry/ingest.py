@@ -156,12 +156,12 @@ def _note_environment(
     session: Session,
     run: Run,
     host: str,
-    versions: dict[str, Any],
+    versions: dict[str, object],
     command: Sequence[str],
     folder: str,
 ) -> None:
     known = {"host": host, "versions": versions, "command": [*command], "folder": folder or None}
-    unknown: dict[str, Any] = {
+    unknown: dict[str, object] = {
         "worker": None,
         "platform": None,
         "devices": [],

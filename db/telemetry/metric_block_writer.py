@@ -235,7 +235,7 @@ def _split(
 
 def _block(
     name: str, first: int, end: int | None, points: Points, *, is_first: bool = False
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return a row. It has summaries unless it is the last block, or begins or ends in a bucket."""
     values = points.values[:, 0]
     values = values[np.isfinite(values)]

@@ -14,7 +14,7 @@ from itertools import chain, groupby, starmap
 from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy import Connection, bindparam, func, select, text
+from sqlalchemy import Connection, Select, TextClause, bindparam, func, select, text
 
 from db.errors import StepsNotConverted
 from db.tables import LatestMetric, MetricBlock, MetricTail, StepConversion
@@ -527,7 +527,7 @@ def _content_query(content: str) -> Any:
 
 
 @cache
-def _tails_query() -> Any:
+def _tails_query() -> TextClause:
     return text(
         """
         SELECT r.id, w.run_id, t.data FROM runs AS r
@@ -545,6 +545,6 @@ def check_converted(connection: Connection, run_id: int) -> None:
 
 
 @cache
-def _waits_query() -> Any:
+def _waits_query() -> Select[int]:
     query = select(StepConversion.run_id).where(StepConversion.run_id == bindparam("run_id"))
     return query.where(StepConversion.metrics_wait)

@@ -118,7 +118,7 @@ def _rows(connection: Connection, run_id: int, name: str, after: int, most: int)
     return list(connection.execute(ordered).cursor.fetchall())
 
 
-def _points_of(parts: Mapping[str, list[Any]]) -> MetricPoints:
+def _points_of(parts: Mapping[str, list[object]]) -> MetricPoints:
     owner = np.repeat(np.arange(len(parts)), [len(rows) for rows in parts.values()])
     columns = zip(*(row for rows in parts.values() for row in rows), strict=True)
     kinds = (np.int64, np.int64, np.float64)

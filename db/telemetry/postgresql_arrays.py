@@ -1,7 +1,5 @@
 """NumPy arrays as parameters of PostgreSQL, on connections that are opened after the import."""
 
-from typing import Any
-
 import numpy as np
 import psycopg
 from numpy.typing import NDArray
@@ -14,7 +12,7 @@ class ArrayDumper(Dumper):
 
     format = Format.BINARY
 
-    def dump(self, array: NDArray[Any]) -> bytes:
+    def dump(self, array: NDArray[np.generic]) -> bytes:
         """Return the array in the binary format."""
         oid, kind = (701, ">f8") if array.dtype.kind == "f" else (20, ">i8")
         items = np.empty(len(array), dtype=[("size_bytes", ">i4"), ("value", kind)])

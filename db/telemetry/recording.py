@@ -8,9 +8,10 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
 from db.alerts import script_alerts
@@ -24,7 +25,7 @@ from halfstep.telemetry import events
 from halfstep.telemetry.events import StepEvent
 
 #: Steps as a structured array of the spool's records, or an event.
-Item: TypeAlias = np.ndarray[Any, Any] | events.Event
+Item: TypeAlias = NDArray[np.void] | events.Event
 #: SHA-256 and size of a file's content.
 BlobId: TypeAlias = tuple[str, int]
 

@@ -253,7 +253,7 @@ def first_skip_of_latest(session: Session, run_id: int, *, most: int) -> int:
 
 
 @cache
-def _first_skip_query() -> Select[Any]:
+def _first_skip_query() -> Select[int | None]:
     latest = (
         select(Step.step)
         .with_hint(Step, "INDEXED BY ix_steps_skipped", "sqlite")
@@ -271,7 +271,7 @@ def sparklines(session: Session, some_runs: Collection[Run]) -> dict[int, list[A
     return {run.id: _drawn(run, curves[run.id]) if run.id in curves else [] for run in some_runs}
 
 
-def _drawn(run: Run, curve: loss_curves.Points) -> list[Any]:
+def _drawn(run: Run, curve: loss_curves.Points) -> list[object]:
     """Return the losses of a curve at evenly spaced steps, or of the last point before each."""
     steps, losses = curve["step"], curve["loss"].tolist()
     if steps[-1] < run.step:

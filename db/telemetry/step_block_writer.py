@@ -8,7 +8,7 @@ sealed blocks; readers add the tail. The same steps give the same sealed blocks,
 Flagged steps are rows of `steps` as well.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import dropwhile, pairwise
 from typing import Any
 
@@ -238,7 +238,7 @@ def _replace(connection: Connection, run_id: int, columns: Columns) -> None:
         _seal(connection, run_id, none, has_tail=True)
 
 
-def _part(columns: Columns, records: Records | None = None) -> dict[str, Any]:
+def _part(columns: Columns, records: Records | None = None) -> dict[str, object]:
     """Return a row of the tail. records: the same steps as the spool has them."""
     if records is not None and len(records) < COMPRESSED_STEPS:
         data = block_codec.encode_records(records)
@@ -252,7 +252,7 @@ def _row(columns: Columns) -> dict[str, Any]:
     return {"first": int(steps[0]), "last": int(steps[-1]), "steps": len(steps)}
 
 
-def _insert(connection: Connection, run_id: int, rows: Sequence[dict[str, Any]]) -> None:
+def _insert(connection: Connection, run_id: int, rows: Sequence[Mapping[str, object]]) -> None:
     if rows:
         connection.execute(BLOCKS.insert(), [{"run_id": run_id, **row} for row in rows])
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, bindparam, func, select, text
+from sqlalchemy import Connection, Select, TextClause, bindparam, func, select, text
 
 from db.errors import StepsNotConverted
 from db.tables import StepBlock, StepBucket, StepConversion
@@ -205,7 +205,7 @@ def points_of(columns: Columns, series: Sequence[Series]) -> Points:
     return Points(columns["step"], columns["elapsed_ms"], columns["flags"], values)
 
 
-def get_applied_norm(columns: Columns) -> NDArray[Any]:
+def get_applied_norm(columns: Columns) -> NDArray[np.generic]:
     """Return grad_norm_clipped with grad_norm where the clip changed nothing."""
     clipped = columns["grad_norm_clipped"]
     return np.where(np.isnan(clipped), columns["grad_norm"], clipped)
@@ -414,7 +414,7 @@ def check_converted(connection: Connection, run_id: int) -> None:
 
 
 @cache
-def _conversion_query() -> Any:
+def _conversion_query() -> Select[int]:
     query = select(StepConversion.run_id).where(StepConversion.run_id == bindparam("run_id"))
     return query.where(~StepConversion.is_verified)
 
@@ -429,7 +429,7 @@ def tail_blocks(connection: Connection, run_id: int, last: int = END) -> list[Bl
     return _fetch(connection, _tail_query(), {"run_id": run_id, "last": last})
 
 
-def _fetch(connection: Connection, query: Any, given: dict[str, Any]) -> list[Block]:
+def _fetch(connection: Connection, query: Any, given: dict[str, object]) -> list[Block]:
     # Directly from the driver: thousands of SQLAlchemy rows would take twice the time.
     return list(starmap(Block, connection.execute(query, given).cursor.fetchall()))
 
@@ -442,7 +442,7 @@ _RUN_IDS: Any = bindparam("run_ids", expanding=True)
 
 
 @cache
-def _overlapping_query(content: str) -> Any:
+def _overlapping_query(content: str) -> TextClause:
     # The start as a value: databases look it up in the key, instead of reading all earlier blocks.
     return text(
         f"""
@@ -460,7 +460,7 @@ def _overlapping_query(content: str) -> Any:
 
 
 @cache
-def _latest_query() -> Any:
+def _latest_query() -> TextClause:
     limit = "r.step - CAST(:steps AS bigint)"
     return text(
         f"""
@@ -478,7 +478,7 @@ def _latest_query() -> Any:
 
 
 @cache
-def _spans_query() -> Any:
+def _spans_query() -> TextClause:
     is_dense = "last - first + 1 = steps"
     return text(
         f"""
@@ -495,12 +495,12 @@ _OF_TAIL = "SELECT run_id, first, last, is_sealed, data FROM step_blocks WHERE N
 
 
 @cache
-def _tail_query() -> Any:
+def _tail_query() -> TextClause:
     return text(f"{_OF_TAIL} run_id = :run_id AND first <= :last ORDER BY first")
 
 
 @cache
-def _tails_query() -> Any:
+def _tails_query() -> TextClause:
     query = text(f"{_OF_TAIL} run_id IN :run_ids ORDER BY run_id, first")
     return query.bindparams(_RUN_IDS)
 
@@ -567,7 +567,7 @@ def read_stored_buckets(
 
 
 @cache
-def _buckets_query(ranges: int) -> Any:
+def _buckets_query(ranges: int) -> TextClause:
     # Each part reads one range of the primary key, which a query with OR might not.
     of_range = (
         "SELECT size, bucket, summary FROM step_buckets WHERE run_id = :run_id"

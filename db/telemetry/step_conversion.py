@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from threading import Event
 from time import monotonic
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from sqlalchemy import ColumnElement, Connection, delete, exists, or_, select
@@ -378,7 +378,7 @@ def _read_rows(database: Database, run_id: int, first: int, last: int) -> Column
     with database.reading() as session:
         ordered = query.order_by(table.c.step).limit(BATCH_STEPS)
         rows = session.connection().execute(ordered).cursor.fetchall()
-    columns: list[Any] = list(zip(*rows, strict=True)) or [()] * len(NAMES)
+    columns: list[object] = list(zip(*rows, strict=True)) or [()] * len(NAMES)
     return {
         name: np.array(column, np.int64 if name in WHOLE else np.float64)
         for name, column in zip(NAMES, columns, strict=True)

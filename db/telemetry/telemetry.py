@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 from msgspec import UNSET
 from msgspec.structs import asdict
+from numpy.typing import NDArray
 from sqlalchemy import Connection, delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
@@ -78,7 +79,7 @@ class Flush:
     """Rows of one transaction."""
 
     # Structured arrays with the fields of the spool's records.
-    steps: list[np.ndarray[Any, Any]] = field(default_factory=list)
+    steps: list[NDArray[np.void]] = field(default_factory=list)
     events: list[StepEvent] = field(default_factory=list)
     log_lines: list[LogRow] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
@@ -109,7 +110,7 @@ def _gap(first: int, last: int) -> str:
     return f"[lines {first:,} to {last:,} are in the file of the log only]"
 
 
-def _sample_row(run_id: int, sample: Sample) -> dict[str, Any]:
+def _sample_row(run_id: int, sample: Sample) -> dict[str, object]:
     values = {name: None if value is UNSET else value for name, value in asdict(sample).items()}
     return {"run_id": run_id, **values}
 
@@ -223,7 +224,7 @@ def newest_attempt(session: Session, run_id: int, attempt: int) -> int:
     return session.scalars(newest).one() or 0
 
 
-def _in_order(steps: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _in_order(steps: NDArray[np.void]) -> NDArray[np.void]:
     """Sort steps; keep the latest record of a step repeated within the batch."""
     if (np.diff(steps["step"]) > 0).all():
         return steps
@@ -231,7 +232,7 @@ def _in_order(steps: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return latest_first[np.unique(latest_first["step"], return_index=True)[1]]
 
 
-def _canonical(steps: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _canonical(steps: NDArray[np.void]) -> NDArray[np.void]:
     """Return steps as they are stored."""
     steps = steps.copy()
     clipped = steps["grad_norm_clipped"]
@@ -243,14 +244,14 @@ def _canonical(steps: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return steps
 
 
-def _count(run: Run, steps: np.ndarray[Any, Any]) -> None:
+def _count(run: Run, steps: NDArray[np.void]) -> None:
     """Count new steps, not those repeated bit-identically or sent twice."""
     is_new = steps["step"] > run.step
     run.recorded_steps += int(is_new.sum())
     run.recorded_skips += int((is_new & (steps["flags"] & SKIPPED != 0)).sum())
 
 
-def _summarise(run: Run, steps: np.ndarray[Any, Any]) -> None:
+def _summarise(run: Run, steps: NDArray[np.void]) -> None:
     """Update the summary columns of the run's row to its last step."""
     last = steps[-1]
     run.step = max(run.step, int(last["step"]))
@@ -271,7 +272,7 @@ def _summarise(run: Run, steps: np.ndarray[Any, Any]) -> None:
     run.steps_per_second = _speed(run, steps["step_us"][-SPEED_STEPS:])
 
 
-def _speed(run: Run, step_us: np.ndarray[Any, Any]) -> float | None:
+def _speed(run: Run, step_us: NDArray[np.uint32]) -> float | None:
     """Return the mean steps per second of about the last 200 steps; step_us: of the newest.
 
     A run's first step is left out once there are others: it compiles, and fills caches. Of a
@@ -287,9 +288,9 @@ def _speed(run: Run, step_us: np.ndarray[Any, Any]) -> float | None:
 
 
 def _record_events(connection: Connection, run: Run, rows: Iterable[events.StepEvent]) -> None:
-    scaler_events: list[dict[str, Any]] = []
+    scaler_events: list[dict[str, object]] = []
     metrics: list[events.Metric] = []
-    diagnoses: list[dict[str, Any]] = []
+    diagnoses: list[dict[str, object]] = []
     acknowledged: list[int] = []
     for event in rows:
         if isinstance(event, events.Metric):
@@ -343,8 +344,8 @@ def _record_metrics(connection: Connection, run: Run, metrics: list[events.Metri
 
 
 def _without_worse_replays(
-    connection: Connection, run_id: int, diagnoses: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
+    connection: Connection, run_id: int, diagnoses: list[dict[str, object]]
+) -> list[dict[str, object]]:
     """Drop inexact replays of steps that have an exact one.
 
     Inexact replays are manual ones, with later weights.
@@ -370,7 +371,7 @@ def _without_worse_replays(
 def _upsert(
     connection: Connection,
     table: type[Table],
-    rows: list[dict[str, Any]],
+    rows: list[dict[str, object]],
     key: Sequence[str] = (),
 ) -> None:
     if not rows:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from typing import Any
 
 from torch import nn
 
@@ -80,7 +79,7 @@ class Calls:
     def _noting(self, clipping: Callable[..., None]) -> Callable[..., None]:
         """Return a method that keeps the line of a clip, which only a later call shows as wrong."""
 
-        def wrapper(*arguments: Any) -> None:
+        def wrapper(*arguments: object) -> None:
             self._clip = place_of_caller()
             clipping(*arguments)
 

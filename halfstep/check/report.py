@@ -100,7 +100,7 @@ def from_json(text: str) -> Report:
         raise ValueError(f"{NO_REPORT}: {error}") from error
 
 
-def from_content(content: Any) -> Report:
+def from_content(content: object) -> Report:
     """Return the report of parsed JSON. Raises ValueError."""
     try:
         return msgspec.convert(_numbers(content), Report)
@@ -152,7 +152,7 @@ def _escape(text: str, *, is_message: bool = False) -> str:
     return text if is_message else text.replace(":", "%3A").replace(",", "%2C")
 
 
-def _numbers(value: Any) -> Any:
+def _numbers(value: object) -> Any:
     """Return JSON with the texts of numbers that are not finite as numbers."""
     if isinstance(value, dict):
         return {

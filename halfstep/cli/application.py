@@ -55,7 +55,7 @@ class Command(TyperCommand):
                     raise typer.BadParameter(message, ctx=ctx, param=parameter)  # type: ignore[arg-type]
         return rest
 
-    def invoke(self, ctx: Any) -> Any:
+    def invoke(self, ctx: Any) -> object:
         """Run the command; expected errors and those of files become a sentence."""
         files = _file_errors() if self.has_file_errors else nullcontext()
         with files, warnings.catch_warnings():
@@ -198,7 +198,7 @@ def _file_errors() -> Iterator[None]:
         sys.exit(f"halfstep: {f'{name}: ' if name else ''}{error.strerror or error}")
 
 
-def _without_pydantic(parameters: list[Any]) -> list[Any]:
+def _without_pydantic(parameters: list[Any]) -> list[object]:
     """Give parameters of simple types a converter without pydantic, and return all.
 
     typer's own converters load pydantic, 80 ms of each command, and word their errors for
@@ -223,7 +223,7 @@ class _Converter:
     def __init__(self, kind: Any, least: float | None, most: float | None) -> None:
         self._kind, self._least, self._most = kind, least, most
 
-    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+    def coerce(self, value: Any, param: Any, ctx: Any) -> object:
         """Convert the argument, or pass on a default, which already has its type."""
         is_many = param.multiple or param.nargs == -1
         if value is None:
@@ -233,7 +233,7 @@ class _Converter:
         except ValueError as error:
             raise typer.BadParameter(str(error), ctx=ctx, param=param) from error
 
-    def _one(self, value: Any) -> Any:
+    def _one(self, value: Any) -> object:
         if not isinstance(value, str):
             return value
         if get_origin(self._kind) is Literal:

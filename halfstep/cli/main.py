@@ -112,7 +112,7 @@ def _reject(error: typer.TyperException, *, as_json: bool) -> NoReturn:
 class Root(Group):
     """Imports a command when it is used; `--help` imports all of them, which takes a second."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
+    def list_commands(self, ctx: object) -> list[str]:
         """Return the names of the commands that are installed."""
         return sorted({*CLIENT, *self._installed})
 
@@ -133,13 +133,13 @@ class Root(Group):
         return PassThrough(name, _not_installed(name), "") if name in SERVICE else None
 
     @cached_property
-    def _installed(self) -> dict[str, Any]:
+    def _installed(self) -> dict[str, object]:
         from importlib.metadata import entry_points  # 30 ms, which the client's commands save
 
         return {point.name: point for point in entry_points(group=GROUP)}
 
 
-def _load(point: Any) -> Any:
+def _load(point: Any) -> object:
     """Return the command of an entry point; one that cannot be loaded reports why when run."""
     try:
         loaded = point.load()

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import typer
 
 from halfstep.cli import command_line
-from halfstep.telemetry.plain_json import is_unicode
+from halfstep.telemetry.plain_json import JsonObject, is_unicode
 
 Precision: TypeAlias = Literal["fp16", "bf16", "fp32", "fp8"]
 
@@ -148,7 +148,7 @@ def command_of(
 
 def configuration(fields: Iterable[str] | None, precision: str | None) -> dict[str, Any]:
     """Return a nested configuration of `--set group.field=value` and --precision."""
-    config: dict[str, Any] = {}
+    config: JsonObject = {}
     for path, text in pairs("--set", fields or (), "FIELD=VALUE"):
         *groups, field = path.split(".")
         group = config
@@ -173,7 +173,7 @@ def pairs(
     return split
 
 
-def value_of(text: str) -> Any:
+def value_of(text: str) -> object:
     """Return a value that was typed: JSON if it is JSON, else the text itself."""
     try:
         return json.loads(text)

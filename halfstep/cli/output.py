@@ -18,20 +18,20 @@ def say(text: str, stream: IO[str] | None = None) -> None:
         return
 
 
-def print_result(result: Any, text: str, *, as_json: bool) -> None:
+def print_result(result: object, text: str, *, as_json: bool) -> None:
     """Print the result of a command, as a JSON object or as text; nothing if the text is empty."""
     if as_json or text:
         print(json.dumps(result) if as_json else text, flush=True)  # noqa: T201 - a command prints
 
 
-def print_json(results: Iterable[Any]) -> None:
+def print_json(results: Iterable[object]) -> None:
     """Print results as JSON, one object per line."""
     for result in results:
         print(json.dumps(result), flush=True)  # noqa: T201 - a command prints
 
 
 def print_list(
-    results: Iterable[Any],
+    results: Iterable[object],
     columns: Sequence[str],
     row_of: Callable[[Any], Sequence[str]],
     *,

@@ -6,7 +6,6 @@ module imports torch.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,7 +106,7 @@ class Collector:
         return False
 
     def pass_begins(
-        self, step: int, count: int, roots: Any, losses: list[Value] | None, *, has_stepped: bool
+        self, step: int, count: int, roots: object, losses: list[Value] | None, *, has_stepped: bool
     ) -> None:
         """Examine a backward pass. step: the current one.  count: passes so far."""
         if count in PRECISION_PASSES:
@@ -139,7 +138,7 @@ class Collector:
         """Record an update of the scaler without an optimizer step."""
         self._tallies[NotStepped].add(step)
 
-    def record_scaled_clip(self, step: int, optimizer: str, max_norm: Any) -> None:
+    def record_scaled_clip(self, step: int, optimizer: str, max_norm: object) -> None:
         """Record a clip of gradients that are multiplied by the scale."""
         norm = float(max_norm) if isinstance(max_norm, int | float) else None
         self._tallies[ScaledClip].add(step, optimizer=optimizer, max_norm=norm)
@@ -229,7 +228,7 @@ class Collector:
         """Report completed copies from a device."""
         self.host_copies.report(wait=wait)
 
-    def _read_precision(self, step: int, roots: Any) -> None:
+    def _read_precision(self, step: int, roots: object) -> None:
         dtype = computing_type(roots)
         if dtype and dtype not in self._precisions:
             self._precisions.add(dtype)

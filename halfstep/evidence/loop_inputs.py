@@ -7,7 +7,6 @@ parameters and scalars do not count as inputs; a mask of -inf does, and is valid
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,7 +52,7 @@ def counts_of(tensor: Tensor) -> Tensor:
     return torch.stack([tensor.isposinf().sum(), tensor.isnan().sum()])
 
 
-def nonfinite_tensors(name: str, value: Any) -> Iterator[tuple[str, int, int]]:
+def nonfinite_tensors(name: str, value: object) -> Iterator[tuple[str, int, int]]:
     """Yield the nonfinite tensors in a value: name, number of inf and of NaN.
 
     The host waits for those on a device.

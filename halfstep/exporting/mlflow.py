@@ -105,7 +105,7 @@ def _flat(config: Any, path: str = "") -> Iterator[tuple[str, str]]:
         yield path, config if isinstance(config, str) else json.dumps(config)
 
 
-def _experiment(name: str, number: str, place: Path) -> dict[str, Any]:
+def _experiment(name: str, number: str, place: Path) -> dict[str, object]:
     return {
         "artifact_location": place.resolve().as_uri(),
         "experiment_id": number,
@@ -138,5 +138,5 @@ def _milliseconds(seconds: float | None) -> int | None:
     return None if seconds is None else round(seconds * 1000)
 
 
-def _write_yaml(path: Path, content: dict[str, Any]) -> None:
+def _write_yaml(path: Path, content: dict[str, object]) -> None:
     path.write_text(json.dumps(content, indent=2))  # JSON is valid YAML

@@ -73,7 +73,7 @@ def write_run(
         attempts=[_attempt(number, run, writing.started) for number in writing.numbers()],
     )
     write_run_file(place, described)
-    marker: dict[str, Any] = {"identity": run.identity, "fingerprint": run.fingerprint}
+    marker: dict[str, object] = {"identity": run.identity, "fingerprint": run.fingerprint}
     counted = {"steps": written.steps, "numbers": written.numbers, "media": written.media}
     marker |= {"attempt": writing.files.attempt} | counted
     write_json(place / IMPORTED, marker)  # last: if it is missing, all is written again

@@ -34,7 +34,7 @@ def named_suffix_of(path: str, content: bytes) -> str:
     return suffix if SUFFIX.fullmatch(suffix) else suffix_of(content) or "bin"
 
 
-def histogram_of(edges: Any, counts: Any) -> bytes | None:
+def histogram_of(edges: object, counts: object) -> bytes | None:
     """Return a histogram as JSON in the format of `halfstep.Histogram`; None if it is invalid.
 
     edges: one more than counts, evenly spaced: our format has no others.
@@ -53,7 +53,7 @@ def histogram_of(edges: Any, counts: Any) -> bytes | None:
     return json.dumps(histogram | {"counts": whole, "nonfinite": 0}).encode()
 
 
-def table_of(columns: Any, rows: Any) -> bytes | None:
+def table_of(columns: object, rows: object) -> bytes | None:
     """Return a table as CSV; None if it is invalid. Nested cells become JSON."""
     if not (isinstance(columns, list) and isinstance(rows, list)):
         return None
@@ -66,7 +66,7 @@ def table_of(columns: Any, rows: Any) -> bytes | None:
     return text.getvalue().encode(errors="backslashreplace")
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: object) -> object:
     return json.dumps(value) if isinstance(value, dict | list) else value
 
 

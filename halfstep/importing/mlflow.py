@@ -18,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 from halfstep.importing.media import read
 from halfstep.importing.source import Damaged, Media, Point, SourceRun, literal, nest
 from halfstep.telemetry.attempt_messages import WatchedStatus
+from halfstep.telemetry.plain_json import JsonObject
 
 STATUSES: dict[str, WatchedStatus] = {"FAILED": "failed", "KILLED": "terminated"}
 NUMBERED = {4: "FAILED", 5: "KILLED"}  # numbers in meta.yaml
@@ -227,7 +228,7 @@ def _media(files: list[Path], left_out: "Counter[str]") -> Iterator[Media]:
             yield Media(path.stem, 0, None, content)
 
 
-def _config(params: dict[str, str]) -> dict[str, Any]:
+def _config(params: dict[str, str]) -> JsonObject:
     return nest({name: literal(value) for name, value in params.items()})
 
 

@@ -159,7 +159,7 @@ def _rows(
             raise Damaged(f"{file} is damaged: {' '.join(str(error).split())}") from error
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any) -> object:
     return value.isoformat() if isinstance(value, datetime) else value
 
 

@@ -4,7 +4,7 @@ import ast
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from halfstep.telemetry.attempt_messages import WatchedStatus
 from halfstep.telemetry.plain_json import JsonObject
@@ -53,7 +53,7 @@ class SourceRun:
     left_out: "Counter[str]" = field(default_factory=Counter)
 
 
-def literal(text: str) -> Any:
+def literal(text: str) -> object:
     """Return the number or bool that a text represents, else the text."""
     try:
         value = ast.literal_eval(text.strip())
@@ -62,9 +62,9 @@ def literal(text: str) -> Any:
     return value if isinstance(value, int | float | bool) else text
 
 
-def nest(flat: dict[str, Any]) -> dict[str, Any]:
+def nest(flat: dict[str, object]) -> dict[str, object]:
     """Expand "a/b" to b within a; a name that is both value and group stays flat."""
-    tree: dict[str, Any] = {}
+    tree: dict[str, object] = {}
     for path, value in sorted(flat.items()):
         *groups, name = path.split("/")
         inner = tree

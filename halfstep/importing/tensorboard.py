@@ -102,7 +102,7 @@ def _beginning(file: Path) -> tuple[float | None, dict[str, Any]]:
     return started, {}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any) -> object:
     kind = value.WhichOneof("kind")
     return getattr(value, kind) if kind in ("number_value", "string_value", "bool_value") else None
 

@@ -11,7 +11,7 @@ itself reads the log in Go and no longer has a Python module for it.
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from struct import Struct
@@ -135,7 +135,7 @@ def _row(
             left_out["text" if isinstance(value, str) else "list"] += 1
 
 
-def _made(kind: Any, value: dict[str, Any], files: Path) -> tuple[str, bytes] | None:
+def _made(kind: Any, value: Mapping[str, object], files: Path) -> tuple[str, bytes] | None:
     """Return suffix and content of a converted histogram or table; None for other types."""
     content = None
     if kind == "histogram":
@@ -165,7 +165,7 @@ def _item(item: dict[int, list[Any]]) -> tuple[tuple[str, ...], Any]:
     return name, json.loads(item[8][0]) if 8 in item else _text(item, 7)
 
 
-def _settings(update: dict[int, list[Any]]) -> dict[str, Any]:
+def _settings(update: dict[int, list[Any]]) -> dict[str, object]:
     """Return the values that a ConfigRecord sets."""
     set_items = dict(_item(fields(item)) for item in update.get(1, []))
     return {".".join(path): value for path, value in set_items.items()}

@@ -28,7 +28,7 @@ class Leaves:
         values, self._spec = tree_flatten(tree)
         self._count = len(values)
         #: By position of a dataclass: an empty one, the names of its fields, and their leaves.
-        self._inner: dict[int, tuple[Any, list[str], Leaves]] = {}
+        self._inner: dict[int, tuple[object, list[str], Leaves]] = {}
         self.flat: list[Any] = []
         for index, value in enumerate(values):
             if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -39,7 +39,7 @@ class Leaves:
             else:
                 self.flat.append(value)
 
-    def rebuild(self, flat: Sequence[Any]) -> Any:
+    def rebuild(self, flat: Sequence[object]) -> Any:
         """Return a tree like this one with other leaves."""
         following, values = iter(flat), []
         for index in range(self._count):
@@ -68,8 +68,8 @@ class Call:
         self.random = (0, 0)  # indices of the generators' states before and after
         self.state: dict[str, Kept] = {}  # the module's own buffers and tensors, before the call
         #: By position among the leaves: a kept tensor, or any other value as it was passed.
-        self.inputs: list[Any] = []
-        self.outputs: list[Any] = []
+        self.inputs: list[object] = []
+        self.outputs: list[object] = []
         self.result: Leaves | None = None
         #: Results that are arguments overwritten in place: position of the argument by that of the
         #: result.
@@ -115,7 +115,7 @@ def intercept(handler: Handler) -> Iterator[None]:
     is_first = not _handlers
     _handlers.append(handler)
 
-    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def call(module: nn.Module, *args: object, **kwargs: object) -> object:
         if isinstance(module, DistributedDataParallel):  # without its collective operations
             return module.module(*args, **kwargs)
         return _handlers[-1](module, partial(original, module), args, kwargs)
@@ -141,7 +141,7 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != NO_PASS
 
 
-def _with(value: Any, names: Sequence[str], fields: Sequence[Any]) -> Any:
+def _with(value: object, names: Sequence[str], fields: Sequence[object]) -> object:
     """Return a copy of a dataclass with other values, also of frozen fields."""
     changed = copy(value)
     for name, field in zip(names, fields, strict=True):

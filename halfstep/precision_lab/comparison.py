@@ -139,7 +139,7 @@ class Comparison:
     def in_reference(self) -> Iterator[dict[int, Any]]:
         """Compute in the reference's precision; yield the cast parameters by the original's id."""
 
-        def call(module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        def call(module: nn.Module, run: Callable[..., object], args: Any, kwargs: Any) -> object:
             args, kwargs = cast_floats((args, kwargs), self._reference)
             return run(*args, **kwargs)
 
@@ -191,7 +191,7 @@ class Comparison:
         device_type, names, depth = self.setting.device_type, self.setting.names, 0
         outermost: set[nn.Module] = set()  # modules that the loss function calls
 
-        def call(module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        def call(module: nn.Module, run: Callable[..., object], args: Any, kwargs: Any) -> object:
             nonlocal depth
             is_outermost = depth == 0 and mix.is_loss_in_fp32 and module in names
             if is_outermost and in_backward():  # activation checkpointing repeats a forward
@@ -252,7 +252,7 @@ def region(device_type: str, dtype: torch.dtype) -> torch.autocast:
     return torch.autocast(device_type, low, enabled=is_low, cache_enabled=False)
 
 
-def cast_floats(tree: Any, dtype: torch.dtype, only: Sequence[torch.dtype] = ()) -> Any:
+def cast_floats(tree: object, dtype: torch.dtype, only: Sequence[torch.dtype] = ()) -> Any:
     """Return a tree of arguments with its floating tensors in a dtype; only those of some types."""
     leaves = Leaves(tree)
     return leaves.rebuild(

@@ -80,7 +80,7 @@ UNDERFLOW_SHARE = 0.01
 
 def precision_diff(
     model: nn.Module,
-    batch: Any,
+    batch: object,
     loss_fn: Callable[[nn.Module, Any], Tensor],
     dtype: torch.dtype = torch.float16,
     *,
@@ -124,7 +124,7 @@ def diff_of(
     reference: torch.dtype = torch.float32,
     *,
     step: int = 0,
-    given: Any = None,
+    given: object = None,
     names: Mapping[nn.Module, str] | None = None,
     causes: int = 0,
     is_searched: bool = True,
@@ -166,7 +166,7 @@ class _Diff(Comparison):
         closure: Callable[[], Tensor],
         dtype: torch.dtype,
         reference: torch.dtype,
-        given: Any,
+        given: object,
         own_names: Mapping[nn.Module, str] | None,
         *,
         is_searched: bool,

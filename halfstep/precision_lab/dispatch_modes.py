@@ -39,7 +39,7 @@ class EqualOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._on_write, self._reference = on_write, reference
         #: By operation: positions and names of the arguments that it changes; whether it is random.
-        self._kinds: dict[Any, tuple[list[tuple[int, str]], bool]] = {}
+        self._kinds: dict[object, tuple[list[tuple[int, str]], bool]] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -47,8 +47,8 @@ class EqualOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self, func: Any, types: object, args: Any = (), kwargs: dict[str, object] | None = None
+    ) -> object:
         kwargs = kwargs or {}
         if (kind := self._kinds.get(func)) is None:
             kind = self._kinds[func] = _find_written(func), func.overloadpacket.__name__ in RANDOM
@@ -71,7 +71,7 @@ def _find_written(func: Any) -> list[tuple[int, str]]:
     return [(i, a.name) for i, a in arguments if a.alias_info and a.alias_info.is_write]
 
 
-def _random(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def _random(func: Any, args: Any, kwargs: dict[str, object]) -> object:
     """Call a random operation with float32 instead of any other floating dtype."""
     dtype = kwargs.get("dtype")
     if isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype != torch.float32:
@@ -91,7 +91,7 @@ def _is_other_float(value: Any) -> bool:
     return is_float and value.dtype != torch.float32
 
 
-def _cast(tree: Any, dtype: torch.dtype) -> Any:
+def _cast(tree: object, dtype: torch.dtype) -> Any:
     return tree_map(
         lambda v: v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v, tree
     )

@@ -40,7 +40,7 @@ class LocalRun:
         setting: Setting,
         states: list[list[Tensor]],
         call: Call,
-        run: Callable[..., Any],
+        run: Callable[..., object],
         leaves: Leaves,
         dtypes: list[torch.dtype | None],
         only: set[int] | None = None,
@@ -58,7 +58,7 @@ class LocalRun:
         self.parameters: dict[int, Tensor] = {}  # their gradients by id
         self._next = 0  # child
         self._is_plain = False
-        self._repeatable: dict[nn.Module, list[Any]] = {}  # results by child
+        self._repeatable: dict[nn.Module, list[object]] = {}  # results by child
         #: Where gradients start, and these; where they are measured, and the reference's.
         self._starts: list[GradientEdge] = []
         self._start_gradients: list[Tensor] = []
@@ -67,7 +67,7 @@ class LocalRun:
         self._end_inputs: list[int | None] = []
         self._beyond: list[Tensor] = []  # whether a cast of a finite number was infinite
 
-    def attempt(self, kind: str) -> list[Any] | None:
+    def attempt(self, kind: str) -> list[object] | None:
         """Run and measure; return the results, or None with the reason in `why`.
 
         kind: "low"; "fp32": the module computes in fp32 what arrives in low precision;
@@ -87,7 +87,7 @@ class LocalRun:
                 stack.enter_context(saved_tensors_hooks(Tensor.detach, _same))
                 stack.enter_context(preserve_attributes(modules))
                 stack.enter_context(intercept(self._call_module))
-                casts: dict[int, Any] = {}
+                casts: dict[int, object] = {}
                 if kind != "low":
                     own = setting.modules if call.module is None else list(call.module.modules())
                     casts = stack.enter_context(setting.in_reference(own))
@@ -108,7 +108,7 @@ class LocalRun:
             if is_random:
                 set_torch_state(setting.devices, before)
 
-    def _measure(self, casts: Mapping[int, Any]) -> list[Any] | None:
+    def _measure(self, casts: Mapping[int, object]) -> list[object] | None:
         call = self._call
         args, kwargs = self._leaves.rebuild(self._inputs())
         outputs = Leaves(self._run(*args, **kwargs)).flat
@@ -138,7 +138,7 @@ class LocalRun:
         pairs = ((k, g, other.parameters.get(k)) for k, g in self.parameters.items())
         return {key: right - own for key, own, right in pairs if right is not None}
 
-    def _go_back(self, casts: Mapping[int, Any]) -> None:
+    def _go_back(self, casts: Mapping[int, object]) -> None:
         """Compare the gradients of the inputs and of the children's results."""
         setting = self._setting
         original = {id(cast): key for key, cast in casts.items()}
@@ -162,7 +162,7 @@ class LocalRun:
             if index is not None and gradient is not None:
                 self.input_gradients[index] = gradient.detach()  # in half precision half as large
 
-    def _inputs(self) -> list[Any]:
+    def _inputs(self) -> list[object]:
         call, values = self._call, list[Any]()
         stand_ins: dict[Kept, Tensor] = {}  # the same tensor twice is one
         for index, kept in enumerate(call.inputs):
@@ -216,8 +216,8 @@ class LocalRun:
         return rounded
 
     def _call_module(
-        self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Any:
+        self, module: nn.Module, run: Callable[..., object], args: Any, kwargs: Any
+    ) -> object:
         """Return the reference's result of a child instead of calling it."""
         if self._is_plain or module not in self._setting.names:
             return run(*args, **kwargs)
@@ -245,7 +245,7 @@ class LocalRun:
         self._repeatable.setdefault(module, []).append(result)
         return result
 
-    def _begin_at(self, child: Call, given: list[Any]) -> None:
+    def _begin_at(self, child: Call, given: list[object]) -> None:
         """Start gradients at the arguments of a child, whose gradients the reference knows."""
         for index, gradient in child.input_gradients.items():
             value = given[index] if index < len(given) else None
@@ -254,8 +254,8 @@ class LocalRun:
                 low = value.dtype if self._kind == "low" else None
                 self._start_gradients.append(self._scale(gradient, value, low))
 
-    def _results(self, child: Call, given: list[Any]) -> list[Any]:
-        results: list[Any] = []
+    def _results(self, child: Call, given: list[Any]) -> list[object]:
+        results: list[object] = []
         for index, kept in enumerate(child.outputs):
             if not isinstance(kept, Kept):
                 results.append(kept)

@@ -78,7 +78,7 @@ class LowPass(Pass):
         return None
 
     def _record(
-        self, call: Call, run: Callable[..., Any], leaves: Leaves, values: list[Any]
+        self, call: Call, run: Callable[..., object], leaves: Leaves, values: list[object]
     ) -> Any:
         watched = WatchedInputs(values, partial(self._compare_gradient, call))
         result = self._run(call, run, leaves, watched.values)
@@ -114,7 +114,7 @@ class LowPass(Pass):
 
     def _run_locally(
         self, call: Call, run: Callable[..., Any], leaves: Leaves, dtypes: list[torch.dtype | None]
-    ) -> list[Any] | None:
+    ) -> list[object] | None:
         """Measure the local errors of a call; return its local results, or None if unknown."""
         setting, measured = self._setting, call.measured
         if call.module is not None:  # those that it is known to use, should it not be repeated

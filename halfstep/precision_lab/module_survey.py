@@ -46,7 +46,7 @@ class Survey:
         self._types: dict[nn.Module, tuple[Types, Types]] = {}
         counter = OwnWork()
 
-        def call(module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        def call(module: nn.Module, run: Callable[..., object], args: Any, kwargs: Any) -> object:
             if module not in self._names:
                 return run(*args, **kwargs)
             with counter.inside(self._names[module]):
@@ -93,7 +93,7 @@ class Survey:
     def _isolate(self, device_type: str, names: Collection[str]) -> Iterator[None]:
         stack = [LOSS in names]  # whether the calling module computes in low precision
 
-        def call(module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        def call(module: nn.Module, run: Callable[..., object], args: Any, kwargs: Any) -> object:
             name = self._names.get(module)
             if name is None:
                 return run(*args, **kwargs)
@@ -136,8 +136,8 @@ class OwnWork(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return {name: Work(self._operations[name], self._bytes[name]) for name in self._bytes}
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self, func: Any, types: object, args: Any = (), kwargs: dict[str, object] | None = None
+    ) -> object:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         name = self._stack[-1]
@@ -163,17 +163,17 @@ def forward_ms(comparison: Comparison, mix: Mix) -> dict[str, float]:
     names = comparison.setting.names
     samples: dict[str, list[float]] = defaultdict(list)
     for number in range(TIMED_PASSES + 1):
-        spans: list[tuple[str, str, Any, Any]] = []  # module, its caller, start and end
+        spans: list[tuple[str, str, Any, object]] = []  # module, its caller, start and end
         stack = [LOSS]
 
         def call(
             module: nn.Module,
-            run: Callable[..., Any],
-            args: Any,
-            kwargs: Any,
+            run: Callable[..., object],
+            args: tuple[object, ...],
+            kwargs: dict[str, object],
             stack: list[str] = stack,
-            spans: list[tuple[str, str, Any, Any]] = spans,
-        ) -> Any:
+            spans: list[tuple[str, str, object, object]] = spans,
+        ) -> object:
             if module not in names:
                 return run(*args, **kwargs)
             start, end = cuda_event(), cuda_event()
@@ -220,7 +220,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor) -> int:
     return int(sdpa_flop_count(q.shape, k.shape, v.shape))  # type: ignore[no-untyped-call]
 
 
-def cuda_event() -> Any:
+def cuda_event() -> torch.cuda.Event:
     """Return an event that takes the time."""
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
@@ -230,7 +230,7 @@ def dtypes_of(leaves: Leaves) -> Types:
     return [value.dtype if is_float(value) else None for value in leaves.flat]
 
 
-def as_types(tree: Any, types: Types) -> Any:
+def as_types(tree: object, types: Types) -> Any:
     """Return a tree with floats in these dtypes; without dtypes half precision in float32."""
     leaves = Leaves(tree)
     if len(types) != len(leaves.flat):
@@ -239,6 +239,6 @@ def as_types(tree: Any, types: Types) -> Any:
     return leaves.rebuild([v.to(t) if t is not None and is_float(v) else v for v, t in pairs])
 
 
-def is_half(value: Any) -> bool:
+def is_half(value: object) -> bool:
     """Return whether a value is a tensor in half precision."""
     return is_float(value) and value.dtype in (torch.float16, torch.bfloat16)

@@ -63,8 +63,8 @@ class Pass:
         self._is_plain = False  # in a call that is not recorded
 
     def _call_module(
-        self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Any:
+        self, module: nn.Module, run: Callable[..., object], args: Any, kwargs: Any
+    ) -> object:
         is_repeated = in_backward()  # by activation checkpointing
         is_inside = self._stack or is_repeated
         if self._is_plain or module not in self._setting.names or not is_inside:
@@ -84,14 +84,14 @@ class Pass:
                 self._is_plain = False
         return self._record(call, run, leaves, values)
 
-    def _cast(self, value: Any) -> Any:
+    def _cast(self, value: object) -> Any:
         return value
 
     def _next_call(self, module: nn.Module) -> Call | None:
         raise NotImplementedError
 
     def _record(
-        self, call: Call, run: Callable[..., Any], leaves: Leaves, values: list[Any]
+        self, call: Call, run: Callable[..., object], leaves: Leaves, values: list[object]
     ) -> Any:
         raise NotImplementedError
 

@@ -40,7 +40,7 @@ MODULES_SHOWN = 1000
 
 def precision_plan(
     model: nn.Module,
-    batches: Iterable[Any],
+    batches: Iterable[object],
     loss_fn: Callable[[nn.Module, Any], Tensor],
     *,
     max_error: float = MAX_ERROR,
@@ -71,7 +71,7 @@ def precision_plan(
         raise ValueError(f"batches has {count}: pass 1 to {MOST_BATCHES}")
     check_models([model])
 
-    def situation(batch: Any) -> Situation:
+    def situation(batch: object) -> Situation:
         return Situation(Comparison((model,), lambda: loss_fn(model, batch), given=batch))
 
     return plan_of(

@@ -49,7 +49,7 @@ class PlanPoint:
     @property
     def config(self) -> dict[str, Any]:
         """The settings of a run. Those of the loss function are not among them."""
-        config: dict[str, Any] = {"precision": self.precision}
+        config: JsonObject = {"precision": self.precision}
         modules = {"fp32": self.fp32, "bf16": self.bf16}
         if any(modules.values()):
             config["modules"] = {name: patterns for name, patterns in modules.items() if patterns}

@@ -111,7 +111,7 @@ def preserve_attributes(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 def containers_of(module: nn.Module) -> Iterator[Any]:
     """Yield the containers among a module's attributes, and those in them."""
-    found: dict[int, Any] = {}
+    found: dict[int, object] = {}
     waiting = list(vars(module).values())
     while waiting and len(found) < MOST_CONTAINERS:
         value = waiting.pop()
@@ -206,7 +206,7 @@ def no_autocast(device_type: str) -> Iterator[None]:
     """Disable autocast, also where a module enables it."""
     enter, ours = torch.autocast.__enter__, threading.get_ident()
 
-    def enter_disabled(region: torch.autocast) -> Any:
+    def enter_disabled(region: torch.autocast) -> object:
         if threading.get_ident() != ours:
             return enter(region)  # type: ignore[no-untyped-call]
         enabled, region._enabled = region._enabled, False

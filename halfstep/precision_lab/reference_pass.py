@@ -39,7 +39,7 @@ class ReferencePass(Pass):
             gradients = gradients_of(loss, parameters)
         return loss.detach(), gradients
 
-    def _cast(self, value: Any) -> Any:
+    def _cast(self, value: Any) -> object:
         is_other = is_float(value) and value.dtype != self._setting.reference
         return value.to(self._setting.reference) if is_other else value
 
@@ -60,7 +60,7 @@ class ReferencePass(Pass):
         return call
 
     def _record(
-        self, call: Call, run: Callable[..., Any], leaves: Leaves, values: list[Any]
+        self, call: Call, run: Callable[..., object], leaves: Leaves, values: Sequence[object]
     ) -> Any:
         keep = self._setting.kept.keep
         if call.module is not None:
@@ -106,7 +106,7 @@ def find_used_inside(results: Sequence[Any], inputs: Sequence[Any]) -> set[int]:
         return set()
     seen = {value.grad_fn for value in inputs if _has_gradient(value)}
     nodes: list[Any] = [edge.node for _, edge in edges]
-    used: set[tuple[Any, int]] = set()
+    used: set[tuple[object, int]] = set()
     while nodes:
         node = nodes.pop()
         if node in seen:
@@ -120,5 +120,5 @@ def find_used_inside(results: Sequence[Any], inputs: Sequence[Any]) -> set[int]:
     return {index for index, edge in edges if (edge.node, edge.output_nr) in used}
 
 
-def _has_gradient(value: Any) -> bool:
+def _has_gradient(value: object) -> bool:
     return is_float(value) and value.requires_grad

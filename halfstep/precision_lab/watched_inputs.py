@@ -17,7 +17,7 @@ class WatchedInputs:
     """
 
     def __init__(self, values: Sequence[Any], store: Callable[[int, Tensor | None], None]) -> None:
-        self.values: list[Any] = []
+        self.values: list[object] = []
         seen: dict[int, Tensor] = {}
         self._originals: dict[int, Tensor] = {}  # by the id of the view
         self._versions: list[tuple[int, Tensor, int]] = []

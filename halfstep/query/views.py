@@ -81,7 +81,7 @@ class Views:
                 self._show_files(name, runs)
         return self._connection.execute(sql)
 
-    def _insert(self, name: str, rows: Iterator[dict[str, Any]]) -> None:
+    def _insert(self, name: str, rows: Iterator[dict[str, object]]) -> None:
         path = self._folder / f".{name}-{os.getpid()}.jsonl"
         try:
             with path.open("w") as file:

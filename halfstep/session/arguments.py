@@ -36,7 +36,7 @@ def config(value: object, on_loss: OnLoss) -> Any:
     return read
 
 
-def first_config(value: object) -> Any:
+def first_config(value: object) -> object:
     """Convert a new run's configuration; print a line and return None if it is invalid."""
     try:
         return config(value, say)
@@ -103,21 +103,21 @@ def intervals(
     return histogram, layers, headroom, norms
 
 
-def folder(value: Any) -> Path:
+def folder(value: object) -> Path:
     """Return the absolute path of the folder of runs. Raises ValueError."""
     if value is not None and not isinstance(value, str | os.PathLike):
         raise ValueError(f"folder is {in_a_line(value)}; allowed: a path")
     return Path(value or runs_folder()).absolute()
 
 
-def run(value: Any) -> str | None:
+def run(value: object) -> str | None:
     """Return the run to continue. Raises ValueError: a wrong name is not ignored."""
     if value is None or _is_label(_clean(value)):
         return cast("str | None", _clean(value))
     raise ValueError(f"run is {in_a_line(value)}; allowed: {LABEL}")
 
 
-def label(argument: str, value: Any) -> str | None:
+def label(argument: str, value: object) -> str | None:
     """Return a label of the run; print a line and return None if it is invalid."""
     if value is None or _is_label(_clean(value)) or (isinstance(value, str) and not value):
         return cast("str | None", _clean(value))
@@ -125,7 +125,7 @@ def label(argument: str, value: Any) -> str | None:
     return None
 
 
-def tags(value: Any) -> list[str]:
+def tags(value: object) -> list[str]:
     """Return the valid tags, of a list or a single text; print a line about the others."""
     if isinstance(value, str):
         value = [value]
@@ -139,7 +139,7 @@ def tags(value: Any) -> list[str]:
     return [tag for tag in cleaned_tags if _is_label(tag)]
 
 
-def _clean(value: Any) -> Any:
+def _clean(value: object) -> Any:
     """Return a text without characters that cannot be stored; other values unchanged."""
     return clean(value) if isinstance(value, str) else value
 
@@ -148,7 +148,7 @@ def _is_label(value: Any) -> bool:
     return _is_name(value) and not value.isspace()
 
 
-def _is_name(value: Any) -> bool:
+def _is_name(value: object) -> bool:
     return isinstance(value, str) and 1 <= len(value) <= NAME_CHARACTERS and is_clean(value)
 
 
@@ -189,7 +189,7 @@ def _number(several: "Sequence[Optimizer]") -> "dict[str, Optimizer]":
     return dict(zip(names, several, strict=True))
 
 
-def scaler(value: Any) -> "GradScaler | None":
+def scaler(value: object) -> "GradScaler | None":
     """Return the scaler to observe; None for all, with a line if it is not torch's."""
     if value is None or not find_spec("torch"):
         return None

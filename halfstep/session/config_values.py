@@ -37,7 +37,7 @@ ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 OnLoss = Callable[[str], None]
 
 
-def as_config(value: Any, on_loss: OnLoss = lambda _: None) -> Any:
+def as_config(value: object, on_loss: OnLoss = lambda _: None) -> Any:
     """Convert a configuration to JSON, with notes for values that JSON cannot hold.
 
     on_loss: called with a line for each of these, at most MAX_LINES times. Only tensors on the CPU
@@ -83,7 +83,7 @@ class _Converter:
         elif self._lines == MAX_LINES:
             self._on_loss("config: further values were replaced with notes")
 
-    def _convert_safely(self, get: Callable[[], Any], place: _Place) -> Any:
+    def _convert_safely(self, get: Callable[[], object], place: _Place) -> Any:
         try:
             return self._convert(get(), place)
         except Exception as error:  # the script's proxy, property or interpolation can raise
@@ -92,7 +92,7 @@ class _Converter:
                 return MISSING
             return self._lost(place.path, _why(error))
 
-    def _convert(self, value: Any, place: _Place) -> Any:
+    def _convert(self, value: object, place: _Place) -> object:
         if value is None or type(value) in (bool, float):
             return value
         if isinstance(value, enum.Enum):
@@ -127,7 +127,7 @@ class _Converter:
         heapq.heappush(self._waiting, (order, next(self._count), work))
         return converted
 
-    def _fill(self, fill: Any, converted: Any, entries: Any, place: _Place) -> None:
+    def _fill(self, fill: Any, converted: Any, entries: object, place: _Place) -> None:
         """Fill an object or a list; keep the entries read so far if iteration fails."""
         try:
             fill(converted, entries, place)
@@ -135,7 +135,7 @@ class _Converter:
             note = self._lost(place.path, _why(error))
             converted.update({"…": note}) if isinstance(converted, dict) else converted.append(note)
 
-    def _text(self, value: Any, path: str) -> str:
+    def _text(self, value: object, path: str) -> str:
         raw = os.fspath(value) if isinstance(value, os.PathLike) else value
         text = raw.decode(errors="backslashreplace") if isinstance(raw, bytes) else str(raw)
         text = clean(text)
@@ -146,8 +146,8 @@ class _Converter:
 
     def _fill_object(
         self,
-        converted: dict[str, Any],
-        entries: Iterator[tuple[Any, Callable[[], Any]]],
+        converted: dict[str, object],
+        entries: Iterator[tuple[Any, Callable[[], object]]],
         place: _Place,
     ) -> None:
         for key, get in self._take(entries, place):
@@ -157,14 +157,14 @@ class _Converter:
             converted["…"] = self._lost(place.path, self._too_many())
 
     def _fill_list(
-        self, converted: list[Any], items: Iterator[Callable[[], Any]], place: _Place
+        self, converted: list[object], items: Iterator[Callable[[], Any]], place: _Place
     ) -> None:
         for number, get in enumerate(self._take(items, place)):
             converted.append(self._convert_safely(get, _below(place, str(number))))
         if next(items, None) is not None:
             converted.append(self._lost(place.path, self._too_many()))
 
-    def _take(self, entries: Iterator[Any], place: _Place) -> list[Any]:
+    def _take(self, entries: Iterator[object], place: _Place) -> list[Any]:
         """Take the entries of an object or list that the limits allow."""
         allowed = list(islice(entries, min(MAX_ITEMS, self._entries_left)))
         self._entries_left -= len(allowed)
@@ -203,7 +203,7 @@ def _summary(value: Any) -> str | None:
     return f"{kind} of {value.dtype}, shape {tuple(value.shape)}, on {where}"
 
 
-def _on_numpy(value: Any) -> Any:
+def _on_numpy(value: Any) -> object:
     """Convert a CPU tensor to an array; return an array unchanged."""
     if not hasattr(value, "detach"):
         return value
@@ -214,7 +214,7 @@ def _on_numpy(value: Any) -> Any:
         return value.float().numpy()
 
 
-def _number(value: Any) -> int | float | str | None:
+def _number(value: object) -> int | float | str | None:
     """Convert a number to Python's, at its own precision; None for any other value."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
@@ -226,7 +226,7 @@ def _number(value: Any) -> int | float | str | None:
     return float(value) if isinstance(value, numbers.Real | Decimal) else None
 
 
-def _entries(value: Any) -> Iterator[tuple[Any, Callable[[], Any]]] | None:
+def _entries(value: object) -> Iterator[tuple[object, Callable[[], object]]] | None:
     """Return an object's names, each with a getter of its value; None for other values."""
     if isinstance(value, Mapping):
         return ((key, partial(value.__getitem__, key)) for key in value)
@@ -236,7 +236,7 @@ def _entries(value: Any) -> Iterator[tuple[Any, Callable[[], Any]]] | None:
     return None if names is None else ((name, partial(getattr, value, name)) for name in names)
 
 
-def _field_names(value: Any) -> list[str] | None:
+def _field_names(value: object) -> list[str] | None:
     kind = type(value)
     if dataclasses.is_dataclass(kind):
         names = [field.name for field in dataclasses.fields(kind)]
@@ -253,12 +253,12 @@ def _field_names(value: Any) -> list[str] | None:
     return names
 
 
-def _size(value: Any) -> int:
+def _size(value: object) -> int:
     """Return how many entries an object or a list has."""
     return len(value) if hasattr(value, "__len__") else len(_field_names(value) or ())
 
 
-def _items(value: Any) -> Iterator[Callable[[], Any]] | None:
+def _items(value: object) -> Iterator[Callable[[], object]] | None:
     """Return getters of the entries of a list, set or array, in order; None for other values."""
     if isinstance(value, type):
         return None
@@ -274,7 +274,7 @@ def _items(value: Any) -> Iterator[Callable[[], Any]] | None:
     return None
 
 
-def _words(value: Any) -> str:
+def _words(value: object) -> str:
     """Return text for any other object, without addresses, so the same in every process."""
     if isinstance(value, ModuleType):
         return value.__name__
@@ -285,7 +285,7 @@ def _words(value: Any) -> str:
     return ADDRESS.sub("", str(value))
 
 
-def _fitting(config: Any, on_loss: OnLoss) -> Any:
+def _fitting(config: object, on_loss: OnLoss) -> object:
     """Replace a configuration's largest values with notes if it is too long to store."""
     if not isinstance(config, dict):
         return config

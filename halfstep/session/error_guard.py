@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from halfstep.session.exit_hooks import ExitHooks
 from halfstep.session.stderr import Messages, say
@@ -37,11 +37,11 @@ class ErrorGuard:
         self._taps.disarm()
         self._loop.end()
 
-    def call(self, call: Callable[..., T], *given: Any, **named: Any) -> T | None:
+    def call(self, call: Callable[..., T], *given: object, **named: object) -> T | None:
         """Call an internal function; if it raises, print one line and stop watching."""
         return self.protect(call, *given, **named) if self.is_on else None
 
-    def protect(self, call: Callable[..., T], *given: Any, **named: Any) -> T | None:
+    def protect(self, call: Callable[..., T], *given: object, **named: object) -> T | None:
         """Call an internal function, also one that is called after the watching has stopped."""
         hooks, result = self.exit_hooks, None
         hooks.held += 1

@@ -71,7 +71,7 @@ class ExitHooks:
         self._exit: _Exit | None = None  # the SystemExit that ended the interpreter
         self._last_exit: Callable[[], _Probe | None] = lambda: None
         self._signal, self._is_idle = signal.SIGTERM, False
-        self._hooks: list[tuple[Any, str, Any, Any]] = []
+        self._hooks: list[tuple[Any, str, object, object]] = []
         self._hook(sys, "excepthook", self._uncaught)
         self._hook(threading, "excepthook", self._uncaught_in_thread)
         self._hook(sys, "exit", self._sys_exit)
@@ -132,7 +132,7 @@ class ExitHooks:
         """True in a child process of multiprocessing."""
         return self._child_end is not None
 
-    def _hook(self, owner: Any, name: str, ours: Any) -> None:
+    def _hook(self, owner: object, name: str, ours: object) -> None:
         self._hooks.append((owner, name, ours, getattr(owner, name)))
         setattr(owner, name, ours)
 
@@ -174,7 +174,7 @@ class ExitHooks:
             self.on_exception(raised.exc_type, raised.exc_value, raised.exc_traceback)
         self._before(threading, "excepthook")(raised)
 
-    def _sys_exit(self, *code: Any) -> None:
+    def _sys_exit(self, *code: object) -> None:
         try:
             self._before(sys, "exit")(*code)
         except SystemExit as error:
@@ -186,18 +186,18 @@ class ExitHooks:
     def _ends_by(self, ended: "_Exit") -> None:
         self._exit = ended
 
-    def _fault_handler_enabled(self, *arguments: Any, **named: Any) -> None:
+    def _fault_handler_enabled(self, *arguments: object, **named: object) -> None:
         """Hand faulthandler over to the script, which has enabled it."""
         self._crash.leave()
         self._before(faulthandler, "enable")(*arguments, **named)
 
-    def _fault_handler_registered(self, signum: int, *arguments: Any, **named: Any) -> None:
+    def _fault_handler_registered(self, signum: int, *arguments: object, **named: object) -> None:
         """Leave a signal to faulthandler, whose handler Python does not know."""
         self._signals = [number for number in self._signals if number != signum]
         self._user_signals.leave(signum)
         self._before(faulthandler, "register")(signum, *arguments, **named)
 
-    def _task_raised(self, module: str, name: str, error: BaseException, trace: Any) -> Any:
+    def _task_raised(self, module: str, name: str, error: BaseException, trace: object) -> Any:
         """Report a pool task's exception; replaces the class that wraps it for the parent."""
         if not self._is_cancelled:
             self._on_task_error(error)

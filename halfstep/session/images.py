@@ -31,7 +31,7 @@ def pixels(array: NDArray[Any], *, is_spread: bool = True) -> NDArray[np.uint8]:
     return _scale(array, is_spread=is_spread and array.dtype.kind == "f")
 
 
-def _channels_last(array: NDArray[Any]) -> NDArray[Any]:
+def _channels_last(array: NDArray[np.generic]) -> NDArray[Any]:
     """Return an image or a batch as (…, H, W, C), with channels first or last."""
     channels = (1, 3, 4)
     is_first = array.ndim in (3, 4) and array.shape[-3] in channels
@@ -39,7 +39,7 @@ def _channels_last(array: NDArray[Any]) -> NDArray[Any]:
     return np.moveaxis(array, -3, -1) if is_first and not is_last else array
 
 
-def _grid(images: NDArray[Any]) -> NDArray[Any]:
+def _grid(images: NDArray[np.generic]) -> NDArray[Any]:
     """Arrange a batch (N, H, W, C) as one image, row by row, 2 pixels apart."""
     count, height, width, channels = images.shape
     if not count:
@@ -54,7 +54,7 @@ def _grid(images: NDArray[Any]) -> NDArray[Any]:
     return grid
 
 
-def _scale(array: NDArray[Any], *, is_spread: bool) -> NDArray[np.uint8]:
+def _scale(array: NDArray[np.generic], *, is_spread: bool) -> NDArray[np.uint8]:
     """Scale numbers from their range to 0 … 255; nonfinite ones go to the range's ends."""
     finite = array[np.isfinite(array)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
@@ -100,7 +100,7 @@ def picture(image: Any) -> Any:
     return image.convert({"PA": "RGBA", "RGBa": "RGBA", "La": "LA"}.get(image.mode, "RGB"))
 
 
-def _numbers(image: Any) -> NDArray[Any]:
+def _numbers(image: object) -> NDArray[np.generic]:
     """Return an image's grey values, those of 32-bit integers above 255 as 16-bit ones."""
     numbers = np.asarray(image)
     if numbers.dtype.kind == "i" and numbers.size and numbers.min() >= 0:

@@ -69,7 +69,7 @@ class Html:
     data: str | Path
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> bool:
     """Return True if a value is one number, on the host or a device.
 
     Tensors and arrays of one element count, whatever their shape, but not numpy's texts, dates and
@@ -115,7 +115,7 @@ def files_of(name: str, value: Any) -> list[tuple[str, bytes]]:
     return [*files, (f"{stem}.{suffix}", content)]
 
 
-def _unwrap(value: Any) -> Any:
+def _unwrap(value: Any) -> object:
     """Return the content of an `Image`, `Table` or `Histogram` of halfstep.wandb_compat."""
     if _is_table(value):
         return [{name: _unwrap(cell) for name, cell in row.items()} for row in value]
@@ -123,17 +123,17 @@ def _unwrap(value: Any) -> Any:
     return convert() if callable(convert) else value
 
 
-def _is_table(value: Any) -> bool:
+def _is_table(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
 
 
-def _is_image(cell: Any) -> bool:
+def _is_image(cell: object) -> bool:
     """Return whether a cell holds pixels: a Pillow image, a figure, or an array or tensor."""
     is_object = hasattr(cell, "savefig") or (hasattr(cell, "save") and hasattr(cell, "mode"))
     return is_object or getattr(cell, "ndim", 0) in (2, 3, 4)
 
 
-def as_file(value: Any) -> tuple[str, bytes]:
+def as_file(value: object) -> tuple[str, bytes]:
     """Convert a value to a file; return its suffix and bytes.
 
     Allowed are: text; an image, as a Pillow image, a matplotlib figure, or an array or tensor of
@@ -210,8 +210,8 @@ def _encode(text: str) -> bytes:
     return text.encode(errors="backslashreplace")
 
 
-def _host(tensor: Any) -> NDArray[Any]:
-    array: NDArray[Any] = tensor.detach().cpu().numpy()
+def _host(tensor: Any) -> NDArray[np.generic]:
+    array: NDArray[np.generic] = tensor.detach().cpu().numpy()
     return array
 
 
@@ -277,7 +277,7 @@ def _chunk(kind: bytes, content: bytes) -> bytes:
     return kind + struct.pack("<I", len(content)) + content
 
 
-def _csv(rows: list[dict[str, Any]]) -> bytes:
+def _csv(rows: list[dict[str, object]]) -> bytes:
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)))
     writer.writeheader()

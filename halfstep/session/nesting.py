@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def flat(values: Mapping[Any, Any], separator: str = ".") -> dict[str, Any]:
+def flat(values: Mapping[Any, object], separator: str = ".") -> dict[str, Any]:
     """Flatten nested mappings to keys such as "val.accuracy"; empty ones are left out."""
-    flattened: dict[str, Any] = {}
+    flattened: dict[str, object] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
             inner = flat(value, separator)
@@ -16,7 +16,7 @@ def flat(values: Mapping[Any, Any], separator: str = ".") -> dict[str, Any]:
     return flattened
 
 
-def merge(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def merge(config: Mapping[str, object], changes: Mapping[str, object]) -> dict[str, object]:
     """Return a configuration with changes merged in, recursively."""
     both = dict(config)
     for name, value in changes.items():

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from halfstep.session.logged_values import files_of
 from halfstep.session.queued_run import QueuedRun, project_of
@@ -37,7 +37,7 @@ class RunFiles:
         self._files, self._folder, self._queued = files, files.folder, queued
         self._spool, self._upload, self._complain = spool, upload, complain
 
-    def log(self, name: str, value: Any, step: int) -> None:
+    def log(self, name: str, value: object, step: int) -> None:
         """Write a logged value that is not a number."""
         for file_name, content in files_of(name, value):
             path = f"artifacts/step-{step:08}/{file_name}"

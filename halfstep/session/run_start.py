@@ -188,6 +188,6 @@ def watch(
     return watch
 
 
-def _with_point(config: Any, point: SweepPoint | None) -> Any:
+def _with_point(config: Any, point: SweepPoint | None) -> object:
     """Return a run's configuration with the settings of a sweep's point, which win."""
     return merge(config or {}, point.config) if point else config

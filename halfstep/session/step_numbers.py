@@ -14,7 +14,7 @@ class BadArgument(ValueError):
     """Invalid argument; the message names the value and what is allowed."""
 
 
-def step_number(value: Any) -> int:
+def step_number(value: object) -> int:
     """Return a step's number, also of a float that is a whole number. Raises BadArgument."""
     with suppress(TypeError, ValueError, OverflowError):
         if not isinstance(value, bool | np.bool_) and is_number(value):

@@ -47,7 +47,7 @@ class ValueLog:
         loop: "Loop",
         spool: PatientSpool,
         on_rows: Callable[[Steps], None],
-        on_file: Callable[[str, Any, int], None],
+        on_file: Callable[[str, object, int], None],
         complain: Callable[[str], None],
     ) -> None:
         """on_rows: called with the row of a step.  on_file: called with name, value and step."""
@@ -58,12 +58,12 @@ class ValueLog:
         self.step_of_children: Callable[[], int] = self.last_step
         self._numbers: deque[_Logged] = deque()
         self._logged_step = loop.step
-        self._logged_names: set[Any] = set()  # at that step, by calls without a step
+        self._logged_names: set[object] = set()  # at that step, by calls without a step
         self.row_before: tuple[int, int] | None = None  # step and elapsed_ms
         self._row_step = 0  # last one whose row this attempt has logged
         self._flushed_at = clock()
 
-    def next_step(self, names: Iterable[Any]) -> int:
+    def next_step(self, names: Iterable[object]) -> int:
         """Return the step of values that are logged without one: the last attempted one.
 
         Without attempted steps the last logged one; names that it has already begin the next.
@@ -84,7 +84,7 @@ class ValueLog:
         """Let values that are logged without a step follow those of this one."""
         self._logged_step = step + 1
 
-    def log(self, values: Mapping[str, Any], step: int, *, makes_row: bool) -> None:
+    def log(self, values: Mapping[str, object], step: int, *, makes_row: bool) -> None:
         """Log values by name. makes_row: whether a loss is the row of its step."""
         if step != self._logged_step:
             self._logged_step = step
@@ -148,7 +148,7 @@ class ValueLog:
         except OSError as error:
             self._complain(f"values of child processes cannot be read: {error}")
 
-    def _without_row(self, values: Mapping[str, Any], step: int) -> Mapping[str, Any]:
+    def _without_row(self, values: Mapping[str, Any], step: int) -> Mapping[str, object]:
         """Write the row of a step, if the values have a loss; return the other values."""
         if step <= self._row_step:
             return values

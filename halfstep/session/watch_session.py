@@ -62,7 +62,7 @@ class Watch:
         self._named, self._runs_of_rank = named, runs_of_rank
         self._ignored: set[str] = set()  # methods
         self._relay: RelayWriter | None = None  # in a child process
-        self.sweep_settings: dict[str, Any] = {}  # of the sweep's point, if an agent started it
+        self.sweep_settings: dict[str, object] = {}  # of the sweep's point, if an agent started it
         self.has_no_torch = run is not None and run.has_no_torch
         #: Whether a logged loss is the row of its step; see `has_no_torch`.
         self.makes_rows = False
@@ -104,7 +104,7 @@ class Watch:
         """True in a child process, whose parent writes the run."""
         return self._relay is not None
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickle as the handle by which a spawned child logs to the run."""
         return (Watch, (None,)) if self.files is None else (_relay, (self.files,))
 
@@ -147,7 +147,7 @@ class Watch:
         """
         self._ask("loss", lambda run: run.loop.add_loss(arguments.loss(loss)))
 
-    def log(self, values: Mapping[str, Any], *, step: int | None = None) -> None:
+    def log(self, values: Mapping[str, object], *, step: int | None = None) -> None:
         """Log numbers, texts, images, figures, tables or histograms for a step.
 
         A number on the device is copied to the host without waiting; an image on the device is
@@ -330,7 +330,7 @@ class Watch:
             ranks.say_once(self._runs_of_rank, text)
         return self._run.guard.call(done, self._run) if self._run else None
 
-    def _guard(self, call: Callable[..., None], *given: Any, **named: Any) -> None:
+    def _guard(self, call: Callable[..., None], *given: object, **named: object) -> None:
         """Call a function of an adapter; if it raises, print one line and stop watching."""
         if self._run:
             self._run.guard.call(call, *given, **named)

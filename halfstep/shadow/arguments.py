@@ -13,7 +13,7 @@ IN_FP64 = {torch.float32: torch.float64}
 
 
 def map_tensors(
-    value: Any, change: Callable[[Tensor], Tensor], dtypes: Mapping[torch.dtype, torch.dtype]
+    value: object, change: Callable[[Tensor], Tensor], dtypes: Mapping[torch.dtype, torch.dtype]
 ) -> Any:
     """Return arguments with changed tensors, and with other dtypes."""
     if isinstance(value, Tensor):
@@ -35,7 +35,7 @@ def in_fp64(tensor: Tensor) -> Tensor:
     return tensor.to(IN_FP64.get(tensor.dtype, tensor.dtype))
 
 
-def adapt(operator: Operator, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def adapt(operator: Operator, args: tuple[object, ...]) -> tuple[object, ...]:
     """Return arguments with which another run changes nothing of the training."""
     if operator.statistics:
         args = tuple(

@@ -1,7 +1,7 @@
 """One call of an operator in a shadow step, and its second run. This module imports torch."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -64,10 +64,10 @@ class Call:
     def __init__(
         self,
         mode: "ShadowMode",
-        func: Any,
+        func: Callable[..., object],
         operator: Operator,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
         tensors: list[Tensor],  # all of the arguments, in order
     ) -> None:
         self._mode, self._func, self.operator, self.tensors = mode, func, operator, tensors
@@ -113,7 +113,7 @@ class Call:
         )
         if mode.measures and has_half and self._may_run and self._written:
             self._runs.keep_before()
-        self._repaired: tuple[Any, Any] | None = None
+        self._repaired: tuple[object, object] | None = None
         if mode.repair is not None and self._may_run and _current_graph_task_id() == NO_PASS:
             try:
                 self._repaired = mode.repair.arguments(

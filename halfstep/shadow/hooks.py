@@ -13,6 +13,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils.hooks import RemovableHandle
 
 from halfstep.shadow.lines import ENGINE, place_of_caller
 from halfstep.shadow.mode_dependent import leave_to_torch
@@ -54,8 +55,8 @@ class ShadowHooks:
         self._has_stepped = False  # an optimizer has, in this step
         self._stepping: list[Optimizer] = []
         self._in_scaler = 0  # calls of GradScaler.step under way
-        self._wraps: list[tuple[Any, str, Any, Any]] = []
-        self._handles: list[Any] = []
+        self._wraps: list[tuple[object, str, object, object]] = []
+        self._handles: list[RemovableHandle] = []
 
     def install(self) -> None:
         """Install hooks that call `before_step` and `after_step`."""
@@ -101,7 +102,7 @@ class ShadowHooks:
             self.end()
         remove_hooks(self._handles)
 
-    def _call(self, call: Callable[..., None], *arguments: Any) -> None:
+    def _call(self, call: Callable[..., None], *arguments: object) -> None:
         """Call the sanitizer, if it is armed; an error of it never reaches the loop."""
         if self._sanitizer.is_armed and not self._sanitizer.is_other_thread:
             try:
@@ -109,12 +110,12 @@ class ShadowHooks:
             except Exception as error:
                 self._on_error(error)
 
-    def _wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+    def _wrap(self, owner: object, name: str, around: Callable[..., object]) -> None:
         """Replace a function by a call of `around` with the original before its arguments."""
         original = vars(owner)[name]
 
         @functools.wraps(original)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
+        def wrapper(*args: object, **kwargs: object) -> object:
             if not self.is_on:
                 return original(*args, **kwargs)
             return around(original, *args, **kwargs)
@@ -122,7 +123,7 @@ class ShadowHooks:
         setattr(owner, name, wrapper)
         self._wraps.append((owner, name, original, wrapper))
 
-    def _enter_autocast(self, original: Any, region: Any) -> Any:
+    def _enter_autocast(self, original: Callable[..., object], region: Any) -> object:
         """Note that autocast is entered."""
         entered = original(region)
         if region._enabled and region._cache_enabled:
@@ -132,18 +133,18 @@ class ShadowHooks:
     def _note_region(self) -> None:
         self._sanitizer.mode.casts.enter(place_of_caller())
 
-    def _clear_cache(self, original: Any) -> Any:
+    def _clear_cache(self, original: Callable[..., object]) -> object:
         """Note that autocast is left."""
         self._call(self._sanitizer.mode.casts.leave)
         return original()
 
-    def _compile(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def _compile(self, original: Callable[..., object], *args: object, **kwargs: object) -> object:
         """Compile, and run eagerly: a compiled graph has no operators to observe."""
         compiled = original(*args, **kwargs)
         torch.compiler.set_stance("force_eager")
         return compiled
 
-    def _scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
+    def _scale(self, original: Callable[..., object], scaler: Any, outputs: object) -> object:
         if scaler._enabled:
             if self._is_scaled and self._has_stepped and self._is_unused:
                 self._step_ends()
@@ -157,15 +158,15 @@ class ShadowHooks:
             self._call(self._sanitizer.record_scaling, scaled, scaler)
         return scaled
 
-    def _unscale(self, original: Any, scaler: Any, optimizer: Any) -> Any:
+    def _unscale(self, original: Any, scaler: GradScaler, optimizer: object) -> object:
         if scaler._enabled:
             self._call(self._sanitizer.unscaling, optimizer, scaler)
         with self._sanitizer.pause():
             return original(scaler, optimizer)
 
     def _scaler_step(
-        self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any
-    ) -> Any:
+        self, original: Any, scaler: GradScaler, optimizer: object, *args: object, **kwargs: object
+    ) -> object:
         if scaler._enabled:
             self._call(self._sanitizer.unscaling, optimizer, scaler)
         self._is_unused &= not scaler._enabled
@@ -176,7 +177,7 @@ class ShadowHooks:
             self._in_scaler -= scaler._enabled
             self._call(self._sanitizer.record_step, optimizer)
 
-    def _update(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
+    def _update(self, original: Any, scaler: GradScaler, *args: object, **kwargs: object) -> object:
         with self._sanitizer.pause():
             result = original(scaler, *args, **kwargs)
         if scaler._enabled:
@@ -188,7 +189,7 @@ class ShadowHooks:
         if isinstance(roots, list | tuple):
             leave_to_torch(roots, self._sanitizer.mode)
 
-    def _backward(self, original: Any, roots: Any, *args: Any, **kwargs: Any) -> Any:
+    def _backward(self, original: Any, roots: object, *args: object, **kwargs: object) -> object:
         sanitizer = self._sanitizer
         self._call(self._end_left_out)
         if kwargs.get("accumulate_grad"):
@@ -217,7 +218,7 @@ class ShadowHooks:
             self._call(self._sanitizer.judge, optimizer)
         self._stepping.append(optimizer)
 
-    def after_step(self, optimizer: Optimizer, _args: Any = (), _kwargs: Any = None) -> None:
+    def after_step(self, optimizer: Optimizer, _args: object = (), _kwargs: object = None) -> None:
         """Note that an optimizer has stepped."""
         if not self.is_on:
             return

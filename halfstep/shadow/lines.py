@@ -5,7 +5,6 @@ import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from types import CodeType, FrameType, ModuleType
-from typing import Any
 from weakref import ref
 
 from torch import Tensor, is_grad_enabled, nn
@@ -13,6 +12,7 @@ from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
+from torch.utils.hooks import RemovableHandle
 
 from halfstep.shadow.loop_variables import tensors_of_callers, variables_of
 from halfstep.shadow.operations import Held, Place
@@ -112,7 +112,7 @@ class ModuleNames:
         #: Modules that no other module has called, with the names of those in them, by id.
         self._roots: dict[int, tuple[ref[nn.Module], dict[int, str]]] = {}
         self._given: dict[int, tuple[ref[nn.Module], str]] = {}  # modules with names, by id
-        self._handles: list[Any] = []
+        self._handles: list[RemovableHandle] = []
         #: Whether a module in training mode ran in this step, with gradients.
         self.is_training = False
         self.on_root: Callable[[nn.Module], None] = lambda _: None  # called with each new root
@@ -172,7 +172,7 @@ class ModuleNames:
         roots = [reference() for reference, _names in self._roots.values()]
         return [root for root in roots if root is not None]
 
-    def _begins(self, module: nn.Module, _arguments: Any) -> None:
+    def _begins(self, module: nn.Module, _arguments: object) -> None:
         if not self._stack:
             self.on_outermost(module)
         try:
@@ -182,7 +182,7 @@ class ModuleNames:
         self._stack.append(name)
         self.is_training = self.is_training or (module.training and is_grad_enabled())
 
-    def _ends(self, _module: nn.Module, _arguments: Any, _result: Any) -> None:
+    def _ends(self, _module: nn.Module, _arguments: object, _result: object) -> None:
         if self._stack:
             self._stack.pop()
 
@@ -242,7 +242,7 @@ def _attributes() -> Iterator[tuple[str, Tensor]]:
                 yield from _held(f"{owner}.{name}", held)
 
 
-def _is_own(value: Any) -> bool:
+def _is_own(value: object) -> bool:
     """Return whether a value is an object of a class of the script."""
     if isinstance(value, type | ModuleType) or not isinstance(getattr(value, "__dict__", 0), dict):
         return False
@@ -250,7 +250,7 @@ def _is_own(value: Any) -> bool:
     return is_of_script(getattr(module, "__file__", None) or "<")
 
 
-def _held(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+def _held(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, list | tuple):

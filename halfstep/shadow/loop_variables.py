@@ -35,7 +35,7 @@ def _tensors(frame: types.FrameType) -> Iterator[tuple[str, Tensor]]:
 
 
 @contextmanager
-def variables_of(frame: types.FrameType) -> Iterator[dict[str, Any]]:
+def variables_of(frame: types.FrameType) -> Iterator[dict[str, object]]:
     """Enter with a frame's variables, without extending the life of any object."""
     values = frame.f_locals
     is_copy = values is not frame.f_globals and sys.version_info < (3, 13)

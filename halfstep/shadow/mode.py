@@ -211,8 +211,8 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # --- operators
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, object] | None = None
+    ) -> object:
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator) or any(issubclass(cls, OWN) for cls in types):
             return func(*args, **kwargs)
@@ -276,7 +276,7 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return False
         return not (cuda._initialized and is_capturing())
 
-    def _before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Call | None":
+    def _before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, object]) -> "Call | None":
         """Keep what an operator is about to change; None if it needs no second run."""
         operator = operator_of(func)
         self.operators += 1
@@ -367,7 +367,7 @@ class ShadowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.memory.forget(tensor)
 
 
-def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run(func: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     """Run an operator, and count the versions of a changed list, which a mode keeps from torch."""
     operator = operator_of(func)
     written = operator.find_written_tensors(args, kwargs) if operator.is_foreach else []

@@ -76,7 +76,7 @@ class Operator:
             found += tensors_in(kwargs.get(name) if name in kwargs else args[index : index + 1])
         return found
 
-    def draws(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def draws(self, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
         """Return whether a call draws random numbers; attention does only with dropout."""
         if not self.is_random:
             return False
@@ -153,7 +153,7 @@ def has_numbers(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def is_half(value: Any) -> bool:
+def is_half(value: object) -> bool:
     """Return whether an argument is a half-precision tensor or dtype."""
     if isinstance(value, Tensor):
         return value.dtype in SHADOW_DTYPES

@@ -3,7 +3,7 @@
 This module imports torch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -27,9 +27,9 @@ class Repair:
         operator: Operator,
         tensors: Sequence[Tensor],
         written: Sequence[Tensor],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> tuple[Any, Any] | None:
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+    ) -> tuple[object, object] | None:
         """Return the arguments of an operator that is of the line or follows it, else None."""
         follows = any(self._memory.has_shadow(tensor) for tensor in tensors)
         if not follows:
@@ -45,7 +45,7 @@ class Repair:
 
     def follow(
         self,
-        func: Any,
+        func: Callable[..., object],
         arguments: tuple[Any, Any],
         outputs: Sequence[Tensor],
         written: Sequence[Tensor],

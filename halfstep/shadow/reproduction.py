@@ -43,7 +43,7 @@ class Reproduction:
     """
 
     operator: str
-    inputs: Mapping[str, Mapping[str, Any]]
+    inputs: Mapping[str, Mapping[str, object]]
 
     def write(self, folder: Path, name: str, title: str, where: str) -> Path:
         """Write NAME.py and NAME.pt into a folder, and return the script's path."""

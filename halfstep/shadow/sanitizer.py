@@ -58,7 +58,7 @@ class Sanitizer:
         self.is_searching = False  # another step may find the line that makes a loss wrong
         #: The step of what was last reported as kept, by the line that has kept it.
         self._kept_found: dict[tuple[str, int], int] = {}
-        self._scaler: Any = None  # that has scaled a loss of this step
+        self._scaler: object = None  # that has scaled a loss of this step
         self._own_scales: set[float] = set()  # of a loop that multiplies its loss itself
         self._start()
 
@@ -131,7 +131,7 @@ class Sanitizer:
         """Whether the loop has cleared gradients that were not finite, without a step."""
         return not self.has_scaler and self._judge.has_lost_gradients
 
-    def loss(self, loss: Any, scaler: Any = None) -> None:
+    def loss(self, loss: object, scaler: GradScaler | None = None) -> None:
         """Examine a loss that is scaled, or from which a backward pass starts."""
         if isinstance(loss, list | tuple):
             for item in loss:
@@ -142,7 +142,7 @@ class Sanitizer:
             with self.apart():
                 self._see(loss, scaler)
 
-    def _see(self, loss: Tensor, scaler: Any) -> None:
+    def _see(self, loss: Tensor, scaler: GradScaler | None) -> None:
         if self.mode.is_over_budget:
             return
         seen = new_loss(self.mode, loss, is_scaled=scaler is None)

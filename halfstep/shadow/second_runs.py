@@ -68,7 +68,7 @@ class SecondRuns:
         distance = float((exact.double() - actual.double()).norm())
         return distance / size if math.isfinite(distance) else 0.0
 
-    def _run(self, args: Any, kwargs: Any) -> list[Tensor]:
+    def _run(self, args: Any, kwargs: dict[str, object]) -> list[Tensor]:
         """Return the results of another run; none if it is not possible."""
         if not self._may_run:
             return []

@@ -7,7 +7,7 @@ or MIG instances: device i is the i-th of those.
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import psutil
 from msgspec import UNSET
@@ -34,7 +34,7 @@ class SystemMonitor:
         a script, whose process tree's memory and whose machine's traffic are sampled, too.
         """
         self._pid, self._traffic = pid, Traffic() if pid is not None else None
-        self._gpus: dict[int, Any] = {}
+        self._gpus: dict[int, object] = {}
         if pynvml:
             for device in devices:
                 with suppress(pynvml.NVMLError):
@@ -130,7 +130,7 @@ def visible_gpus() -> list[int]:
         return []
 
 
-def gpu_handle(device: int) -> Any:
+def gpu_handle(device: int) -> object:
     """Return NVML's handle of a CUDA device. Raises NVMLError."""
     entry = mask_entry(device)
     if entry.isdecimal():
@@ -144,7 +144,7 @@ def mask_entry(device: int) -> str:
     return str(device) if mask is None else mask.split(",")[device].strip()
 
 
-def _gpu_sample(elapsed_ms: int, device: int, gpu: Any) -> Sample:
+def _gpu_sample(elapsed_ms: int, device: int, gpu: object) -> Sample:
     """Query each value separately: a MIG instance has memory but no utilization."""
     return Sample(
         elapsed_ms=elapsed_ms,

@@ -2,7 +2,7 @@
 
 import json
 from contextlib import suppress
-from typing import Any, Union
+from typing import Union
 
 import msgspec
 import numpy as np
@@ -27,7 +27,7 @@ CONFIG_CHARACTERS = 100_000
 LARGEST_FLAGS = 2**31 - 1
 
 #: A type that decodes any event. A union of all classes, which no annotation can list briefly.
-ANY_EVENT: Any = Union[tuple(KINDS.values())]  # noqa: UP007 - a tuple
+ANY_EVENT: object = Union[tuple(KINDS.values())]  # noqa: UP007 - a tuple
 _DECODER = msgspec.json.Decoder(ANY_EVENT)
 
 
@@ -131,7 +131,7 @@ def _check(event: Event) -> Event:
     return event
 
 
-def _builtin(value: Any) -> Any:
+def _builtin(value: object) -> object:
     """Return a subclass of float, int or str, such as numpy's float64, as its base class."""
     for base in (float, int, str):
         if isinstance(value, base):

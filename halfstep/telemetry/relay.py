@@ -42,7 +42,7 @@ class RelayWriter:
         self._folder = _folder(self._files)
         self._pid, self._descriptor = 0, -1
 
-    def log(self, values: Any, step: Any) -> None:
+    def log(self, values: object, step: object) -> None:
         """Relay the numbers; print which values are not numbers. Does not raise."""
         try:
             self._log(values, step)
@@ -57,7 +57,7 @@ class RelayWriter:
                 (self._folder / f"{kind}-{_digest(text)}").open("x").close()
                 say(text)
 
-    def _log(self, values: Any, step: Any) -> None:
+    def _log(self, values: object, step: object) -> None:
         if not isinstance(values, Mapping):
             what = f"it received {in_a_line(values)}; allowed: a dictionary of values by name"
             self.print_once(f"log is ignored: {what}")

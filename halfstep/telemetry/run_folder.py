@@ -30,7 +30,6 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from msgspec import UNSET
@@ -304,7 +303,7 @@ def is_dead(attempt: AttemptEntry) -> bool:
     )
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
+def write_json(path: Path, content: Mapping[str, object]) -> None:
     """Replace a JSON file atomically."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -162,7 +162,7 @@ class AttemptSending:
     def __init__(
         self,
         files: AttemptFiles,
-        describe: Callable[[], Mapping[str, Any]],
+        describe: Callable[[], Mapping[str, object]],
         lives: Callable[[], bool],
         ingest: Ingest,
         say: Say,
@@ -181,7 +181,7 @@ class AttemptSending:
         self.is_sent = False
         self.lost_bytes = 0  # damaged bytes of its spool, known once the attempt is over
         self._files, self._ingest, self._describe = files, ingest, describe
-        self._described: Mapping[str, Any] = {}
+        self._described: Mapping[str, object] = {}
         self._say, self._tell = say, tell
         self._lives = lives
         self._is_last, self._remembers = is_last, remembers

@@ -23,7 +23,7 @@ def explain(error: msgspec.ValidationError, fields: object, kind: type[Struct]) 
         name or int(index) for name, index in _PART.findall(found.group(1) if found else "")
     ]
     value: Any = fields
-    hint: Any = kind
+    hint: object = kind
     try:
         for part in parts:
             value, hint = value[part], _hint_of(hint, part)
@@ -40,7 +40,7 @@ def list_allowed(kind: type[Struct], field: str) -> str:
     return _describe_allowed(_hint_of(kind, field))
 
 
-def _hint_of(hint: Any, part: str | int) -> Any:
+def _hint_of(hint: object, part: str | int) -> object:
     """Return the type of a field of a class, or of a list's items."""
     for member in _members(hint):
         if isinstance(part, str) and isinstance(member, type) and issubclass(member, Struct):
@@ -50,7 +50,7 @@ def _hint_of(hint: Any, part: str | int) -> Any:
     raise LookupError(f"{hint} has no {part}")
 
 
-def _members(hint: Any) -> Iterator[Any]:
+def _members(hint: object) -> Iterator[object]:
     """Yield the members of a union; another type is its only one."""
     if get_origin(hint) in (Union, UnionType):
         for member in get_args(hint):
@@ -59,11 +59,11 @@ def _members(hint: Any) -> Iterator[Any]:
         yield hint
 
 
-def _bare(hint: Any) -> Any:
+def _bare(hint: object) -> object:
     return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
-_NAMES: dict[Any, str] = {
+_NAMES: dict[object, str] = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
@@ -73,7 +73,7 @@ _NAMES: dict[Any, str] = {
 }
 
 
-def _describe_allowed(hint: Any) -> str:
+def _describe_allowed(hint: object) -> str:
     """Return the values that a type allows, as text: the description of its first member."""
     members = [member for member in _members(hint) if member is not UnsetType]
     or_nothing = ", or nothing" if NoneType in members else ""

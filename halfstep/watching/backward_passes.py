@@ -94,7 +94,7 @@ class BackwardPasses:
             return self._plain_losses[-1]
         return self._recent[-1] if self._recent else None
 
-    def record_scaling(self, result: Any, outputs: Any) -> None:
+    def record_scaling(self, result: object, outputs: object) -> None:
         """Remember the loss of each tensor that a scaler returned.
 
         Only lists and tuples are traversed: other iterables may only be consumed by the loop.
@@ -176,7 +176,7 @@ class BackwardPasses:
             self.plain = None
 
     def begins(
-        self, roots: Any, arguments: Sequence[Any], accumulates: bool, scale: Tensor | None
+        self, roots: object, arguments: Sequence[object], accumulates: bool, scale: Tensor | None
     ) -> list[Tensor] | None:
         """Record a pass before it runs; return its losses. scale: factor of the roots."""
         self._examine()
@@ -329,7 +329,7 @@ class BackwardPasses:
         is_other = self._has_scaled and self._scaled.keys() <= self._used
         return is_other and not _may_be_product(root)
 
-    def _note_grad(self, losses: list[Tensor] | None, arguments: Sequence[Any]) -> bool:
+    def _note_grad(self, losses: list[Tensor] | None, arguments: Sequence[object]) -> bool:
         """Record a pass of autograd.grad; return whether it is over known parameters."""
         inputs = arguments[INPUTS] if len(arguments) > INPUTS else ()
         if not losses or not isinstance(inputs, tuple | list):

@@ -20,7 +20,7 @@ EXACT = (torch.float32, torch.float64)  # dtypes of gradients whose norms are no
 GROUP = "_group_tensors_by_device_and_dtype"  # of clip_grad: clip_grad_value_ calls it, too
 
 
-def wrap_clips(listener: Listener, loop: Loop) -> Iterator[tuple[str, Callable[..., Any]]]:
+def wrap_clips(listener: Listener, loop: Loop) -> Iterator[tuple[str, Callable[..., object]]]:
     """Yield the name and the wrapper of each function of clip_grad that a clip calls."""
     guard = listener.guard
     clips, passes, evidence = loop.clips, loop.passes, loop.evidence
@@ -30,11 +30,11 @@ def wrap_clips(listener: Listener, loop: Loop) -> Iterator[tuple[str, Callable[.
     # The compiler traces these three: a graph may contain a clip.
     @functools.wraps(total)
     def norm(
-        tensors: Any,
+        tensors: object,
         norm_type: float = 2.0,
         error_if_nonfinite: bool = False,
         foreach: bool | None = None,
-    ) -> Any:
+    ) -> object:
         """Return torch's total norm, and pass on the norms that it consists of."""
         clips.norms = clips.total = None
         is_plain = norm_type == 2.0 and foreach is not False and not error_if_nonfinite
@@ -61,7 +61,7 @@ def wrap_clips(listener: Listener, loop: Loop) -> Iterator[tuple[str, Callable[.
         return clips.total
 
     @functools.wraps(clip)
-    def wrapper(parameters: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrapper(parameters: object, max_norm: object, *args: object, **kwargs: object) -> object:
         if torch.compiler.is_compiling() or not listener.is_armed:
             return clip(parameters, max_norm, *args, **kwargs)
         if not isinstance(parameters, Tensor | list | tuple):
@@ -84,7 +84,7 @@ def wrap_clips(listener: Listener, loop: Loop) -> Iterator[tuple[str, Callable[.
         return result
 
     @functools.wraps(group)
-    def groups(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+    def groups(tensors: Any, *args: object, **kwargs: object) -> object:
         if torch.compiler.is_compiling() or not listener.is_armed:
             return group(tensors, *args, **kwargs)
         if sys._getframe(1).f_code.co_name == "clip_grad_value_":

@@ -23,7 +23,7 @@ class Clips:
         self.norms: tuple[Sequence[Tensor], Sequence[Tensor]] | None = None
         self.total: Tensor | None = None  # the L2 norm that a clip is about to use
 
-    def clipping(self, parameters: Any, max_norm: Any, total_norm: Any) -> None:
+    def clipping(self, parameters: Any, max_norm: Any, total_norm: object) -> None:
         """Measure gradients before a clip, and report a clip of still scaled gradients."""
         state = self._state
         clip, self.norms = self.norms, None
@@ -81,7 +81,7 @@ class Clips:
     def _measure_first(
         self,
         parameters: Sequence[Tensor],
-        max_norm: Any,
+        max_norm: object,
         norms: Sequence[Tensor] | None,
         clip: ClipOfStep | None,
     ) -> None:
@@ -99,8 +99,8 @@ class Clips:
         self,
         gradients: Gradients,
         row: CurrentStep | None,
-        max_norm: Any,
-        total_norm: Any,
+        max_norm: object,
+        total_norm: object,
         norms: Sequence[Tensor] | None,
     ) -> None:
         """Measure gradients that are about to be clipped, and were not known to be.

@@ -27,7 +27,7 @@ class ExternalScaler:
         self._growth_tracker: Tensor | None = None
         kind = type(name, (_Parameters,), {})  # the loop names an optimizer by its class
         self._optimizer: Any = kind()
-        self._per_optimizer_states: dict[int, dict[str, Any]] = {}
+        self._per_optimizer_states: dict[int, dict[str, object]] = {}
         self._as_scaler = cast(GradScaler, self)
 
     def loss(self, loss: Tensor) -> None:

@@ -6,7 +6,7 @@ The first step makes an optimizer known; by then its gradients have been clipped
 import math
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ class BeforeClip(NamedTuple):
     """Norm of a parameter's gradient before a clip."""
 
     norm: Tensor
-    max_norm: Any
+    max_norm: object
     scale: Tensor | None  # the factor that the gradient includes
     nonfinite: tuple[int, int] | None = None  # elements that are inf, and NaN, on a CPU
     clipped: weakref.ref[Tensor] | None = None  # the gradient, and its version after the clip
@@ -45,7 +45,7 @@ class FirstClips:
     def measure(
         self,
         parameters: Sequence[Tensor],
-        max_norm: Any,
+        max_norm: object,
         scale: Tensor | None,
         norms: Sequence[Tensor] | None,
         clip: ClipOfStep | None,

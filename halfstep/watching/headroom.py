@@ -96,7 +96,7 @@ class Headroom:
         shaped = rows.view(2, len(names), -1).transpose(1, 2)
         return [Measured(name, self._types[name]) for name in names], shaped
 
-    def _on_forward(self, module: nn.Module, _inputs: Any, output: Any) -> None:
+    def _on_forward(self, module: nn.Module, _inputs: object, output: object) -> None:
         if self._hook is None or torch.compiler.is_compiling():
             return
         if not (module.training and torch.is_grad_enabled()):

@@ -46,7 +46,7 @@ class Hooks:
         self._shadow_hooks = loop.evidence.armed.hooks
         self._listener = Listener()
         self._schedule_depth = 0
-        self._wraps: list[tuple[Any, str, Any, Any]] = []
+        self._wraps: list[tuple[object, str, object, object]] = []
         self._hooks: list[Any] = []
 
     def arm(self, guard: Guard) -> None:
@@ -121,7 +121,7 @@ class Hooks:
         guard = listener.guard
 
         @functools.wraps(original)
-        def wrapper(this: Any, *args: Any, **kwargs: Any) -> Any:
+        def wrapper(this: Any, *args: object, **kwargs: object) -> object:
             if not (listener.is_armed and this._enabled):
                 return original(this, *args, **kwargs)
             try:
@@ -152,7 +152,7 @@ class Hooks:
         guard = listener.guard
 
         @functools.wraps(original)
-        def wrapper(this: Any, *args: Any, **kwargs: Any) -> Any:
+        def wrapper(this: Any, *args: object, **kwargs: object) -> object:
             if not (listener.is_armed and this._enabled):
                 return original(this, *args, **kwargs)
             is_listening = not (cuda._initialized and is_capturing())
@@ -191,7 +191,7 @@ class Hooks:
         state, scalers, optimizers = loop.state, loop.scalers, loop.optimizers
 
         @functools.wraps(original)
-        def wrapper(this: Any, *args: Any, **kwargs: Any) -> Any:
+        def wrapper(this: object, *args: object, **kwargs: object) -> object:
             if not (listener.is_armed and getattr(this, "_enabled", False)):
                 return original(this, *args, **kwargs)
             if state.has_pending:
@@ -224,7 +224,7 @@ class Hooks:
         evidence, passes = loop.evidence, loop.passes
 
         @functools.wraps(original)
-        def wrapper(roots: Any, *args: Any, **kwargs: Any) -> Any:
+        def wrapper(roots: object, *args: object, **kwargs: object) -> object:
             accumulates = bool(kwargs.get("accumulate_grad"))
             is_examined = evidence.inputs.found is not None
             if not listener.is_armed or (accumulates and not is_examined and passes.repeats(roots)):
@@ -255,7 +255,7 @@ class Hooks:
         hooks, listener, loop = self, self._listener, self._loop
 
         @functools.wraps(original)
-        def wrapper(this: Any, *args: Any, **kwargs: Any) -> Any:
+        def wrapper(this: object, *args: object, **kwargs: object) -> object:
             hooks._schedule_depth += 1
             try:
                 result = original(this, *args, **kwargs)
@@ -268,15 +268,15 @@ class Hooks:
 
         self._put(owner, "step", original, wrapper)
 
-    def _put(self, owner: Any, name: str, original: Any, wrapped: Any) -> None:
+    def _put(self, owner: object, name: str, original: Any, wrapped: object) -> None:
         keep_from_compiler(wrapped)
         self._replace(owner, name, original, wrapped)
 
-    def _replace(self, owner: Any, name: str, original: Any, wrapped: Any) -> None:
+    def _replace(self, owner: object, name: str, original: Any, wrapped: object) -> None:
         setattr(owner, name, wrapped)
         self._wraps.append((owner, name, original, wrapped))
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         if self._shadow_hooks.is_on:
             self._shadow_hooks.before_step(optimizer, args, kwargs)
         if self._loop.optimizers.stepping:
@@ -284,7 +284,7 @@ class Hooks:
         else:
             self._loop.optimizers.stepping.append(optimizer)
 
-    def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    def _after_step(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
         if self._shadow_hooks.is_on:
             self._shadow_hooks.after_step(optimizer)
         optimizers = self._loop.optimizers

@@ -18,7 +18,7 @@ class KeptLosses:
     def __init__(self) -> None:
         #: Losses by reference since the last row, their versions, and in host memory their numbers:
         #: what changes a tensor's `.data` leaves its version.
-        self.references: list[tuple[Tensor, int, Any]] = []
+        self.references: list[tuple[Tensor, int, object]] = []
         self.copies_until = COPIED_ROWS  # rows until which losses are copied; -1: for ever
         self.rows = 0
         self.is_settled = False  # losses are references, and the first ones did not change

@@ -200,7 +200,7 @@ class Loop:
         armed = self.state.evidence.armed
         self.state.best_effort("shadow steps", armed.begin_validation, self.state.step)
 
-    def schedule_steps(self, scheduler: Any) -> None:
+    def schedule_steps(self, scheduler: object) -> None:
         """Record a scheduler's step, after its optimizer's last attempt."""
         self.state.best_effort("schedule", self._schedule, scheduler)
 

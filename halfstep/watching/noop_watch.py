@@ -21,17 +21,17 @@ class NoopWatch:
     def add(self, modules: Any) -> None:
         """Do nothing: there are no parameters."""
 
-    def add_loss(self, loss: Any) -> None:
+    def add_loss(self, loss: object) -> None:
         """Do nothing: there are no steps."""
 
-    def write_early(self, on_steps: Any) -> None:
+    def write_early(self, on_steps: object) -> None:
         """Do nothing: there are no rows."""
 
     def drain(self, patience_seconds: float) -> bool:
         """Return True: nothing is in flight on a device."""
         return True
 
-    def arm(self, guard: Any) -> None:
+    def arm(self, guard: object) -> None:
         """Do nothing."""
 
     def disarm(self) -> None:

@@ -5,7 +5,7 @@ pass; nothing on the device is read. This module imports torch.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -186,7 +186,7 @@ class OwnLosses:
             self._mark and self._mark[0] is not None and mark(self.probes[0]) == self._mark[0]
         )
 
-    def holds(self, inputs: Sequence[Any]) -> bool:
+    def holds(self, inputs: Sequence[object]) -> bool:
         """Return whether a probed parameter is among the inputs."""
         return any(value is probe for probe in self.probes for value in inputs)
 

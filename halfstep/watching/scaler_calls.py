@@ -45,7 +45,7 @@ class ScalerCalls:
         """The scaler that was called last, or the only one to observe."""
         return self._state.current.scaler or self._scaler
 
-    def on_scale(self, scaler: GradScaler, result: Any, outputs: Any) -> None:
+    def on_scale(self, scaler: GradScaler, result: object, outputs: object) -> None:
         """Record the scaled losses."""
         state = self._state
         row = state.open_rows.get(id(scaler)) or self._meet_scaler(scaler)
@@ -58,7 +58,7 @@ class ScalerCalls:
                     state.best_effort.lose("loss", error)
 
     def _measure_scaled(
-        self, is_unscaled: bool, scaler: GradScaler, _result: Any, optimizer: Optimizer
+        self, is_unscaled: bool, scaler: GradScaler, _result: object, optimizer: Optimizer
     ) -> None:
         state = self._state
         row = state.open_rows.get(id(scaler)) or self._meet_scaler(scaler)
@@ -97,7 +97,7 @@ class ScalerCalls:
             if row.pending:
                 self._measurement.measure_pending(row)
 
-    def updating(self, scaler: GradScaler, new_scale: Any = None) -> None:
+    def updating(self, scaler: GradScaler, new_scale: object = None) -> None:
         """Read flags and scale before `update` changes them in place."""
         state = self._state
         row = state.open_rows.get(id(scaler)) or self._meet_scaler(scaler)
@@ -131,7 +131,7 @@ class ScalerCalls:
         if row is self._rows.closed_row:  # this update is no step's
             recorder.set_scale_after(scale)
 
-    def on_update(self, scaler: GradScaler, result: Any, new_scale: Any = None) -> None:
+    def on_update(self, scaler: GradScaler, result: object, new_scale: object = None) -> None:
         """Close the row; a scale set by hand shows in the next row, as "set"."""
         row, recorder = self._state.open_rows.get(id(scaler)), self._rows.recorder
         if row is None or recorder is None or (after := scaler._scale) is None:
@@ -153,7 +153,7 @@ class ScalerCalls:
             recorder.set_open_scale_after(after)
         self._rows.close(row, after)
 
-    def on_load(self, scaler: GradScaler, result: Any, *_state: Any, **_states: Any) -> None:
+    def on_load(self, scaler: GradScaler, result: Any, *_state: object, **_states: object) -> None:
         """Record that a scaler's state was restored."""
         self._loaded.add(scaler)
         self._rows.reader.applied = None

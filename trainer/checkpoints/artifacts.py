@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from halfstep.recipe import RecipeError
 from halfstep.session import logged_values
@@ -18,7 +18,7 @@ from trainer.checkpoints.files import write_whole
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.[A-Za-z0-9]{1,16}")
 
 
-def files_of(values: Mapping[str, Any]) -> dict[str, bytes]:
+def files_of(values: Mapping[str, object]) -> dict[str, bytes]:
     """Convert logged values to files by name.
 
     Bytes, and texts whose name has a suffix, are file contents. Raises RecipeError for unsupported
@@ -48,7 +48,7 @@ def check_names(artifacts: Mapping[str, bytes]) -> None:
             )
 
 
-def save_artifacts(folder: Path, step: int, values: Mapping[str, Any]) -> list[Event]:
+def save_artifacts(folder: Path, step: int, values: Mapping[str, object]) -> list[Event]:
     """Write the values of `Recipe.artifacts` or `Recipe.log`; return an event for each.
 
     folder: the run's `artifacts`; paths in events are relative to its parent.  Text becomes UTF-8.

@@ -8,7 +8,7 @@ at the next growth; without the rest, at the next step.
 import pickle
 import random
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -77,7 +77,7 @@ def load(
 
 def _with_shards(
     state: dict[str, Any], folder: Path, make: Make, *, is_checked: bool
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return a state with its sharded tensors loaded. Raises CheckpointError."""
     from trainer.checkpoints.shard_files import fill
 
@@ -88,7 +88,7 @@ def _with_shards(
             text = f"its SHA-256 is {actual}, not {sha256}"
             raise CheckpointError(f"{folder / name} is altered: {text}")
     try:
-        whole: dict[str, Any] = fill(state, folder, make)
+        whole: dict[str, object] = fill(state, folder, make)
     except (KeyError, OSError, RuntimeError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"{folder} cannot be read: {error}") from error
     return whole
@@ -113,12 +113,12 @@ def _check(path: Path, sha256: str | None) -> None:
 def capture(
     prepared: PreparedRecipe,
     progress: Progress,
-    random_states: list[dict[str, Any]],
+    random_states: Sequence[Mapping[str, object]],
     parts: Mapping[str, Any],
-    recipe_state: dict[str, Any],
-    data_state: Any,
+    recipe_state: dict[str, object],
+    data_state: object,
     next_batch: list[str],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return all state that determines the next step; it is not a copy.
 
     The host waits for the device here, for the scale.
@@ -208,7 +208,7 @@ def in_memory(state: Any) -> Any:
     )
 
 
-def random_state(device: torch.device) -> dict[str, Any]:
+def random_state(device: torch.device) -> dict[str, object]:
     """Return the state of every global random generator that a recipe may use."""
     name, keys, position, has_gauss, cached = cast(_NumpyState, np.random.get_state())
     return {
@@ -229,7 +229,7 @@ def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
         torch.cuda.set_rng_state(state["cuda"], device)
 
 
-def _check_state(state: Any, place: str = "Recipe.state_dict()") -> Any:
+def _check_state(state: object, place: str = "Recipe.state_dict()") -> object:
     """Return a recipe's state. Raises RecipeError for values that `weights_only=True` rejects."""
     if isinstance(state, dict):
         return {key: _check_state(value, f"{place}[{key!r}]") for key, value in state.items()}
@@ -243,12 +243,12 @@ def _check_state(state: Any, place: str = "Recipe.state_dict()") -> Any:
     )
 
 
-def _settings(group: dict[str, Any]) -> dict[str, Any]:
+def _settings(group: Mapping[str, object]) -> dict[str, object]:
     """Return a parameter group's settings, except the learning rate, which the schedule sets."""
     return {name: v for name, v in group.items() if name not in ("params", "lr", "initial_lr")}
 
 
-def _restore_scaler(scaler: GradScaler, saved: dict[str, Any]) -> None:
+def _restore_scaler(scaler: GradScaler, saved: dict[str, object]) -> None:
     """Restore scale and growth tracker; factors and interval come from the configuration."""
     own = scaler.state_dict()
     if not (own and saved):  # either is disabled, and its state is empty
@@ -258,7 +258,7 @@ def _restore_scaler(scaler: GradScaler, saved: dict[str, Any]) -> None:
     scaler.load_state_dict(own | {"scale": saved["scale"], "_growth_tracker": tracker})
 
 
-def _environment(config: RunConfig[Any], device: torch.device) -> dict[str, Any]:
+def _environment(config: RunConfig, device: torch.device) -> dict[str, object]:
     versions = machine.versions()
     if config.precision != "fp8" and config.training.rounding == "nearest":
         del versions["torchao"]  # installed but unused
@@ -269,7 +269,7 @@ def _environment(config: RunConfig[Any], device: torch.device) -> dict[str, Any]
     }
 
 
-def _with_defaults(saved: dict[str, Any], config: RunConfig[Any]) -> dict[str, Any]:
+def _with_defaults(saved: dict[str, object], config: RunConfig) -> dict[str, Any]:
     """Return a saved configuration with defaults for settings that are newer."""
     try:
         return type(config).model_validate(saved).model_dump(mode="json")
@@ -277,7 +277,7 @@ def _with_defaults(saved: dict[str, Any], config: RunConfig[Any]) -> dict[str, A
         return saved
 
 
-def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
+def _differences(before: dict[str, object], now: dict[str, object], prefix: str = "") -> list[str]:
     notes = []
     for key in before.keys() | now.keys():
         old, new = before.get(key), now.get(key)

@@ -73,7 +73,7 @@ class Saver:
         parameters = (parameter for module in modules for parameter in module.parameters())
         self._is_sharded = any(is_shard(parameter) for parameter in parameters)
         self._writers: Any = None  # process group of the writer threads
-        self._mesh: Any = None
+        self._mesh: object = None
         if self._is_sharded:
             self._writers = self._ranks.another_group()
             self._mesh = host_mesh(self._writers)
@@ -163,13 +163,13 @@ class Saver:
         self._writer.wait()
         self._ranks.gather(None)
 
-    def save_artifacts(self, step: int, values: Mapping[str, Any]) -> None:
+    def save_artifacts(self, step: int, values: Mapping[str, object]) -> None:
         """Save artifacts and report them."""
         if self._artifact_folder is not None and self._ranks.rank == 0:
             for event in save_artifacts(self._artifact_folder, step, values):
                 self._on_event(event)
 
-    def _take_shards(self, state: dict[str, Any]) -> Snapshot:
+    def _take_shards(self, state: Mapping[str, object]) -> Snapshot:
         """Copy this rank's shards; on rank 0 also the rest of the state."""
         from trainer.checkpoints.shard_files import cut
 

@@ -111,5 +111,5 @@ class HashingFile:
         if self._error:
             raise self._error
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._file, name)

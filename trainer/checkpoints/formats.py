@@ -22,7 +22,7 @@ class FormatError(ValueError):
     """A state that is no checkpoint, or of a newer version; the message has both formats."""
 
 
-def convert(state: Any) -> dict[str, Any]:
+def convert(state: Any) -> dict[str, object]:
     """Return a state in the format of this version. Raises FormatError."""
     number = state.get("format") if isinstance(state, dict) else None
     if not isinstance(number, int) or number < 1:

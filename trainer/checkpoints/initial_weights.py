@@ -7,7 +7,6 @@ network, is removed on either side if more names match then.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -65,7 +64,7 @@ class Fit:
 def start_from_weights(
     paths: Mapping[str, Path] | None,
     modules: Mapping[str, nn.Module],
-    config: RunConfig[Any],
+    config: RunConfig,
     on_event: Callable[[Event], None],
 ) -> None:
     """Load the initial weights of the configuration, if any, and report how they fit.

@@ -92,7 +92,7 @@ def load_and_restore(
 
 def select_inherited_parts(
     state: Mapping[str, Any], *, is_scaled: bool, is_fork: bool
-) -> Mapping[str, Any]:
+) -> Mapping[str, object]:
     """Return the parts of a checkpoint's state that a run continues with.
 
     is_scaled: this run's scaler is enabled.  is_fork: the checkpoint is another run's.
@@ -104,7 +104,7 @@ def select_inherited_parts(
         # Without a scaler no step is skipped, which says nothing about the calibration of a scale.
         return {name: part for name, part in parts.items() if name in ("schedule", "spikes", "ema")}
     if is_fork:  # telemetry, reported buffers and replays are per run
-        own: dict[str, Any] = {"telemetry": None}
+        own: dict[str, object] = {"telemetry": None}
         if "replay" in parts:
             own["replay"] = parts["replay"] | {"replayed": 0}
         if parts.get("poison"):
@@ -113,7 +113,7 @@ def select_inherited_parts(
     return parts
 
 
-def load_parts(parts: Mapping[str, Any], inherited: Mapping[str, Any]) -> None:
+def load_parts(parts: Mapping[str, Any], inherited: Mapping[str, object]) -> None:
     """Load the states of all parts that a checkpoint contains."""
     for name, part in parts.items():
         if inherited.get(name):

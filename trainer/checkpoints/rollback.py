@@ -6,7 +6,6 @@ back from and to the same steps. So only checkpoints saved at an interval are us
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -28,7 +27,7 @@ class Rollback:
     """Decides when to check for a spike, and to which checkpoint to return."""
 
     def __init__(
-        self, config: RunConfig[Any], spikes: Spikes, folder: Path | None, ranks: Ranks
+        self, config: RunConfig, spikes: Spikes, folder: Path | None, ranks: Ranks
     ) -> None:
         """folder: of the checkpoints; None disables rollback."""
         self._settings, self._spikes = config.spike, spikes

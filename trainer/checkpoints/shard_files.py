@@ -16,7 +16,7 @@ from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 import torch.distributed as dist
@@ -59,7 +59,7 @@ PLAIN = {
 def save(
     folder: Path,
     stem: str,
-    state: dict[str, Any],
+    state: dict[str, object],
     shards: Mapping[str, Tensor],
     group: ProcessGroup,
     *,
@@ -90,14 +90,14 @@ def save(
     return [saved, *kinds, *state_files.save_weights(folder, weights)]
 
 
-def cut(state: Any) -> tuple[Any, dict[str, Tensor]]:
+def cut(state: object) -> tuple[object, dict[str, Tensor]]:
     """Return a state with placeholders instead of shards, and the shards by name.
 
     Tied shards have one name. Only containers are copied.
     """
     names: dict[int, str] = {}  # by storage
     shards: dict[str, Tensor] = {}
-    places: dict[int, Any] = {}
+    places: dict[int, object] = {}
     for path, leaf in tree_flatten_with_path(state)[0]:
         if is_shard(leaf):
             own = ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
@@ -109,7 +109,7 @@ def cut(state: Any) -> tuple[Any, dict[str, Tensor]]:
     return deepcopy(state, places), shards
 
 
-def fill(state: Any, folder: Path, make: Make) -> Any:
+def fill(state: object, folder: Path, make: Make) -> Any:
     """Return a state with the placeholders replaced by tensors from a folder.
 
     make: creates an empty tensor; of a shard only this rank's part is read.
@@ -238,14 +238,14 @@ class _Reader(FileSystemReader):
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         is_type = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_type or name in PLAIN.get(module, "").split():
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"{module}.{name} is not allowed in the metadata of shards")
 
 
-def _stands_for(leaf: Any) -> bool:
+def _stands_for(leaf: object) -> bool:
     return isinstance(leaf, dict) and leaf.keys() == {STANDS_FOR}
 
 
@@ -254,7 +254,7 @@ def _with_elements(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]
     return ((name, tensor) for name, tensor in tensors.items() if local(tensor).numel())
 
 
-def _gather(value: Any, group: ProcessGroup) -> list[Any]:
+def _gather(value: object, group: ProcessGroup) -> list[Any]:
     values = [None] * group.size()
     dist.all_gather_object(values, value, group=group)
     return values
@@ -266,7 +266,7 @@ def _send(path: Path, group: ProcessGroup) -> None:
             dist.send(torch.frombuffer(bytearray(chunk), dtype=torch.uint8), dst=0, group=group)
 
 
-def _receive(saved: SavedFile, rank: int, group: ProcessGroup, file: Any) -> None:
+def _receive(saved: SavedFile, rank: int, group: ProcessGroup, file: BinaryIO) -> None:
     left = saved.size_bytes
     while left:
         chunk = torch.empty(min(left, PIECE_BYTES), dtype=torch.uint8)

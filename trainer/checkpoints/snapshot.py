@@ -90,11 +90,11 @@ class Staging:
     def _call_cuda(self, name: str, *arguments: int) -> bool:
         """Call a function of the CUDA runtime; return whether it succeeded."""
         with torch.cuda.device(self._device):  # the current device is per thread
-            runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            runtime: object = torch.cuda.cudart()  # type: ignore[no-untyped-call]
             return int(getattr(runtime, name)(*arguments)) == 0
 
 
-def room(state: Any) -> int:
+def room(state: object) -> int:
     """Return the size of a snapshot of this state, in bytes."""
     return _room_of(_storages([leaf for leaf in tree_leaves(state) if _is_plain(leaf)]))
 
@@ -103,7 +103,7 @@ def _room_of(sources: Iterable[Tensor]) -> int:
     return sum(_align(source.numel()) for source in sources)
 
 
-def _is_plain(leaf: Any) -> bool:
+def _is_plain(leaf: object) -> bool:
     """Return whether a leaf is strided memory; others, e.g. sparse ones, are deep-copied."""
     return (
         type(leaf) is Tensor

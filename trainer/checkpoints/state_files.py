@@ -13,7 +13,7 @@ from trainer.checkpoints.weights import write_weights
 Make: TypeAlias = Callable[..., torch.Tensor]  # called with size and dtype
 
 
-def save(folder: Path, state: dict[str, Any]) -> list[tuple[str, SavedFile]]:
+def save(folder: Path, state: dict[str, object]) -> list[tuple[str, SavedFile]]:
     """Save a state as .pt, and each module's weights as .safetensors.
 
     Returns the files with their kinds; names have the step.  state: in host memory.
@@ -21,7 +21,7 @@ def save(folder: Path, state: dict[str, Any]) -> list[tuple[str, SavedFile]]:
     return [save_state(folder, state), *save_weights(folder, state)]
 
 
-def save_state(folder: Path, state: dict[str, Any]) -> tuple[str, SavedFile]:
+def save_state(folder: Path, state: dict[str, object]) -> tuple[str, SavedFile]:
     """Save a state as .pt."""
     folder.mkdir(parents=True, exist_ok=True)
     return "checkpoint", write_whole(folder / f"{stem(state)}.pt", partial(torch.save, state))
@@ -49,7 +49,7 @@ def save_weights(folder: Path, state: Mapping[str, Any]) -> list[tuple[str, Save
     return saved
 
 
-def weights_alone(state: Mapping[str, Any]) -> dict[str, Any]:
+def weights_alone(state: Mapping[str, Any]) -> dict[str, object]:
     """Return the parts of a state that `save_weights` reads."""
     averages = {name: part for name, part in state["parts"].items() if name == "ema"}
     return {"progress": state["progress"], "modules": state["modules"], "parts": averages}

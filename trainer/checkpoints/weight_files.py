@@ -8,7 +8,6 @@ import pickle
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import safetensors
 import safetensors.torch
@@ -89,13 +88,13 @@ def _read_file(path: Path) -> dict[str, Tensor]:
     raise WeightsError(f"{path} is no file of weights; allowed: {kinds}, or a folder of them")
 
 
-def _load(path: Path) -> Any:
+def _load(path: Path) -> object:
     """Load a file of torch.save, memory-mapped if possible."""
     is_mapped = zipfile.is_zipfile(path)  # false for torch before 1.6
     return torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
 
 
-def _find_weights(path: Path, content: Any) -> dict[str, Tensor]:
+def _find_weights(path: Path, content: object) -> dict[str, Tensor]:
     """Extract the weights from a file that may hold a whole training state."""
     place = content
     while isinstance(place, Mapping):
@@ -105,7 +104,7 @@ def _find_weights(path: Path, content: Any) -> dict[str, Tensor]:
     raise WeightsError(f"{path} holds no weights by their names; allowed: a state_dict")
 
 
-def _tensors(place: Mapping[Any, Any]) -> dict[str, Tensor]:
+def _tensors(place: Mapping[object, object]) -> dict[str, Tensor]:
     """Return the tensors of a state_dict, or of several by module name."""
     if any(name in place for name in PLACES) and not _is_flat(place):
         return {}
@@ -120,5 +119,5 @@ def _tensors(place: Mapping[Any, Any]) -> dict[str, Tensor]:
     }
 
 
-def _is_flat(place: Mapping[Any, Any]) -> bool:
+def _is_flat(place: Mapping[object, object]) -> bool:
     return any(isinstance(value, Tensor) for value in place.values())

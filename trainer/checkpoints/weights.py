@@ -8,7 +8,7 @@ Source: https://huggingface.co/docs/safetensors/index#format
 import json
 import struct
 from collections.abc import Mapping
-from typing import Any
+from typing import BinaryIO
 
 import safetensors.torch
 import torch
@@ -18,12 +18,12 @@ LENGTH = struct.Struct("<Q")
 METADATA = {"format": "pt"}  # required by transformers and other readers
 
 
-def write_weights(weights: Mapping[str, Tensor], file: Any) -> None:
+def write_weights(weights: Mapping[str, Tensor], file: BinaryIO) -> None:
     """Write tensors from host memory, one after another.
 
     Tied tensors are written twice, because the format does not support shared memory.
     """
-    header: dict[str, Any] = {"__metadata__": METADATA}
+    header: dict[str, object] = {"__metadata__": METADATA}
     end = 0
     types = _types(weights)
     for name, type_ in types.items():

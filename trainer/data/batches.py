@@ -84,7 +84,7 @@ class Batches:
         """Whether a step's micro-batches can be drawn again: not those of a stream."""
         return self._again is not None
 
-    def again(self, position: int) -> Iterator[Any]:
+    def again(self, position: int) -> Iterator[object]:
         """Yield the micro-batches of the step that begins at a position, without moving."""
         if self._again is None:
             raise ValueError("batches of a stream cannot be drawn again")
@@ -100,7 +100,7 @@ class Batches:
             self._ahead = _Ahead(next(drawn), drawn, position, state)
         return fingerprint(self._ahead.first)
 
-    def _drawn(self) -> Iterator[Any]:
+    def _drawn(self) -> Iterator[object]:
         for start in self._sampler.starts():
             started = time.perf_counter()
             batch = self._source.take(start)

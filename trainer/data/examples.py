@@ -55,7 +55,7 @@ class Packed:
 
     content: bytes
 
-    def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
+    def __reduce__(self) -> tuple[Callable[[bytes], object], tuple[bytes]]:
         return pickle.loads, (self.content,)
 
 
@@ -89,15 +89,15 @@ class Examples(Dataset[Any]):
         return pack(batch, indices)
 
 
-def failure_of(what: str, dataset: Any, error: BaseException) -> Failure:
+def failure_of(what: str, dataset: object, error: BaseException) -> Failure:
     """Return the Failure of a batch for the exception being handled."""
     of_dataset = f" ({type(dataset).__name__})"
     return Failure(f"{what}{of_dataset}: {said(error)}", traceback.format_exc())
 
 
 def collate_examples(
-    collate: Callable[[list[Any]], Any],
-    examples: list[Any],
+    collate: Callable[[list[object]], object],
+    examples: list[object],
     names: list[int],
     seed: int,
     start: int,
@@ -178,7 +178,7 @@ def _list_names(names: list[int]) -> str:
     return ", ".join(map(str, names[:8])) + (", …" if len(names) > 8 else "")
 
 
-def _differing_shapes(examples: list[Any], names: list[int]) -> str | None:
+def _differing_shapes(examples: list[object], names: list[int]) -> str | None:
     """Return a message about two examples whose tensors have different shapes, if any."""
     leaves = [tree_leaves(example) for example in examples]
     shapes = [[tuple(x.shape) for x in example if hasattr(x, "shape")] for example in leaves]

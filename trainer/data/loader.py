@@ -43,8 +43,8 @@ class Plan(Protocol):
     workers: int
 
     def begin(
-        self, start: int, state: Any, began: Callable[[int], None]
-    ) -> tuple[Dataset[Any], Iterator[Any] | None]:
+        self, start: int, state: object, began: Callable[[int], None]
+    ) -> tuple[Dataset[Any], Iterator[object] | None]:
         """Return a dataset of micro-batches from a position on, and its items' keys, if any.
 
         state: of a stream before this position.  began: called with each example to be read.
@@ -59,7 +59,7 @@ class Source:
     def take(self, start: int) -> Any:
         """Return the micro-batch at a position in the run, on the device."""
 
-    def load_state(self, state: Any) -> None:
+    def load_state(self, state: object) -> None:
         """Continue a stream in this state."""
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class Loader(Source):
         self._comes_next = start + self._stride
         return batch
 
-    def load_state(self, state: Any) -> None:
+    def load_state(self, state: object) -> None:
         """Restart, with a stream in this state."""
         self.close()
         self.state = state
@@ -115,7 +115,7 @@ class _Reader:
     def __init__(
         self,
         batches: Dataset[Any],
-        keys: Iterator[Any] | None,
+        keys: Iterator[object] | None,
         worker_pool: WorkerPool,
         data: Data,
         device: torch.device,
@@ -174,7 +174,7 @@ def _end(over: threading.Event, thread: threading.Thread) -> None:
 
 
 def _prefetch(
-    begin: Callable[[], Iterator[Any]],
+    begin: Callable[[], Iterator[object]],
     worker_pool: WorkerPool,
     device: torch.device,
     pin: bool,
@@ -183,7 +183,7 @@ def _prefetch(
     over: threading.Event,
 ) -> None:
     """Take batches from the workers and start copies, until `over` is set or an exception."""
-    batches: Iterator[Any] | None = None
+    batches: Iterator[object] | None = None
     try:
         if device.type == "cuda":  # the current device is per thread
             torch.cuda.set_device(device)
@@ -215,8 +215,8 @@ def _prefetch(
 
 
 def _begin(
-    batches: Dataset[Any], keys: Iterator[Any] | None, worker_pool: WorkerPool, data: Data
-) -> Iterator[Any]:
+    batches: Dataset[Any], keys: Iterator[object] | None, worker_pool: WorkerPool, data: Data
+) -> Iterator[object]:
     """Fork the workers; return an iterator of their batches."""
     with warnings.catch_warnings():  # about more workers than processors: they may wait for a disk
         warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
@@ -256,7 +256,7 @@ def _detach_workers(batches: Any) -> None:
 NOTHING_YET = object()
 
 
-def _next(batches: Iterator[Any], worker_pool: WorkerPool) -> Any:
+def _next(batches: Iterator[object], worker_pool: WorkerPool) -> Any:
     """Return the next batch, or NOTHING_YET after POLL_SECONDS. Raises a dead worker's error."""
     started = time.monotonic()
     try:
@@ -280,7 +280,7 @@ def _put(item: "Found", ready: "queue.Queue[Found]", over: threading.Event) -> N
             is_put = True
 
 
-def _as_it_is(batch: Any) -> Any:
+def _as_it_is(batch: object) -> object:
     return batch
 
 

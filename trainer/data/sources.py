@@ -20,7 +20,7 @@ from trainer.data.to_device import ToDevice
 def make_sources(
     recipe: Recipe,
     sampler: Sampler,
-    config: RunConfig[Any],
+    config: RunConfig,
     device: torch.device,
     on_wait: Callable[[str], None],
 ) -> tuple[Source, Source | None]:
@@ -45,7 +45,7 @@ def make_sources(
     return source, None if is_stream else ReadHere(plan, stride, device, pin=data.pin)
 
 
-def make_single_source(recipe: Recipe, config: RunConfig[Any], device: torch.device) -> Source:
+def make_single_source(recipe: Recipe, config: RunConfig, device: torch.device) -> Source:
     """Return a source of the batches that a training has on its first device, without workers."""
     data = config.data.model_copy(update={"workers": 0})
     here = config.model_copy(update={"data": data})
@@ -113,6 +113,6 @@ class ReadHere(Source):
         self._comes_next = start + self._stride
         return self._to_device.begin(batch).take()
 
-    def load_state(self, state: Any) -> None:
+    def load_state(self, state: object) -> None:
         """Restart, with a stream in this state."""
         self._read, self.state = None, state

@@ -35,8 +35,8 @@ class StreamPlan:
         self._rank, self._world_size = rank, world_size
 
     def begin(
-        self, start: int, state: Any, began: Callable[[int], None]
-    ) -> tuple["Stream", Iterator[Any] | None]:
+        self, start: int, state: object, began: Callable[[int], None]
+    ) -> tuple["Stream", Iterator[object] | None]:
         """Return the stream of micro-batches from this state on."""
         size = self._training.batch_size
         shares = self._rank, self._world_size, size
@@ -53,7 +53,7 @@ class Stream(IterableDataset[Any]):
         seed: int,
         shares: tuple[int, int, int],
         place: int,
-        state: Any,
+        state: object,
         began: Callable[[int], None],
     ) -> None:
         """shares: rank, ranks and batch size.  place: position of the stream in the run.
@@ -95,7 +95,7 @@ class Stream(IterableDataset[Any]):
             yield pack(batch if isinstance(batch, Failure) else (batch[0], state), names)
             place += ranks * size
 
-    def _examples(self) -> Iterator[Any]:
+    def _examples(self) -> Iterator[object]:
         is_resumed = self._state is not None
         while True:
             count = 0

@@ -25,7 +25,7 @@ class ToDevice:
             moved = tree_map(self._move, batch)
         return OnTheWay(moved, self._stream.record_event())
 
-    def _move(self, leaf: Any) -> Any:
+    def _move(self, leaf: object) -> object:
         if self._pin and isinstance(leaf, Tensor) and not leaf.is_cuda:
             leaf = leaf.pin_memory()
         return leaf.to(self._device, non_blocking=True) if hasattr(leaf, "to") else leaf
@@ -34,7 +34,7 @@ class ToDevice:
 class OnTheWay:
     """A batch with a queued copy."""
 
-    def __init__(self, batch: Any, arrives: "torch.cuda.Event | None") -> None:
+    def __init__(self, batch: object, arrives: "torch.cuda.Event | None") -> None:
         self._batch, self._arrives = batch, arrives
 
     def take(self) -> Any:

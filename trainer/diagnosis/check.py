@@ -119,7 +119,7 @@ def note(reference: str, report: Report) -> None:
         registered_recipes.note_check(reference, _findings(report))
 
 
-def _findings(report: Report) -> list[dict[str, Any]]:
+def _findings(report: Report) -> list[dict[str, object]]:
     return [
         {
             "severity": finding.severity,
@@ -202,7 +202,7 @@ def _make_finding(observation: Observation) -> Finding:
 
 def _train(
     recipe_class: type[Recipe],
-    config: RunConfig[Any],
+    config: RunConfig,
     op_recorder: OpRecorder,
     shadows: CheckedLoop,
 ) -> Steps:
@@ -230,14 +230,14 @@ def _train(
 
 
 def _make_observed(
-    recipe_class: type[Recipe], config: RunConfig[Any], op_recorder: OpRecorder
+    recipe_class: type[Recipe], config: RunConfig, op_recorder: OpRecorder
 ) -> type[Recipe]:
     """Return a subclass of the recipe that records operations in the methods called by the loop."""
 
     class Observed(recipe_class):  # type: ignore[misc, valid-type]
         name = recipe_class.name
 
-        def __init__(self, config: RunConfig[Any], device: torch.device) -> None:
+        def __init__(self, config: RunConfig, device: torch.device) -> None:
             super().__init__(config, device)
             _see_optimizers(self, config, op_recorder)
             self._without_gradient: dict[str, set[str]] = {}
@@ -249,7 +249,7 @@ def _make_observed(
             op_recorder.in_batch = False
             return batch
 
-        def training_step(self, batch: Any) -> Iterator[Loss | tuple[Loss, ...]]:
+        def training_step(self, batch: object) -> Iterator[Loss | tuple[Loss, ...]]:
             losses = iter(super().training_step(batch))
             before: list[tuple[int, int]] | None = _weights_state(self)
             while True:
@@ -310,7 +310,7 @@ def _weights_state(recipe: Recipe) -> list[tuple[int, int]]:
     ]
 
 
-def _see_optimizers(recipe: Recipe, config: RunConfig[Any], op_recorder: OpRecorder) -> None:
+def _see_optimizers(recipe: Recipe, config: RunConfig, op_recorder: OpRecorder) -> None:
     trained = {
         p
         for optimizer in recipe.optimizers.values()
@@ -367,8 +367,8 @@ def _see_momentum(recipe: Recipe, op_recorder: OpRecorder) -> None:
 
 
 def _looks_for_nondeterminism(
-    config: RunConfig[Any], op_recorder: OpRecorder
-) -> AbstractContextManager[Any]:
+    config: RunConfig, op_recorder: OpRecorder
+) -> AbstractContextManager[object]:
     # The compiler does not work under this mode.
     if config.training.deterministic and not config.training.compile:
         return Nondeterminism(op_recorder.see_nondeterminism)

@@ -81,28 +81,28 @@ def _has_kernel(name: str) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", KEY)
 
 
-def _operation(name: str) -> Callable[..., Any]:
+def _operation(name: str) -> Callable[..., object]:
     packet, _, overload = name.partition(".")
     operation: Callable[..., Any] = getattr(getattr(torch.ops.aten, packet), overload or "default")
     return operation
 
 
-def _in_lower_precision(operation: Callable[..., Any]) -> Callable[..., Any]:
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+def _in_lower_precision(operation: Callable[..., object]) -> Callable[..., Any]:
+    def kernel(*args: object, **kwargs: object) -> object:
         return _call(operation, *_cast((args, kwargs), torch.get_autocast_dtype("cpu")))
 
     return kernel
 
 
-def _in_fp32(operation: Callable[..., Any]) -> Callable[..., Any]:
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+def _in_fp32(operation: Callable[..., object]) -> Callable[..., Any]:
+    def kernel(*args: object, **kwargs: object) -> object:
         return _call(operation, *_cast((args, kwargs), torch.float32))
 
     return kernel
 
 
-def _in_fp32_unless_told(operation: Callable[..., Any]) -> Callable[..., Any]:
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+def _in_fp32_unless_told(operation: Callable[..., object]) -> Callable[..., Any]:
+    def kernel(*args: object, **kwargs: object) -> object:
         has_dtype = any(isinstance(arg, torch.dtype) for arg in (*args, *kwargs.values()))
         cast = (args, kwargs) if has_dtype else _cast((args, kwargs), torch.float32)
         return _call(operation, *cast)
@@ -110,8 +110,8 @@ def _in_fp32_unless_told(operation: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
-def _in_the_widest(operation: Callable[..., Any]) -> Callable[..., Any]:
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+def _in_the_widest(operation: Callable[..., object]) -> Callable[..., Any]:
+    def kernel(*args: object, **kwargs: object) -> object:
         is_wide = any(_is_cast(t) and t.dtype == torch.float32 for t in tree_leaves((args, kwargs)))
         cast = _cast((args, kwargs), torch.float32) if is_wide else (args, kwargs)
         return _call(operation, *cast)
@@ -119,8 +119,8 @@ def _in_the_widest(operation: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
-def _make_rounding(operation: Callable[..., Any]) -> Callable[..., Any]:
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+def _make_rounding(operation: Callable[..., object]) -> Callable[..., Any]:
+    def kernel(*args: object, **kwargs: object) -> object:
         dtype = torch.get_autocast_dtype("cpu")
         rounded = _cast(_cast((args, kwargs), dtype), torch.float32)
         return _cast(_call(operation, *rounded), dtype)
@@ -128,15 +128,15 @@ def _make_rounding(operation: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
-def _call(operation: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _call(operation: Callable[..., object], args: Any, kwargs: Any) -> object:
     with torch._C._DisableAutocast():
         return operation(*args, **kwargs)
 
 
-def _cast(tree: Any, dtype: torch.dtype) -> Any:
+def _cast(tree: object, dtype: torch.dtype) -> Any:
     return tree_map(lambda leaf: leaf.to(dtype) if _is_cast(leaf) else leaf, tree)
 
 
-def _is_cast(value: Any) -> bool:
+def _is_cast(value: object) -> bool:
     """Return whether autocast casts a value: a floating-point tensor other than float64."""
     return isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64

@@ -29,7 +29,7 @@ class Fp8Ranges(CopyingObserver):
     def __init__(
         self,
         modules: Mapping[str, nn.Module],
-        config: RunConfig[Any],
+        config: RunConfig,
         on_event: Callable[[Event], None],
     ) -> None:
         super().__init__(on_event)

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -29,7 +28,7 @@ class Headroom(CopyingObserver):
     def __init__(
         self,
         modules: Mapping[str, nn.Module],
-        config: RunConfig[Any],
+        config: RunConfig,
         on_event: Callable[[Event], None],
     ) -> None:
         super().__init__(on_event)

@@ -41,7 +41,7 @@ class Measurement:
     """Parameters of a measurement, and the receiver of its events."""
 
     recipe_class: type[Recipe]
-    config: RunConfig[Any]
+    config: RunConfig
     device: torch.device
     checkpoints: Mapping[str, Path]  # files by name
     weights: Mapping[str, Path]  # initial weights, as of trainer.setup.prepare_run

@@ -60,8 +60,8 @@ class Nondeterminism(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._found = on_found
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self, func: Any, types: object, args: Any = (), kwargs: dict[str, object] | None = None
+    ) -> object:
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
         leaves = tree_leaves([args, kwargs])
@@ -76,7 +76,7 @@ class Nondeterminism(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _is_refused(
-    name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]
+    name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[object]
 ) -> bool:
     if name.startswith("cumsum"):
         return bool(kwargs.get("dtype", args[0].dtype).is_floating_point)

@@ -5,7 +5,7 @@ Only `check` uses it: it is far too slow for training.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -91,11 +91,11 @@ class OpRecorder(TorchFunctionMode):
 
     def __torch_function__(
         self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         """Call the function, then check it.
 
         Calls inside of it, by torch itself, are not observed.
@@ -118,7 +118,7 @@ class OpRecorder(TorchFunctionMode):
     def _autocast_on(self) -> bool:
         return torch.is_autocast_enabled(self.device_type)
 
-    def _see_product(self, result: Any) -> None:
+    def _see_product(self, result: object) -> None:
         if self.in_batch:
             if isinstance(result, Tensor) and result.requires_grad:
                 self.found(
@@ -147,7 +147,7 @@ class OpRecorder(TorchFunctionMode):
                 self.place(),
             )
 
-    def _see_loss_function(self, name: str, args: tuple[Any, ...]) -> None:
+    def _see_loss_function(self, name: str, args: tuple[object, ...]) -> None:
         halves = [a for a in args if isinstance(a, Tensor) and a.dtype in HALF]
         if halves and not self._autocast_on:
             self.found(

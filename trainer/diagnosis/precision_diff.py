@@ -8,7 +8,7 @@ wait in the next step. Nothing changes: weights, buffers, generators and the rec
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,7 @@ class PrecisionDiffs(Observer):
         self,
         context: "StepContext",
         modules: Mapping[str, nn.Module],
-        config: RunConfig[Any],
+        config: RunConfig,
         device: torch.device,
         on_event: Callable[[Event], None],
         suspended: Callable[[], AbstractContextManager[None]],
@@ -86,7 +86,7 @@ class PrecisionDiffs(Observer):
         self._on_event(event)
 
 
-def first_loss(recipe: Recipe, batch: Any, state: Mapping[str, Any]) -> Tensor:
+def first_loss(recipe: Recipe, batch: object, state: Mapping[str, object]) -> Tensor:
     """Return the sum of the losses that a recipe yields first, from its own state."""
     recipe.load_state_dict(deepcopy(dict(state)))
     losses = as_losses(next(iter(recipe.training_step(batch))))

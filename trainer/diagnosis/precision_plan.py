@@ -112,7 +112,7 @@ def plan_recipe(
     batches: int = 2,
     bounds: Bounds,
     on_progress: Callable[[str], None] = lambda _: None,
-) -> tuple[PrecisionPlan, RunConfig[Any]]:
+) -> tuple[PrecisionPlan, RunConfig]:
     """Return the plan of a recipe, and the configuration that it was made with.
 
     values: settings of a run, over those of the first checkpoint.  names: of the checkpoints; by
@@ -151,7 +151,7 @@ def plan_recipe(
     labels = [label for label in weights.labels if with_fresh or label != FRESH]
     numbers = itertools.count(1)
 
-    def situation(number: int, label: str, batch: Any) -> Situation:
+    def situation(number: int, label: str, batch: object) -> Situation:
         def loss() -> Tensor:
             return first_loss(recipe, batch, weights.recipe_state)
 
@@ -236,7 +236,7 @@ class _Weights:
 
 def _config(
     recipe_class: type[Recipe], values: JsonObject, states: Sequence[Mapping[str, Any]]
-) -> RunConfig[Any]:
+) -> RunConfig:
     """Return the configuration: of the first checkpoint, with the values over it, in fp16."""
     merged: JsonObject = deepcopy(dict(states[0]["config"])) if states else {}
     for group, own in values.items():
@@ -246,7 +246,7 @@ def _config(
     return parse_config(recipe_class, merged | {"precision": "fp16", "modules": modules})
 
 
-def _batches(recipe: Recipe, config: RunConfig[Any], count: int, device: torch.device) -> list[Any]:
+def _batches(recipe: Recipe, config: RunConfig, count: int, device: torch.device) -> list[object]:
     """Return the first batches of a training."""
     source = make_single_source(recipe, config, device)
     return [source.take(number * config.training.batch_size) for number in range(count)]
@@ -264,7 +264,7 @@ def download(run: int, folder: Path) -> list[Path]:
     return [client.download(run, folder, step=step, kind="checkpoint") for step in chosen]
 
 
-def _print(name: str, plan: PrecisionPlan, config: RunConfig[Any]) -> None:
+def _print(name: str, plan: PrecisionPlan, config: RunConfig) -> None:
     from halfstep.cli.tables import print_tables, table
 
     sys.stdout.write("\n".join(plan.sentences()) + "\n\n")
@@ -280,7 +280,7 @@ def _print(name: str, plan: PrecisionPlan, config: RunConfig[Any]) -> None:
     sys.stdout.flush()
 
 
-def submit_command(name: str, point: PlanPoint, config: RunConfig[Any]) -> str:
+def submit_command(name: str, point: PlanPoint, config: RunConfig) -> str:
     """Return the command that submits a run of a point.
 
     config: that of the plan. Its settings come first, unless they are the recipe's defaults.
@@ -295,7 +295,7 @@ def submit_command(name: str, point: PlanPoint, config: RunConfig[Any]) -> str:
     return shlex.join(words)
 
 
-def _fields(config: RunConfig[Any]) -> dict[str, Any]:
+def _fields(config: RunConfig) -> dict[str, Any]:
     """Return the settings of all groups by name, as JSON has them."""
     groups = config.model_dump(mode="json", exclude={"precision"})
     return {f"{group}.{field}": value for group in groups for field, value in groups[group].items()}

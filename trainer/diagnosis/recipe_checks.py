@@ -47,8 +47,8 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 
 
 def small_config(
-    recipe_class: type[Recipe], values: JsonObject, precision: Precision, **training: Any
-) -> RunConfig[Any]:
+    recipe_class: type[Recipe], values: JsonObject, precision: Precision, **training: object
+) -> RunConfig:
     """Return a run's configuration with small batches and few steps. Raises ConfigError."""
     given = values.get("training", {})
     default = parse_config(recipe_class, {}).training.batch_size
@@ -92,7 +92,7 @@ def check_loss(recipe_class: type[Recipe], values: JsonObject) -> Iterator[Findi
 
 
 def _losses(
-    recipe_class: type[Recipe], config: RunConfig[Any], count: int, times: int
+    recipe_class: type[Recipe], config: RunConfig, count: int, times: int
 ) -> dict[str, float]:
     """Return the losses of a batch that repeats `count` examples `times` times."""
     seed_everything(0)

@@ -65,7 +65,7 @@ class Replay(Observer):
         self,
         context: "StepContext",
         modules: Mapping[str, nn.Module],
-        config: RunConfig[Any],
+        config: RunConfig,
         device: torch.device,
         on_event: Callable[[Event], None],
         left_out: list[tuple[int, int]],

@@ -8,7 +8,7 @@ Source: NVIDIA, "Train With Mixed Precision", on shapes for tensor cores.
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from torch import nn
 
@@ -26,7 +26,7 @@ Convolution: TypeAlias = (
 )
 
 
-def misfits(modules: Mapping[str, nn.Module], config: RunConfig[Any]) -> Event | None:
+def misfits(modules: Mapping[str, nn.Module], config: RunConfig) -> Event | None:
     """Return an event with the layers whose sizes are not multiples of 8, if it matters.
 
     It does in half precision if they have a tenth of the weights. Grouped convolutions are ignored,

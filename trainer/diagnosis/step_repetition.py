@@ -32,7 +32,7 @@ class StoredStep:
 
     number: int
     position: int  # of the sampler, before the step
-    random: dict[str, Any] | None  # None: unknown
+    random: dict[str, object] | None  # None: unknown
     buffers: list[Tensor]
     state: dict[str, Any] | None  # the recipe's own; None: unknown
     scale: Tensor | float = 1.0

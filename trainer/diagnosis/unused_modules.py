@@ -5,7 +5,6 @@ only in the first step, and never in a compiled network, which they would recomp
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
@@ -25,7 +24,7 @@ class UnusedModules(Observer):
     def __init__(
         self,
         modules: Mapping[str, nn.Module],
-        config: RunConfig[Any],
+        config: RunConfig,
         on_event: Callable[[Event], None],
     ) -> None:
         self._on_event = on_event

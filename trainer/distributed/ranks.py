@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 import torch.distributed as dist
@@ -73,7 +73,7 @@ class Ranks:
         self,
         modules: Mapping[str, nn.Module],
         optimizers: Mapping[str, Optimizer],
-        config: RunConfig[Any],
+        config: RunConfig,
         device: torch.device,
     ) -> dict[str, nn.Module]:
         """Return the modules for training, with gradients averaged over the ranks."""
@@ -106,7 +106,7 @@ class Ranks:
         """
         return False
 
-    def another_group(self) -> Any:
+    def another_group(self) -> object:
         """Return a gloo process group for a thread of each rank; all ranks call it."""
         return None
 
@@ -128,7 +128,7 @@ class ProcessGroup(Ranks):
         self,
         modules: Mapping[str, nn.Module],
         optimizers: Mapping[str, Optimizer],
-        config: RunConfig[Any],
+        config: RunConfig,
         device: torch.device,
     ) -> dict[str, nn.Module]:
         """Return the modules in DistributedDataParallel, or sharded in place."""
@@ -219,7 +219,7 @@ class ProcessGroup(Ranks):
         [size_bytes, *_] = self.gather(path.stat().st_size if self.rank == 0 else 0)
         pieces = self._read_by_first(path, size_bytes)
 
-        def take(file: Any) -> None:
+        def take(file: BinaryIO) -> None:
             for piece in pieces:
                 file.write(piece)
 

@@ -61,7 +61,7 @@ class Calls:
 def shard(
     modules: Mapping[str, nn.Module],
     optimizers: Mapping[str, Optimizer],
-    config: RunConfig[Any],
+    config: RunConfig,
     device: torch.device,
 ) -> Calls:
     """Shard rank 0's initial weights and the optimizers' state in place.
@@ -118,7 +118,7 @@ def shard(
     return calls
 
 
-def _policy(config: RunConfig[Any], *, is_network: bool) -> Any:
+def _policy(config: RunConfig, *, is_network: bool) -> Any:
     """Return torch's policy for casts of a module's weights, inputs and outputs.
 
     A network's own outputs are fp32, because the loss is computed from them.
@@ -192,7 +192,7 @@ def maker(modules: Mapping[str, nn.Module]) -> Callable[..., Tensor]:
     return lambda size, dtype: empty(size, dtype=dtype, device_mesh=mesh, placements=placements)
 
 
-def host_mesh(group: dist.ProcessGroup) -> Any:
+def host_mesh(group: dist.ProcessGroup) -> object:
     """Return a device mesh of the ranks for shards in host memory.  group: a gloo group."""
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -224,7 +224,7 @@ def part(tensor: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(tensor, mesh, placements, src_data_rank=None)
 
 
-def parts_of_module(state: Mapping[str, Any], module: nn.Module) -> Mapping[str, Any]:
+def parts_of_module(state: Mapping[str, object], module: nn.Module) -> Mapping[str, Any]:
     """Return a module's whole state, sharded like the module."""
     own = module.state_dict()
     placed: Any = copy(state)  # includes the version metadata of torch
@@ -234,7 +234,7 @@ def parts_of_module(state: Mapping[str, Any], module: nn.Module) -> Mapping[str,
     return placed  # type: ignore[no-any-return]
 
 
-def parts_of_optimizer(state: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+def parts_of_optimizer(state: Mapping[str, Any], optimizer: Optimizer) -> dict[str, object]:
     """Return an optimizer's whole state, sharded like its parameters."""
     parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
     numbers = chain.from_iterable(group["params"] for group in state["param_groups"])
@@ -385,7 +385,7 @@ def _shard_optimizer(optimizer: Optimizer, shards: Mapping[nn.Parameter, nn.Para
             optimizer.state[weight] = _moments(optimizer.state.pop(whole_weight), weight)
 
 
-def _moments(state: Mapping[str, Any], weight: Tensor) -> dict[str, Any]:
+def _moments(state: Mapping[str, object], weight: Tensor) -> dict[str, object]:
     return {
         name: part(value, weight)
         if isinstance(value, Tensor) and value.shape == weight.shape

@@ -21,7 +21,7 @@ from trainer.precision.module_precision import wrap_forward
 Place: TypeAlias = tuple[nn.Module, str]  # of a buffer
 
 
-def set_checkpoints(modules: Mapping[str, nn.Module], config: RunConfig[Any]) -> None:
+def set_checkpoints(modules: Mapping[str, nn.Module], config: RunConfig) -> None:
     """Enable activation checkpointing for the modules in the configuration.
 
     modules: the recipe's, not wrapped or compiled yet.  Raises ConfigError for unknown names.
@@ -34,7 +34,7 @@ def keep_no_activations(module: nn.Module) -> None:
     """Make a module recompute its activations in the backward pass."""
     places = [(owner, name) for owner in module.modules() for name in owner._buffers]
 
-    def forward_checkpointed(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def forward_checkpointed(inner: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         if not torch.is_grad_enabled():
             return inner(*args, **kwargs)
         call = partial(inner, **kwargs)

@@ -10,7 +10,6 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +30,7 @@ EMULATE = "HALFSTEP_EMULATE_FP8"
 NAMES_SHOWN = 6
 
 
-def set_fp8(modules: Mapping[str, nn.Module], config: RunConfig[Any], device: torch.device) -> None:
+def set_fp8(modules: Mapping[str, nn.Module], config: RunConfig, device: torch.device) -> None:
     """Convert linear layers to fp8, except those in modules.fp32 and modules.bf16.
 
     Layers and weights stay the same objects. Layers of unsuitable sizes stay in bf16 and are listed
@@ -108,7 +107,7 @@ def ranges(layer: Float8Linear, kind: str, tensor: Tensor) -> Tensor:
 
 
 def _convertible(
-    modules: Mapping[str, nn.Module], config: RunConfig[Any]
+    modules: Mapping[str, nn.Module], config: RunConfig
 ) -> Iterator[tuple[str, nn.Linear]]:
     """Yield the linear layers without other settings, each once, by name."""
     settings = config.modules

@@ -24,7 +24,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 def set_precisions(
-    modules: Mapping[str, nn.Module], config: RunConfig[Any], device: torch.device
+    modules: Mapping[str, nn.Module], config: RunConfig, device: torch.device
 ) -> None:
     """Make modules run in the precision that the configuration specifies.
 
@@ -45,10 +45,10 @@ def set_precisions(
 def run_in(dtype: torch.dtype, module: nn.Module, device_type: str) -> None:
     """Make a module run in this dtype, float32 or bfloat16, wherever autocast is on."""
 
-    def cast(value: Any) -> Any:
+    def cast(value: object) -> Any:
         return value.to(dtype) if isinstance(value, Tensor) and value.dtype in HALF else value
 
-    def forward_in(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def forward_in(inner: Callable[..., object], *args: object, **kwargs: object) -> object:
         if not torch.is_autocast_enabled(device_type):
             return inner(*args, **kwargs)
         # Without the cache: it stores one cast per weight, and a tied weight may also be cast to
@@ -62,25 +62,25 @@ def run_in(dtype: torch.dtype, module: nn.Module, device_type: str) -> None:
     wrap_forward(module, forward_in)
 
 
-def wrap_forward(module: nn.Module, around: Callable[..., Any]) -> None:
+def wrap_forward(module: nn.Module, around: Callable[..., object]) -> None:
     """Wrap a module's forward: `around` gets the original forward and its arguments.
 
     Names, hooks and type are unchanged, and a copy of the module calls its own forward.
     """
     before: Any = vars(module).get("forward")
-    inner: Callable[..., Any]
+    inner: Callable[..., object]
     if isinstance(before, MethodType):
         inner = before.__func__
     elif before is not None:  # a plain function, which takes no module
 
-        def inner(_self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def inner(_self: nn.Module, *args: object, **kwargs: object) -> object:
             return before(*args, **kwargs)
 
     else:
         inner = type(module).forward
 
     @wraps(inner)
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: nn.Module, *args: object, **kwargs: object) -> object:
         return around(partial(inner, self), *args, **kwargs)
 
     module.forward = MethodType(forward, module)

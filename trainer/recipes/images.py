@@ -156,7 +156,7 @@ class Images(Recipe):
             )
         }
 
-    def collate(self, examples: list[Any]) -> tuple[Tensor, Tensor, Tensor]:
+    def collate(self, examples: list[object]) -> tuple[Tensor, Tensor, Tensor]:
         """Return images (B, 3, S, S) in uint8, labels (B,), and mixup's share for all of them."""
         images, labels = default_collate(examples)
         return images, labels, draw_share(self.settings.mixup)

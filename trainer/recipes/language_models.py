@@ -1,7 +1,7 @@
 """Loads language models from a folder, with clear errors for invalid ones."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -71,7 +71,7 @@ def load_model(folder: Path) -> Any:
     return model
 
 
-def with_lora(model: Any, *, rank: int, alpha: float, dropout: float, modules: str) -> Any:
+def with_lora(model: Any, *, rank: int, alpha: float, dropout: float, modules: str) -> object:
     """Return a model with frozen weights and trainable LoRA matrices.
 
     modules: "all-linear", or suffixes of names, comma-separated.  Raises ConfigError if none match.
@@ -116,7 +116,7 @@ def one_sequence_a_row() -> Iterator[None]:
         masking_utils.find_packed_sequence_indices = looks
 
 
-def _not_packed(position_ids: Any) -> None:
+def _not_packed(position_ids: object) -> None:
     """Return None: the row is not packed."""
 
 
@@ -137,6 +137,6 @@ def _no_tokenizer(folder: Path, why: str) -> str:
     )
 
 
-def _some(names: Any) -> str:
+def _some(names: Iterable[object]) -> str:
     listed = sorted(str(name[0]) if isinstance(name, tuple) else str(name) for name in names)
     return ", ".join(listed[:LISTED]) + (", …" if len(listed) > LISTED else "")

@@ -10,13 +10,14 @@ from db.files.object_store import get_file
 from db.settings import Settings
 from db.tables import CheckpointFile
 from halfstep.data_paths import SYSTEM
+from halfstep.telemetry.plain_json import JsonObject
 from worker.attempts.attempt import Attempt, CannotStart
 from worker.attempts.renew_lease import wait_for
 
 
-def get_weights_group(config: dict[str, Any]) -> dict[str, Any]:
+def get_weights_group(config: JsonObject) -> dict[str, Any]:
     """Return a configuration's "weights" group; {} in one of an earlier version."""
-    group: dict[str, Any] = config.get("weights", {})
+    group: dict[str, object] = config.get("weights", {})
     return group
 
 

@@ -19,7 +19,7 @@ import time
 import traceback
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import setproctitle  # noqa: F401 - by which the fork server names processes
 
@@ -143,7 +143,7 @@ class Supervisor:
         except StopRequested as error:
             return Outcome(Status.QUEUED, str(error))
 
-    def preempt(self, *_signal: Any) -> None:
+    def preempt(self, *_signal: object) -> None:
         """Request that the training save a checkpoint and the run be requeued."""
         self.preempted.set()
 

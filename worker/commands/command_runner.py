@@ -15,7 +15,6 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 from msgspec.structs import replace
@@ -49,7 +48,7 @@ class CommandRunner:
         signal.signal(signal.SIGTERM, self.ask)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    def ask(self, *_signal: Any) -> None:
+    def ask(self, *_signal: object) -> None:
         """Send SIGTERM to the command, once."""
         if self._command and not self._is_asked:
             self._command.send_signal(signal.SIGTERM)

@@ -1,6 +1,6 @@
 """`halfstep preset COMMAND`: saved configurations of runs."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -59,7 +59,7 @@ def save(
     It replaces the project's preset of the same name.
     """
     config = configuration(fields, precision)
-    options: dict[str, Any] = {} if project is None else {"project": project}
+    options: dict[str, object] = {} if project is None else {"project": project}
     options |= {"preemptible": True} if preemptible else {}
     with connect() as client:
         preset = client.save_preset(

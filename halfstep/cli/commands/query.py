@@ -41,11 +41,11 @@ def app(
         print_list(rows, columns, lambda row: [*map(_cell, row.values())], as_json=as_json)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any) -> object:
     return value.isoformat() if isinstance(value, datetime) else json_safe(value)
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     if value is None:
         return ""
     return number(value) if isinstance(value, float) else str(value)

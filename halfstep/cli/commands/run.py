@@ -37,6 +37,7 @@ from halfstep.cli.options import (
     configuration,
 )
 from halfstep.cli.output import print_json, print_notes, print_result, warn
+from halfstep.telemetry.plain_json import JsonObject
 
 if TYPE_CHECKING:
     from halfstep.api_client.response_types import RunDetail
@@ -111,7 +112,7 @@ def submit(
         run_control.report_queued(client, queued, wait=wait, as_json=as_json)
 
 
-def _with_uploaded_weights(client: "Client", config: dict[str, Any], path: Path) -> dict[str, Any]:
+def _with_uploaded_weights(client: "Client", config: JsonObject, path: Path) -> dict[str, Any]:
     from halfstep.api_client.progress import Progress
     from halfstep.session.nesting import merge
 

@@ -3,7 +3,7 @@
 import csv
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -262,7 +262,7 @@ def parity(
         warn(f"not paired: {', '.join(map(str, result['unpaired']))}")
 
 
-def _print_comparison(compared: "list[ComparedRun]", rows: list[dict[str, Any]]) -> None:
+def _print_comparison(compared: "list[ComparedRun]", rows: list[dict[str, object]]) -> None:
     """Print a table with a column per run; on a narrow terminal several tables."""
     from halfstep.cli.tables import parts, print_tables, table
 
@@ -289,7 +289,7 @@ def _print_comparison(compared: "list[ComparedRun]", rows: list[dict[str, Any]])
     )
 
 
-def _cell(row: dict[str, Any], name: str) -> str:
+def _cell(row: dict[str, object], name: str) -> str:
     if name not in row:
         return number_formats.UNKNOWN
     value = row[name]
