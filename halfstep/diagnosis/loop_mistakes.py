@@ -73,13 +73,14 @@ def names_of(names: Sequence[str]) -> str:
 def _find_refused(signs: LoopSigns) -> Iterator[Finding]:
     if event := signs.one(events.NoStep):
         yield Finding(
-            "No optimizer steps",
+            "No optimizer of torch.optim steps" if event.is_by_hand else "No optimizer steps",
             f"{event.passes:,} backward passes were made and no optimizer of torch.optim "
             "stepped. Steps of a loop that changes its weights by hand cannot be recorded; log its "
             "loss with watch.log.",
             cause="no_optimizer_step",
             evidence=event,
-            fix=fixes.NO_OPTIMIZER,
+            fix="" if event.is_by_hand else fixes.NO_OPTIMIZER,
+            is_harmless=event.is_by_hand,
         )
     if refused := signs.one(events.Fp16Gradients):
         yield Finding(

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -67,6 +68,7 @@ class Collector:
         self.skips = SkipEvidence(self.armed, self.inputs, self._buffers, self.host_copies)
         self._bounded = BoundedNorms(on_event)
         self._first = FirstNonfinite(on_event)
+        self._first_norms: list[Tensor] = []  # of parameters, at the first pass
         self._zero_steps = 0  # the last steps with gradients of 0
         self._tallies = {
             kind: Tally(kind, on_event)
@@ -94,6 +96,12 @@ class Collector:
                 if not parameter.requires_grad:
                     yield name, parameter
 
+    def _measure_weights(self) -> list[Tensor]:
+        """Return the norms of parameters, without a wait; none of those in shards."""
+        parameters = [each for module in self.inputs.modules for each in module.parameters()]
+        whole = [each.detach() for each in parameters if not hasattr(each, "to_local")]
+        return [norm.nan_to_num() for norm in torch._foreach_norm(whole)] if whole else []
+
     def is_due(self, count: int, losses: list[Value] | None) -> bool:
         """Return whether to examine a backward pass. count: passes so far."""
         if count <= PRECISION_PASSES[-1] or self.inputs.found is not None:
@@ -113,8 +121,12 @@ class Collector:
             self._read_precision(step, roots)
         if count == 1:
             self._buffers.begin()
+            self._first_norms = self._measure_weights()
         if count == PASSES_WITHOUT_STEP and not has_stepped:
-            self._on_event(NoStep(step=step, passes=count))
+            if all(map(is_finite, losses or ())):  # else the loop may leave such steps out
+                norms = self._measure_weights()
+                is_by_hand = not all(map(torch.equal, norms, self._first_norms))
+                self._on_event(NoStep(step=step, passes=count, is_by_hand=is_by_hand))
             self._say(
                 f"{count} backward passes without an optimizer step: steps are recorded when a "
                 "torch.optim optimizer steps, or by watch.log"

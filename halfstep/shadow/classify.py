@@ -208,8 +208,14 @@ def of_scale(defect: Defect, scale: float) -> Defect:
 
 
 def is_bad_number(operation: Operation) -> bool:
-    """Return whether a number without effect on the training is wrong; an infinity may be meant."""
-    facts = operation.result
+    """Return whether a number without effect on the training is wrong; an infinity may be meant.
+
+    A constant of the loop that is infinite in half precision is one, such as -1e9 in a mask.
+    """
+    facts, inputs = operation.result, operation.inputs
+    is_cast = operation.name == "_to_copy" and bool(inputs)
+    if is_cast and all(writer.name == OUTSIDE for each in inputs for writer in each.writers):
+        return False
     return facts is not None and bool(facts.nan or facts.lost)
 
 

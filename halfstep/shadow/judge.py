@@ -28,7 +28,7 @@ from halfstep.shadow.repair import Repair
 from halfstep.shadow.reproduction import Reproduction
 from halfstep.shadow.scale import is_unknown
 from halfstep.shadow.search import LineSearch
-from halfstep.shadow.walk import first_defect, first_emptied, first_scaled
+from halfstep.shadow.walk import earliest, first_defect, first_emptied, first_scaled, writers
 
 #: A finite loss is wrong if it is this far from its shadow, relative to it: the first number if
 #: half precision has lost values in the step, else the second.
@@ -312,6 +312,10 @@ class Judge:
         flushed = sums.emptied[-1] if sums.emptied else sums.flushed
         origin = None if flushed is None else first_emptied(flushed.writers[-1])
         if kind == "gradients_underflow" and origin is not None:
+            overflowed = writers(origin, lambda other: bool(other.lost))
+            if (found := earliest(map(first_defect, overflowed), before=origin)) is not None:
+                self.found(classify(found, "gradient", step, is_lost=True))  # 0 by a division by it
+                return
             is_at_any_scale = is_scaled and origin.power == 0
             defect = replace(
                 defect, site=site_of(origin), helps=("fp32",) if is_at_any_scale else ()

@@ -834,6 +834,7 @@ class NoStep(StepEvent, frozen=True, kw_only=True, tag="no_step"):
     """Backward passes without a step of any optimizer."""
 
     passes: Count
+    is_by_hand: bool = False  # the loop changes its weights itself
 
 
 class NoInfChecks(StepEvent, frozen=True, kw_only=True, tag="no_inf_checks"):

@@ -74,6 +74,50 @@ def test_an_overflow_has_its_value_and_the_loss_in_fp32() -> None:
     assert "fp32" in row.advice
 
 
+@pytest.mark.parametrize("name", ["tensor", "as_tensor"])
+def test_a_number_that_half_precision_cannot_hold_is_named(name: str) -> None:
+    """A tensor of a number overflows, or becomes 0, in the line that makes it."""
+    before = getattr(torch, name)
+
+    def make(number: object) -> Tensor:
+        return getattr(torch, name)(number, dtype=HALF)  # type: ignore[no-any-return]
+
+    row = first(check(lambda w: (make(1e10) * w.half()).mean().float().log()))
+    assert (row.kind, row.value, row.operator) == ("overflow", 1e10, "_to_copy")
+    row = first(check(lambda w: w.float().mean() / make([1e-9]).float()))
+    assert (row.kind, row.loss_fp32) == ("rounding", pytest.approx(1e9, rel=0.5))
+    assert getattr(torch, name) is before
+
+
+def test_gradients_that_an_overflow_makes_0_have_its_line() -> None:
+    """A gradient divided by an infinite count is 0, and the count is the cause."""
+
+    class Share(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.length = x.numel()
+            return x.mean()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+            ones = torch.ones(ctx.length, dtype=gradient.dtype)
+            return gradient / ones.sum() * ones
+
+    row = first(check(lambda w: Share.apply(w.half().repeat(25_000)).float() ** 2))
+    assert (row.kind, row.value, row.source) == ("overflow", 100_000.0, "ones.sum()")
+
+
+def test_a_constant_of_a_mask_is_no_number_that_overflows() -> None:
+    """-1e9 as a tensor of its own becomes -inf in fp16, as a mask may be."""
+    fill = torch.tensor(-1e9)
+
+    def loss_of(w: Tensor) -> Tensor:
+        scores = torch.where(torch.ones(4) > 0, w.half(), fill.to(HALF))
+        return scores.softmax(0).float().square().sum()
+
+    assert not [row for row in check(loss_of) if row.is_fault]
+
+
 def test_bf16_is_not_advised_where_the_constant_is_that_of_the_dtype() -> None:
     """bf16 is no remedy for finfo(dtype).min added to itself, which is -inf in bf16 too."""
 

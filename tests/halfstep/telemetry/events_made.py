@@ -143,7 +143,7 @@ HONEST: dict[str, dict[str, Any]] = {
         "steps": 100,
     },
     "gradients_dropped": {"step": 31, "count": 8, "scale": 1024.0},
-    "no_step": {"step": 1, "passes": 20},
+    "no_step": {"step": 1, "passes": 20, "is_by_hand": False},
     "outside_optimizers": {"step": 100, "count": 1, "parameters": ["head.weight"]},
     "call_order": {"step": 1, "method": "step", "error": "step() has already been called"},
     "no_inf_checks": {"step": 1, "method": "step", "optimizers": ["SGD"], "error": "No inf checks"},

@@ -476,7 +476,8 @@ def test_a_loop_without_an_optimizer_gets_a_message(
                     p.grad = None
     _watching, line = capsys.readouterr().err.splitlines()
     assert "20 backward passes without an optimizer step" in line
-    assert [each["passes"] for each in Written(tmp_path / "it").of("no_step")] == [20]
+    [event] = Written(tmp_path / "it").of("no_step")
+    assert (event["passes"], event["is_by_hand"]) == (20, True)
 
 
 def test_a_replaced_parameter_is_measured_by_its_name(tmp_path: Path) -> None:
