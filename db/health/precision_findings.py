@@ -68,10 +68,13 @@ def nonfinite_buffers(
         seen = f"After the skip at step {step}: {names}. The scaler skipped the update of"
         seen += " the weights, but running statistics had already changed, and"
         start = "Start from a checkpoint before that step"
+    remedy = f", with {words.restore}the module before them in fp32, {words.in_fp32}."
+    if event.at_end and words.find_operator:  # which may be undefined in fp32, too
+        remedy = f".{words.find_operator}"
     yield Finding(
         "Buffers are not finite",
         f"{seen} no later batch removes an inf or NaN from them: evaluation of the network fails. "
-        f"{start}, with {words.restore}the module before them in fp32, {words.in_fp32}.",
+        f"{start}{remedy}",
         before=None if event.at_end else event.step,
         remedies=("restore_buffers",),
         cause="nonfinite_buffers",

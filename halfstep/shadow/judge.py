@@ -314,8 +314,10 @@ class Judge:
         if kind == "gradients_underflow" and origin is not None:
             overflowed = writers(origin, lambda other: bool(other.lost))
             if (found := earliest(map(first_defect, overflowed), before=origin)) is not None:
-                self.found(classify(found, "gradient", step, is_lost=True))  # 0 by a division by it
-                return
+                divisor = classify(found, "gradient", step, is_lost=True)
+                if divisor.kind == "overflow":
+                    self.found(divisor)
+                    return
             is_at_any_scale = is_scaled and origin.power == 0
             defect = replace(
                 defect, site=site_of(origin), helps=("fp32",) if is_at_any_scale else ()

@@ -81,9 +81,11 @@ def test_the_cause_is_the_node_that_failed_by_itself(database: Database, runs: l
         stopped = NodeOutcome("node 2 (w2): its end", "Traceback", None)
         assert node_groups.cause(session, second.id, 1) == stopped
 
-        node_groups.record_outcome(session, first.id, 1, 2, NodeOutcome("ended", None, None))
+        change(session, first, 1, ended_at=now())
+        change(session, first, 2, ended_at=None, lease_expires_at=now() - 1.0)
+        node_groups.record_outcome(session, first.id, 1, 1, NodeOutcome("ended", None, None))
+        lost = NodeOutcome("node 2 (w2) was lost", None, "infrastructure")
         assert node_groups.cause(session, first.id, 1) == lost
-        change(session, first, 2, ending=None)
         own = NodeOutcome("ValueError", "Traceback", "code")
         node_groups.record_outcome(session, first.id, 1, 2, own)
         failed = NodeOutcome("node 2 (w2): ValueError", "Traceback", "code")
