@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -68,7 +67,7 @@ class Collector:
         self.skips = SkipEvidence(self.armed, self.inputs, self._buffers, self.host_copies)
         self._bounded = BoundedNorms(on_event)
         self._first = FirstNonfinite(on_event)
-        self._first_norms: list[Tensor] = []  # of parameters, at the first pass
+        self._first_changes = 0  # of parameters, at the first pass
         self._zero_steps = 0  # the last steps with gradients of 0
         self._tallies = {
             kind: Tally(kind, on_event)
@@ -96,11 +95,10 @@ class Collector:
                 if not parameter.requires_grad:
                     yield name, parameter
 
-    def _measure_weights(self) -> list[Tensor]:
-        """Return the norms of parameters, without a wait; none of those in shards."""
+    def _count_changes(self) -> int:
+        """Count the changes of the modules' parameters, except those by `.data`."""
         parameters = [each for module in self.inputs.modules for each in module.parameters()]
-        whole = [each.detach() for each in parameters if not hasattr(each, "to_local")]
-        return [norm.nan_to_num() for norm in torch._foreach_norm(whole)] if whole else []
+        return sum(each._version for each in parameters if not each.is_inference())
 
     def is_due(self, count: int, losses: list[Value] | None) -> bool:
         """Return whether to examine a backward pass. count: passes so far."""
@@ -121,11 +119,10 @@ class Collector:
             self._read_precision(step, roots)
         if count == 1:
             self._buffers.begin()
-            self._first_norms = self._measure_weights()
+            self._first_changes = self._count_changes()
         if count == PASSES_WITHOUT_STEP and not has_stepped:
             if all(map(is_finite, losses or ())):  # else the loop may leave such steps out
-                norms = self._measure_weights()
-                is_by_hand = not all(map(torch.equal, norms, self._first_norms))
+                is_by_hand = self._count_changes() > self._first_changes
                 self._on_event(NoStep(step=step, passes=count, is_by_hand=is_by_hand))
             self._say(
                 f"{count} backward passes without an optimizer step: steps are recorded when a "

@@ -22,7 +22,6 @@ from halfstep.shadow.lines import ModuleNames
 from halfstep.shadow.losses import new_loss
 from halfstep.shadow.memory import SHADOW_DTYPES, ByStorage, Entry, ShadowMemory
 from halfstep.shadow.mode import ShadowMode
-from halfstep.shadow.numbers import NumberTensors
 from halfstep.shadow.operations import Operation
 from halfstep.shadow.operators import is_readable, tensors_in
 from halfstep.shadow.reproduction import Reproduction
@@ -48,7 +47,6 @@ class Sanitizer:
         """on_defects: gets what each step has shown, if anything."""
         self.names = ModuleNames()
         self.mode = ShadowMode(budget_bytes, self.names.current, self.names.variable)
-        self._numbers = NumberTensors(lambda: not (self.mode.is_paused or self.is_other_thread))
         self.mode.on_write, self.mode.on_decision = self._record_write, self._record_decision
         self.mode.on_stale_cast = self._record_stale_cast
         self._judge, self._on_defects = Judge(self.mode), on_defects
@@ -84,7 +82,6 @@ class Sanitizer:
         self.step, self.is_armed = step, True
         self.mode.thread = threading.get_ident()
         self.names.install()
-        self._numbers.install()
         self.mode.is_paused = False
         if not self._is_entered:
             self.mode.__enter__()  # type: ignore[no-untyped-call]
@@ -94,7 +91,6 @@ class Sanitizer:
         """Take the mode off the stack, unless a mode of the loop is above it."""
         self.is_armed, self.mode.is_paused = False, True
         self.names.remove()
-        self._numbers.remove()
         self.mode.reset()
         self._forget_contents()
         self._start()
